@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,16 @@ def test_follow_replaces_st_maps_that_do_not_belong_to_stored_frames(capsys: pyt
     report = json.loads(capsys.readouterr().out)
     assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 2, 2)
     assert read_raw("st.1001.exr").pixels.shape[-2:] == (48, 64)
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_ends_with_the_command_that_shows_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr"]
+    assert main(["follow", "plate.%04d.png", *words, *QUICK[:-1]]) == 0
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == "next: fullfield view ref.%04d.exr"
+    assert main(shlex.split(last_line.removeprefix("next: fullfield "))) == 0
+    assert Path("ref.html").is_file()
 
 
 @pytest.mark.usefixtures("plates")
@@ -205,6 +216,17 @@ def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pyte
     Path("points.csv").write_text("a,b\n1,2\n")
     assert follow(*words, "--tracks", "tracks.csv") == 2
     assert "expected the columns x and y" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plates")
+def test_points_are_checked_without_reading_the_reference(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fullfield.io.image.FrameReader.read", lambda *_: pytest.fail("a plate was read"))
+    Path("points.csv").write_text("x,y\n200,3\n")
+    words = ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "points.csv", "--tracks", "tracks.csv"]
+    assert follow(*words) == 2
+    assert "expected positions in 64x48 pixels" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("plates")

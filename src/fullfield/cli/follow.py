@@ -7,9 +7,7 @@ Follow each pixel of a reference frame through a shot. Each file has the motion 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +24,7 @@ from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_f
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
     from fullfield.sequences.outputs import Output, Plan
+    from fullfield.sequences.plates import Plates
 
 USAGE = "fullfield follow PLATES --reference N -o OUT [options]"
 
@@ -158,7 +157,7 @@ def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
         try:
             read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
             if points:
-                height, width = plates.read(job.reference).frame.shape[-2:]
+                height, width = _read_size(job, plates)
                 check_points(points, height, width, plates.path(job.reference))
         finally:
             plates.close()
@@ -170,6 +169,20 @@ def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
                 raise InputError(f"{option} {pattern}: names the plates; choose another name")
             if option == "--st-map" and os.path.realpath(job.output.path(job.numbers[0])) in names:
                 raise InputError(f"--st-map {pattern}: is also written by --output; choose another file")
+
+
+def _read_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
+    """Return height and width of the reference; of a plate in its own file no pixel is read."""
+    from fullfield.io import frame_window
+    from fullfield.io.windows import select
+
+    if job.frame_files.video is not None:
+        height, width = plates.read(job.reference).frame.shape[-2:]
+        return height, width
+    channels = {name: job.reading[name] for name in ("part", "layer") if job.reading.get(name) is not None}
+    window = frame_window(plates.path(job.reference), **channels)
+    _, _, width, height = select(job.reading.get("window") or "display", window.data, window.display)
+    return height, width
 
 
 def _check_files(args: argparse.Namespace) -> dict[int, Output]:
@@ -224,13 +237,7 @@ def _run_tasks(
     """Yield the outcome of each task, until one cannot write any more."""
     from fullfield import sequences
 
-    count, finished, lock = sum(len(plan.missing) for _, plan in tasks), itertools.count(1), threading.Lock()
-
-    def report_frame(number: int) -> None:
-        with lock:
-            position = next(finished)
-            progress(position / count, f"frame {number}, {position} of {count}")
-
+    report_frame = progress.count_frames(sum(len(plan.missing) for _, plan in tasks))
     if len(devices) > 1:
         requested = [(job, plan.missing) for job, plan in tasks]
         from fullfield.sequences.follow_pool import follow_on_devices
@@ -287,4 +294,7 @@ def _report(
     text = f"{report.printable(args.output)}: {written} frames written, {existing} kept"
     if st_maps:
         text += f", {st_maps} ST maps written from them"
-    report.print_report(args, content, f"{text}, {choice.title} on {', '.join(devices)}, {seconds:.1f} s", memory=True)
+    text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
+    if outcome.is_good:
+        text += report.next_step(args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference))))
+    report.print_report(args, content, text, memory=True)

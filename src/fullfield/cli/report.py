@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import platform
+import shlex
 import sys
 import time
 import unicodedata
@@ -109,6 +110,11 @@ def print_report(args: argparse.Namespace, report: Mapping[str, object], text: s
         print_json({**report, **taken, "versions": versions()})
     else:
         print(text)
+
+
+def next_step(args: argparse.Namespace, *words: str) -> str:
+    """Return a last line that names the command to run next; empty with ``--quiet``."""
+    return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(printable(word)) for word in words)
 
 
 def _plain(value: object) -> object:

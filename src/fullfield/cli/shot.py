@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -348,6 +347,6 @@ def _report(
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
     summary += f", {choice.title}{', refined' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
     text = f"{report.printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
-    if not args.quiet and outcome.is_good:
-        text += f"\nnext: fullfield view {shlex.quote(report.printable(args.output))}"
+    if outcome.is_good:
+        text += report.next_step(args, "fullfield", "view", args.output)
     report.print_report(args, content, text, memory=True)

@@ -267,17 +267,19 @@ class WarpJob(PictureJob):
             return self._warp(number, flow.to(device), device, reader)
 
         for number in numbers:
-            current = {(direction, number), ("picture", self._picture_key(number))}
+            used = {(direction, number), ("picture", self._picture_key(number))}
+            is_end = False
             try:
                 reader.get((direction, number))
             except ShotEndsError:
-                outcome.shot_ends.append(number)
-                reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
-                continue
+                is_end = True
             except (InputError, OSError):
                 pass  # raised again by compute
-            yield number, partial(compute, number)
-            reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
+            if is_end:
+                outcome.shot_ends.append(number)
+            else:
+                yield number, partial(compute, number)
+            reader.release(lambda key, used=used: key not in used)  # type: ignore[misc]
 
     def _iterate_chain(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
