@@ -55,6 +55,18 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# Tests that compare results of the CPU, whatever ``auto`` would choose.
+_ON_THE_CPU = ("evaluation", "training", "cli/test_cli_evaluate", "cli/test_cli_pairs", "cli/test_cli_train")
+
+
+@pytest.fixture(autouse=True)
+def _auto_is_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the device ``auto`` be the CPU in those files, also on a machine with a GPU."""
+    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    if place.startswith(_ON_THE_CPU) and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
 # The longest first: at the end no process waits for another's.
 _LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache", "tests/sequences/test_farm")
 

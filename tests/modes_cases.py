@@ -441,7 +441,7 @@ def _() -> Any:
         small = DescriptorTraining(
             DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=150
         )
-        made = train_descriptor(folder, small)
+        made = train_descriptor(folder, small, device="cpu")
         return list(made.descriptor.model.state_dict().values())
 
 

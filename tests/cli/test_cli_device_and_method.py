@@ -13,6 +13,7 @@ from fullfield.cli.evaluate import _device
 from fullfield.io import read_flow, write_image
 from fullfield.ops import devices
 from fullfield.testing import textured_scene
+from fullfield.training.flow import ranks
 
 OWN = """
 import torch
@@ -69,3 +70,14 @@ def test_processes_of_an_evaluation_take_their_own_gpu(monkeypatch: pytest.Monke
     assert _device("auto", "cuda:0") == _device("cuda", "cuda") == "cuda:1"
     assert _device("cuda:0", "cuda:0") == "cuda:0"
     assert _device("auto", "cpu") == "cpu"
+
+
+def test_processes_of_a_training_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield._check.device", torch.device)
+    monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
+    assert ranks.own_device("auto") == ranks.own_device("cuda") == torch.device("cuda:0")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert ranks.own_device("auto") == ranks.own_device("cuda") == torch.device("cuda:3")
+    assert ranks.own_device("cuda:1") == torch.device("cuda:1")
+    monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cpu"))
+    assert ranks.own_device("auto") == torch.device("cpu")

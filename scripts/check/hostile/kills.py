@@ -38,7 +38,14 @@ if __name__ == "__main__":
     tiny = DescriptorTraining(
         DescriptorConfig(channels=8, layers=1), steps=int(sys.argv[2]), pairs=1, block=2, reuse=2, anchors=64, cells=300
     )
-    train_descriptor(sys.argv[1], tiny, workers=2, every=2, progress=lambda done, text: print(text, flush=True))
+    train_descriptor(
+        sys.argv[1],
+        tiny,
+        device="cpu",
+        workers=2,
+        every=2,
+        progress=lambda done, text: print(text, flush=True),
+    )
 """
 _EVALUATE = """
 import json, sys

@@ -218,10 +218,10 @@ def choose_method(args: argparse.Namespace) -> MethodChoice:
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else find_origin(method.network, config.weights)
-    return MethodChoice(args.method, args.preset, config, args.backend, _resolved_device(args.device), origin)
+    return MethodChoice(args.method, args.preset, config, args.backend, resolve_auto(args.device), origin)
 
 
-def _resolved_device(name: str) -> str:
+def resolve_auto(name: str) -> str:
     """Return the name of a device, with ``auto`` decided for this machine."""
     if name != "auto":
         return name

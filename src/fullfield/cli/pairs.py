@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures, bodies or meshes")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
+    parser.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     report.add_report_options(parser, progress=True)
 
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
+        args.device = methods.resolve_auto(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
         written = write_pairs(args.output, pairs, args.count, **how)
@@ -74,6 +75,6 @@ def run(args: argparse.Namespace) -> int:
     }
     existing = f", {written.kept} existed" if written.kept else ""
     count = f"{written.made} pair{'' if written.made == 1 else 's'}"
-    text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s{existing}"
+    text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s on {args.device}{existing}"
     report.print_report(args, properties, text, memory=True)
     return 0

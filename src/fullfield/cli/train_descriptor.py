@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate")
     loop.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
     loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
-    loop.add_argument("--device", default="cpu", metavar="NAME", help="device of the network")
+    loop.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     loop.add_argument("--workers", type=argtypes.threads, default=1, help="processes that cut pairs")
     loop.add_argument("--threads", type=argtypes.threads, help="CPU threads of this process [all]")
     report.add_report_options(parser, progress=True)
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             seconds=None if args.minutes is None else 60 * args.minutes,
             **{name: getattr(args, name) for name in fields},
         )
+        args.device = methods.resolve_auto(args.device)
         options = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
         trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
     watch.lap("train")
@@ -95,8 +96,10 @@ def run(args: argparse.Namespace) -> int:
         "seconds": watch.seconds(),
     }
     summary = (
-        f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
+        f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
-    report.print_report(args, properties, f"{report.printable(weights)}: {summary}", memory=True)
+    text = f"{report.printable(weights)}: {summary}"
+    text += report.next_step(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
+    report.print_report(args, properties, text, memory=True)
     return 0

@@ -121,7 +121,7 @@ def _add_run_options(group: Any) -> None:
     )
     group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
-    group.add_argument("--device", default="cpu", metavar="NAME", help="device [%(default)s]")
+    group.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     group.add_argument(
         "--workers",
         type=argtypes.integer,
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     words = report.option_names(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with naming(**words):
-        device = own_device(_check.device(args.device))
+        device = own_device(args.device)
         precision = default_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
         fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
             )
         watch.lap("train")
         if team.first:
-            _report(args, training.as_dict(), trained, validation, watch)
+            _report(args, device, training.as_dict(), trained, validation, watch)
     return 0
 
 
@@ -340,7 +340,12 @@ def _digest(path: str) -> str | None:
 
 
 def _report(
-    args: argparse.Namespace, training: dict[str, Any], trained: Any, validation: FlowValidation | None, watch: Any
+    args: argparse.Namespace,
+    device: torch.device,
+    training: dict[str, Any],
+    trained: Any,
+    validation: FlowValidation | None,
+    watch: Any,
 ) -> None:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
@@ -351,13 +356,17 @@ def _report(
         "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
-        "device": args.device,
+        "device": str(device),
         "seconds": watch.seconds(),
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
     summary = (
-        f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
+        f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
-    report.print_report(args, properties, f"{weights}: {summary}", memory=True)
+    text = f"{report.printable(weights)}: {summary}"
+    if trained.completed >= 1:
+        method = ("--method", args.network, "--weights", weights)
+        text += report.next_step(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
+    report.print_report(args, properties, text, memory=True)

@@ -35,6 +35,7 @@ from fullfield.evaluation.run import (
 from fullfield.evaluation.sharing import ProcessRank, wait_for_all
 from fullfield.io import write_flow
 from fullfield.ops._splatting import move_forward
+from fullfield.ops.devices import AUTO, resolve_device
 
 ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 
@@ -44,18 +45,23 @@ class EvaluationSettings:
     """Settings of a run over a data set.
 
     Attributes:
-        device: device of the estimator and the scores.
+        device: device of the estimator and the scores; ``auto`` is the first GPU with kernels, else the CPU.
         warm_start: whether each pair of a sequence starts from the previous flow, moved along itself.
         alone: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
         process: rank of this process and their number; each takes its part of the pairs.
         progress: receives the fraction done and the pair's name.
     """
 
-    device: str = "cpu"
+    device: str = AUTO
     warm_start: bool = False
     alone: bool = False
     process: ProcessRank = field(default_factory=ProcessRank)
     progress: Progress | None = None
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device that computes; InputError if this machine has no such device."""
+        return resolve_device(self.device)
 
 
 def describe_run(dataset: FlowDataset, estimator: Estimator, settings: EvaluationSettings) -> dict[str, Any]:
@@ -64,7 +70,7 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
     Runs of two backends do not mix: an estimator whose backend can be requested has ``requested_backend``. An estimator
     that can be prepared must be: only then does a network know the checksum of its weights.
     """
-    device = _check.device(settings.device)
+    device = settings.torch_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         **describe_dataset(dataset),
@@ -125,7 +131,7 @@ def predict(
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    device = _check.device(settings.device)
+    device = settings.torch_device
     mine = settings.process.select_sequences(dataset) if settings.warm_start else settings.process.select_pairs(dataset)
     missing = [index for index in mine if run.read_info(dataset.records[index].name) is None]
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
@@ -238,13 +244,13 @@ def evaluate(
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
     with record_shortage(estimator, dataset, folder, settings):
-        prepare_estimator(estimator, _check.device(settings.device))
+        prepare_estimator(estimator, settings.torch_device)
     run = Run(folder, describe_run(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
     start_s = time.perf_counter()
     work = predict(estimator, dataset, run, settings, averaging=averaging if has_truth else None)
     wait_for_all(settings.process)
-    scorer = Scorer(dataset, run, averaging, _check.device(settings.device))
+    scorer = Scorer(dataset, run, averaging, settings.torch_device)
     if has_truth:
         scorer.score_stored(settings.process.select_pairs(dataset))
     wall = time.perf_counter() - start_s
@@ -271,7 +277,7 @@ def score(
     run.check_dataset(dataset)
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
-    scorer = Scorer(dataset, run, averaging, _check.device(settings.device))
+    scorer = Scorer(dataset, run, averaging, settings.torch_device)
     scorer.score_stored(settings.process.select_pairs(dataset))
     wait_for_all(settings.process)
     result = {**_totals(scorer), **_runtime(dataset, run)}

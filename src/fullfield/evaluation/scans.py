@@ -15,7 +15,6 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._read_ahead import ReadAhead
 from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
 from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, runtime
@@ -39,6 +39,7 @@ from fullfield.metrics import (
     rmse_by_information,
 )
 from fullfield.metrics.registration import rmse_by_moment, second_moment
+from fullfield.ops.devices import AUTO
 
 if TYPE_CHECKING:
     from fullfield.registration import Registration
@@ -208,7 +209,7 @@ def evaluate_scans(
     """Register what is missing in ``folder``, score it, and store and return the result.
 
     A stopped run resumes. With several processes (``settings.process``) each returns the scores of all.
-    ``settings.device`` must be ``"cpu"``.
+    ``settings.device`` must be ``"auto"`` or ``"cpu"``.
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
@@ -216,7 +217,8 @@ def evaluate_scans(
         the scores.
     """
     settings = settings or EvaluationSettings()
-    _check.require(settings.device == "cpu", "device", "cpu, where point clouds are registered", repr(settings.device))
+    is_cpu = settings.device in (AUTO, "cpu")
+    _check.require(is_cpu, "device", "cpu, where point clouds are registered", repr(settings.device))
     config = {
         **describe_dataset(dataset),
         "method": method.method,
@@ -327,13 +329,16 @@ def _key(dataset: ScanDataset, index: int) -> str:
 
 
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
-    """Yield the pairs in order, and read the next one meanwhile."""
-    with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
-        following = [reader.submit(dataset.__getitem__, index) for index in indices[:1]]
-        for index in (*indices[1:], None):
-            present = following
-            following = [] if index is None else [reader.submit(dataset.__getitem__, index)]
-            yield from (pair.result() for pair in present)
+    """Yield the pairs in order, and read the next ones meanwhile."""
+    with ReadAhead(dataset.__getitem__, _count_bytes, threads=1, min_items=1) as reader:
+        reader.extend(indices)
+        for index in indices:
+            yield reader.take(index)
+
+
+def _count_bytes(sample: ScanSample) -> int:
+    """Return the memory of the points of both clouds."""
+    return sum(cloud.points.nbytes for cloud in (sample.source, sample.target))
 
 
 @dataclass(frozen=True)

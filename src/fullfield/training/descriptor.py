@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.io.pointcloud import rigid
+from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import fetch_descriptor
@@ -123,7 +124,7 @@ def train_descriptor(
     clouds: Sequence[Any] = (),
     scans: Sequence[tuple[Any, Any, Any]] = (),
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = AUTO,
     workers: int = 1,
     every: int = 500,
     progress: Progress | None = None,
@@ -139,7 +140,7 @@ def train_descriptor(
         clouds: files, arrays or tensors [N, 3], clouds; of any unit each, at least 1000 finite points.
         scans: pairs of clouds of one place, with the transform from the first into the second: a 4×4 or its file. One
             part is cut from each.
-        device: of the network. Pairs are cut on the CPU.
+        device: of the network; ``"auto"`` is the first GPU with kernels, else the CPU. Pairs are cut on the CPU.
         workers: that cut pairs: a thread, or so many processes.
         every: steps between checkpoints.
         progress: called with the done share and a line.
@@ -148,7 +149,7 @@ def train_descriptor(
         InputError: for what cannot be used, a folder of another run, or a loss that is not finite.
     """
     training = training or DescriptorTraining()
-    target_device = _check.device(device)
+    target_device = resolve_device(device)
     _check.number(workers, "workers", integer=True, low=1, high=1024)
     _check.number(every, "every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
@@ -166,8 +167,6 @@ def train_descriptor(
     descriptor.encoded()  # a network that is too large is refused before it is trained
     settings = training.as_dict()
     del settings["start"]  # the file's checksum counts, not its path
-    if training.descriptor.scales == 1:
-        del settings["descriptor"]["scales"]  # absent from the recipes of earlier versions
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
         recipe["start"] = _load_start(

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.ops.devices import AUTO, resolve_device
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -71,9 +72,15 @@ class Ranks:
             distributed.barrier()
 
 
-def own_device(device: torch.device) -> torch.device:
-    """Return the device of this process; ``"cuda"`` under ``torchrun`` becomes the GPU of its local rank."""
-    if device.type != "cuda" or device.index is not None:
+def own_device(name: str) -> torch.device:
+    """Return the device of this process; under ``torchrun``, ``auto`` and ``cuda`` are the GPU of its local rank.
+
+    Elsewhere ``auto`` is the first GPU with kernels, else the CPU.
+    """
+    is_auto = name == AUTO
+    device = resolve_device(name) if is_auto else _check.device(name)
+    is_chosen = device.index is not None and not (is_auto and "LOCAL_RANK" in os.environ)
+    if device.type != "cuda" or is_chosen:
         return device
     local = os.environ.get("LOCAL_RANK", "0")
     if not local.isdecimal():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.datasets import FlowDataset
+from fullfield._read_ahead import ReadAhead
+from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.metrics import FlowMetrics
 from fullfield.training.flow.batch import PairSource
 
@@ -61,12 +61,13 @@ class FlowValidation:
         scored = _scored(data)
         number = min(self._pairs, len(scored))
         selected = [scored[index * len(scored) // number] for index in range(number)]
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="fullfield-validate") as pool:
-            for first in range(0, number, _READERS):  # no more in memory than that
-                for sample in pool.map(data.__getitem__, selected[first : first + _READERS]):
-                    if sample.flow is None or sample.valid is None:
-                        raise InputError(f"{sample.name}: has no true flow to validate with")
-                    yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
+        with ReadAhead(data.__getitem__, _count_bytes, threads=_READERS, max_items=_READERS) as reader:
+            reader.extend(selected)
+            for index in selected:
+                sample = reader.take(index)
+                if sample.flow is None or sample.valid is None:
+                    raise InputError(f"{sample.name}: has no true flow to validate with")
+                yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
     def _generated(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         batches = self._pairs // _TOGETHER
@@ -79,3 +80,8 @@ class FlowValidation:
 
 def _scored(data: FlowDataset) -> list[int]:
     return [index for index, record in enumerate(data.records) if record.flow is not None]
+
+
+def _count_bytes(sample: FlowSample) -> int:
+    """Return the memory of the frames and the flow of a pair."""
+    return sum(tensor.nbytes for tensor in (sample.frame1, sample.frame2, sample.flow) if tensor is not None)
