@@ -220,7 +220,7 @@ def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (7 + index, 0))
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
     monkeypatch.setattr(
-        _launching, "_explain_refusal", _launching._explain_refusal.__wrapped__
+        _launching, "_explain_gpu_refusal", _launching._explain_gpu_refusal.__wrapped__
     )  # keeps no answer of such a machine
     monkeypatch.setattr("fullfield._kernels.nvrtc.explain_refusal", lambda: None)
     out = cli("doctor").out

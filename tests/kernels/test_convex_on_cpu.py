@@ -77,6 +77,6 @@ def test_gradients_of_gradients_go_step_by_step() -> None:
 
 def test_convex_kernels_refuse_unsupported_requests() -> None:
     field, mask, _ = draw(1, 8, 2, 3, torch.float32)
-    assert "1 to 7 channels" in str(cuda.explain_no_convex_gradients(field, mask, 8))
+    assert "1 to 7 channels" in str(cuda.explain_convex_gradients_refusal(field, mask, 8))
     assert type(convex_upsample(field.requires_grad_(), mask, 8).grad_fn).__name__ != "_ConvexBackward"
-    assert "a factor of 8" in str(cuda.explain_no_convex_gradients(field[:, :2], mask, 4))
+    assert "a factor of 8" in str(cuda.explain_convex_gradients_refusal(field[:, :2], mask, 4))

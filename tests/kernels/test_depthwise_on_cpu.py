@@ -24,7 +24,7 @@ def test_depthwise_kernel_equals_the_convolution(
     x = torch.randn(2, 64, *size, generator=draw).to(dtype).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 1, 7, 7, generator=draw).to(dtype)
     out = torch.full((2, *size, 64), float("nan"), dtype=dtype)
-    cuda.depthwise(x.permute(0, 2, 3, 1), weight.float().flatten(1).t().contiguous(), out)
+    cuda.convolve_depthwise(x.permute(0, 2, 3, 1), weight.float().flatten(1).t().contiguous(), out)
     exact = functional.conv2d(x.double(), weight.double(), padding=3, groups=64)
     error = (out.permute(0, 3, 1, 2).double() - exact).abs().max()
     assert float(error) <= ALLOWED[dtype] * float(exact.abs().max())

@@ -75,7 +75,7 @@ def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool
     forward = shapes.forward_config(request, gpu_from_device(arch))
     found = shapes.lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
-    assert shapes.lookup_shared(found, out, channels_last) <= SHARED[arch]
+    assert shapes.lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
     return shapes.lookup_source(found, out, channels_last)
 
 
@@ -83,11 +83,11 @@ def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
     found = shapes.gradient_config(shapes.forward_config(request, gpu_from_device(arch)))
-    side, form = shapes.patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
+    side, form = shapes.choose_patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
     assert side >= 2 * request.radius + 2
     assert found.channels % form[0] == 0
-    assert shapes.collect_shared(side) <= shared
-    assert shapes.multiply_shared(found, *form) <= shared
+    assert shapes.collect_shared_bytes(side) <= shared
+    assert shapes.multiply_shared_bytes(found, *form) <= shared
     return shapes.collect_source(found, grad, side), shapes.multiply_source(found, side, *form)
 
 
@@ -186,7 +186,7 @@ def of_training(arch: str) -> Limits:
 def of_matching(arch: str) -> Limits:
     del arch
     for dtype in (torch.float16, torch.float32):  # all threads that a multiprocessor holds, or half of them
-        yield matching.source(dtype), "positions gradient", 64, 0
+        yield matching.matching_source(dtype), "positions gradient", 64, 0
 
 
 def of_spatial_correlation(arch: str) -> Limits:

@@ -72,7 +72,9 @@ def test_every_kernels_structure_is_looked_at() -> None:
         taken |= {re.findall(r"\(const (?:__grid_constant__ )?(\w+) ", kernel)[0] for kernel in kernels}
     assert len(known) > 30
     assert taken - known == {"RadiusBatch", "TripletBatch"}, "those of batches.cuh"
-    batch = _launching.batch(Structures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"])
+    batch = _launching.batch_structure(
+        Structures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"]
+    )
     assert ctypes.sizeof(batch) == 16 * 136 + 4 * 17 + 4
 
 

@@ -73,7 +73,7 @@ class Null(Prepared):
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> None:  # noqa: ARG002
         return None
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:  # noqa: ARG002
+    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:  # noqa: ARG002
         return self.sums
 
 

@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **reasons: str | None) -> Backends:
 
 def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     three = made(monkeypatch, cuda="no GPU", cpu=None, reference=None)
-    assert three.reasons(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
+    assert three.list_reasons(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
     assert (three.choose(None, 1, 2), three.choose("reference", 1, 2)) == ("cpu", "reference")
     with pytest.raises(InputError, match=r"^backend: expected one of cuda, cpu, reference, got 'gpu'$"):
         three.choose("gpu", 1, 2)

@@ -44,7 +44,7 @@ class Recorder(Libraries):
 
 @pytest.fixture
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launching, "device_at", lambda _: GPU)
+    monkeypatch.setattr(_launching, "get_device", lambda _: GPU)
     monkeypatch.setattr(_launching, "current_device", lambda: -1)
     monkeypatch.setattr(_launching, "raw_stream", lambda _: 7)
 
@@ -52,15 +52,15 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_explain_refusal_names_devices_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _launching.explain_refusal(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
-        _launching._explain_refusal.cache_clear()
+        _launching._explain_gpu_refusal.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert _launching.explain_refusal(device) == "no NVIDIA GPU or driver was found"
-        _launching._explain_refusal.cache_clear()
+        _launching._explain_gpu_refusal.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
         assert _launching.explain_refusal(device) == "needs compute capability 7.5, got 7.0"
-    _launching._explain_refusal.cache_clear()
+    _launching._explain_gpu_refusal.cache_clear()
 
 
 def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +68,9 @@ def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
-    _launching._rocm_name.cache_clear()
+    _launching._get_rocm_name.cache_clear()
     reason = _launching.explain_refusal(device)
-    _launching._rocm_name.cache_clear()
+    _launching._get_rocm_name.cache_clear()
     assert reason == "runs on NVIDIA GPUs, the tensors are on AMD Instinct MI300X (ROCm)"
     window = spatial_correlation.Request(spatial_correlation.Window((3, 3)), (4, 5), torch.float32, device)
     with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def test_traced_code_asks_without_a_warning() -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if _launching.explain_refusal(torch.device("cuda", 0)) is None else x + 2
 
-    _launching._explain_refusal.cache_clear()
+    _launching._explain_gpu_refusal.cache_clear()
     found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
     assert float(found) == 2 - torch.cuda.is_available()
 
@@ -106,8 +106,8 @@ def test_traced_code_asks_without_a_warning() -> None:
 def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries = Recorder()
-    kernels = _launching.kernels(libraries, Source("text"), -1)
-    assert _launching.kernels(libraries, Source("text"), -1) is kernels
+    kernels = _launching.load_kernels(libraries, Source("text"), -1)
+    assert _launching.load_kernels(libraries, Source("text"), -1) is kernels
     for blocks in (1, 2, 0):
         kernels.launch("double", blocks, 256, PARAMS())
     assert [one[3] for one in libraries.launched] == [(1, 1), (2, 1)]
@@ -122,7 +122,7 @@ def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current:
     switched: list[int] = []
     monkeypatch.setattr(_launching, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", lambda index: switched.append(index) or torch.no_grad())
-    kernels = _launching.kernels(Recorder(), Source("text"), -1)
+    kernels = _launching.load_kernels(Recorder(), Source("text"), -1)
     switched.clear()  # they were loaded on it
     kernels.launch("double", 1, 256, PARAMS())
     assert switched == ([] if current == -1 else [-1])
@@ -132,7 +132,7 @@ def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current:
 def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries, source = Recorder(), Source("text")
-    kernels = _launching.kernels(libraries, source, -1)
+    kernels = _launching.load_kernels(libraries, source, -1)
     for blocks, rows in ((5, 3), (5, 0), (0, 3)):
         kernels.launch("double", blocks, 256, PARAMS(), rows=rows)
     assert [one[3] for one in libraries.launched] == [(5, 3)]
@@ -143,7 +143,7 @@ def test_prepared_launch_copies_parameters() -> None:
     libraries, params, beside = Recorder(), PARAMS(), ctypes.c_int(3)
     at = ctypes.addressof(beside)
     launch = _launching.Launch(
-        _launching.kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
+        _launching.load_kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
     )
     launch(5)
     (made,) = libraries.launched
@@ -156,9 +156,9 @@ def test_prepared_launch_copies_parameters() -> None:
 
 def test_parameters(tmp_path: Path) -> None:
     tensor = torch.zeros(3)
-    params = PARAMS(_launching.address(tensor), 5)
+    params = PARAMS(_launching.get_address(tensor), 5)
     assert (params.data, params.count) == (tensor.data_ptr(), 5)
-    assert PARAMS(_launching.address(None), 0).data is None
+    assert PARAMS(_launching.get_address(None), 0).data is None
     for name in "ab":
         (tmp_path / name).write_text(name)
     assert _launching.read_source(tmp_path / "a", tmp_path / "b") == "ab"

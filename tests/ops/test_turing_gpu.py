@@ -39,11 +39,11 @@ def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(_launching, name, lambda _: device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(_launching, "_KERNELS", {})
-    _launching._explain_refusal.cache_clear()
+    _launching._explain_gpu_refusal.cache_clear()
     torch.manual_seed(0)
     yield
     assert _launching._KERNELS, "no kernel was compiled for compute_75"
-    _launching._explain_refusal.cache_clear()
+    _launching._explain_gpu_refusal.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
-from fullfield.ops._positions import positions
-from fullfield.ops.correlation.in_pytorch import cells, locate_windows
+from fullfield.ops._positions import pixel_positions
+from fullfield.ops.correlation.in_pytorch import locate_cells, locate_windows
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")
@@ -45,7 +45,7 @@ def recorded_positions(
 ) -> Tensor:  # [U, 2, H, W] float32 positions, as a lookup takes them
     """Return lookup positions from recorded flow."""
     _check.tensor(offsets, "offsets", ("U", 2, "H", "W"))
-    return offsets.float() + positions(offsets.shape[-2:], offsets.device)
+    return offsets.float() + pixel_positions(offsets.shape[-2:], offsets.device)
 
 
 def read_shares(
@@ -210,7 +210,7 @@ def sampling_matrix(
         mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
         for update in some:
             window = locate_windows(update.T, 0, size, radius)
-            x, y, inside = cells(window, size, radius)
+            x, y, inside = locate_cells(window, size, radius)
             row = torch.arange(len(x))[:, None, None].expand_as(x)
             mask[row[inside], (y * size[1] + x)[inside]] = True
         columns = torch.zeros(some.shape[2], pixels).index_add_(1, bins, mask[:, order].float())

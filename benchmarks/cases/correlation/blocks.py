@@ -52,7 +52,7 @@ class Blocks(PreparedInPyTorch):
         """Cut a pair's feature maps, all levels, into patches."""
         return cls(request, tuple(to_patches(f.detach(), BLOCK) for f in (fmap1, *maps)))
 
-    def chunk(self) -> int:
+    def pixels_per_chunk(self) -> int:
         """Return the pixels of one image."""
         return self.request.size1[0] * self.request.size1[1]
 
@@ -61,8 +61,8 @@ class Blocks(PreparedInPyTorch):
     ) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return the image, marked pairs of patches [m, 2], stored block and cell in it [n, K, K] of every position."""
         r = self.request
-        image = pixels.start // max(1, self.chunk())
-        source = torch.arange(self.chunk(), device=x.device)
+        image = pixels.start // max(1, self.pixels_per_chunk())
+        source = torch.arange(self.pixels_per_chunk(), device=x.device)
         patch1, cell1 = place_in_patches(source // r.size1[1], source % r.size1[1], r.size1, BLOCK)
         patch2, cell2 = place_in_patches(y, x, r.sizes2[level], BLOCK)
         counts = [rows * columns for rows, columns in (grid(r.size1, BLOCK), grid(r.sizes2[level], BLOCK))]
@@ -86,7 +86,7 @@ class Blocks(PreparedInPyTorch):
         step = max(1, CHUNK_BYTES // (BLOCK**2 * (BLOCK**2 + 2 * r.channels) * r.accumulate_dtype.itemsize))
         return list(torch.split(pairs, step))
 
-    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Return the dot products [n, K, K] from the products of all marked pairs of patches."""
         image, pairs, block, cell = self._pairs(level, pixels, x, y, inside)
         if len(pairs) == 0:

@@ -12,7 +12,7 @@ from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
 from benchmarks.harness import Unsupported
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, structures
+from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.correlation import correlation_pyramid
 
 NAME = "Briedis et al., reimplemented"
@@ -21,7 +21,7 @@ _CHUNK, _THREADS = 32, 64
 _SHARED = 4 * 64 * 65
 """Bytes of a block's products."""
 _SOURCE = Path(__file__).with_suffix(".cu")
-_Params = structures(_SOURCE)["VotingParams"]
+_Params = parse_structures(_SOURCE)["VotingParams"]
 
 
 def source(dtype: torch.dtype) -> Source:
@@ -60,7 +60,7 @@ def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
     seconds = [in_blocks(level) for level in levels]
     height, width = fmap1.shape[2:]
     taps = (2 * problem.radius + 1) ** 2
-    kernels = _launching.kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
 
     def lookup(coords: Tensor) -> Tensor:
         coords = coords.contiguous()

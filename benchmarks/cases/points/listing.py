@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, structures
+from fullfield.ops._launching import CODES, parse_structures
 
 ORDERS = ("k", "i", "j")
 """By what triplets are sorted: the kernel's cell, the centre or the point."""
 LIBRARIES = Libraries("the listing's kernels")
 _LENGTH, _WARPS = 128, 8
 _SOURCE = Path(__file__).with_suffix(".cu")
-_Params = structures(_SOURCE)["ListingParams"]
+_Params = parse_structures(_SOURCE)["ListingParams"]
 
 Columns = tuple[Tensor, Tensor, Tensor]
 Run = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor]
@@ -42,7 +42,7 @@ def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tu
     p.blocks_in, p.blocks_out = -(-p.inputs // 32), -(-p.outputs // 32)
     warps = -(-p.count // _LENGTH) * p.blocks_in * p.blocks_out
     # every warp of the last block has work: a share beyond the end has no triplets
-    kernels = _launching.kernels(LIBRARIES, source(features.dtype), features.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, source(features.dtype), features.get_device())
     kernels.launch(name, -(-warps // _WARPS), 32 * _WARPS, p)
     return out.to(features.dtype)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import HALVES, Device, Kernels, Launch, address, read_source, structures
+from fullfield.ops._launching import HALVES, Device, Kernels, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
@@ -40,7 +40,7 @@ SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", OU
 VARIANTS = {"shared_fusion": "inputs unstaged", "global_pipeline": "panels"}
 """Schedules that differ from the paper's, and how tables call what differs."""
 ACROSS = 32  # words of a tile of shared_fusion
-_Params = structures(Path(__file__).with_name("iterate_rows.cuh"))["IterateParams"]
+_Params = parse_structures(Path(__file__).with_name("iterate_rows.cuh"))["IterateParams"]
 
 
 def shown(name: str) -> str:
@@ -171,7 +171,7 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, devic
         for one in passes_of(schedule, level, depth, shape, device)
     ]
     if sources:
-        _launching.several(passes.LIBRARIES, sources, device.index)
+        _launching.load_several_kernels(passes.LIBRARIES, sources, device.index)
 
 
 # ---- running
@@ -187,14 +187,14 @@ class Romera:
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
         device = _launching.gpu_from_device(level.device)
         result = passes_of(self._schedule, level, depth, self._shape, device)
-        kernels = _launching.several(passes.LIBRARIES, [one.source for one in result], device.index)
+        kernels = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in result], device.index)
         return list(zip(result, kernels, strict=True))
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""
         for depth in set(plan(iterations, self._depth)):
             for one, kernels in self._launches(level, depth):
-                kernels.kernel(one.name, one.shared)
+                kernels.get_kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
 
@@ -211,7 +211,7 @@ class Romera:
                 params: Any = _Params()
                 pipeline.fill(params, level, config, to, zero_dual=zero_dual)
                 params.rows, params.columns, params.strips = one.rows, one.columns, one.strips
-                params.scratch = address(self._scratch)
+                params.scratch = get_address(self._scratch)
                 Launch(kernels, one.name, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = to, False
 

@@ -23,7 +23,7 @@ import torch
 from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
 from fullfield._kernels.cache_folder import folder_named
 from fullfield._kernels.nvrtc import KernelError
-from fullfield.ops._launching import Device, device_at
+from fullfield.ops._launching import Device, get_device
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import pipeline
 from fullfield.ops.tvl1.cuda.pipeline import SHAPES, Shape
@@ -105,7 +105,7 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
     Takes some seconds, mostly for compiling. Ten iterations on a frame of 2048×2048. Returns the median milliseconds of
     every candidate that can run, by ``schedule precision``.
     """
-    device = device_at(index)
+    device = get_device(index)
     times: dict[str, dict[str, float]] = {}
     best: dict[str, Shape] = {}
     with torch.cuda.device(index):
@@ -128,7 +128,7 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
 
 def kept_at(index: int = 0) -> Path | None:
     """Return the file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
-    return _place(device_at(index))
+    return _place(get_device(index))
 
 
 def _time(schedule: str, level: Level, shape: Shape) -> float:

@@ -24,7 +24,7 @@ from fullfield.integrations.forms import (
 )
 from fullfield.integrations.handle import Change, Recogniser
 from fullfield.nn import local_correlation_with_flow
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 
 TESTED = "0.4.2"
 
@@ -155,7 +155,7 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
 
 
 def _grid(like: Tensor) -> Tensor:
-    return positions(like.shape[-2:], like.device)
+    return pixel_positions(like.shape[-2:], like.device)
 
 
 def neuflow(name: str, block: Any, backend: str | None) -> Change:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
@@ -104,7 +104,7 @@ def still_moves(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice,
 
 def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """Return the (x, y) of every cell, [B, 2, H, W] float32; cell 0 is at 0.0."""
-    return positions((height, width), device).expand(batch, -1, -1, -1)
+    return pixel_positions((height, width), device).expand(batch, -1, -1, -1)
 
 
 def grid_of(field: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
     check_window,
+    choose_output_dtype,
     is_channels_last,
-    output_dtype,
 )
 
 
@@ -62,7 +62,7 @@ class CorrelationPyramid:
         self._dtype = fmap1.dtype
         self._device = fmap1.device
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
-        self._out_dtype = output_dtype(out_dtype, fmap1.dtype)
+        self._out_dtype = choose_output_dtype(out_dtype, fmap1.dtype)
         self._channels_last = is_channels_last(memory_format)
         self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend)
 

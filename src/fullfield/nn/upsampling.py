@@ -38,18 +38,18 @@ def convex_upsample(
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     can = graph and is_eager(field, mask) and explain_refusal(field.device) is None
-    if can and _kernels().explain_no_convex_gradients(field, mask, factor) is None:
+    if can and _kernels().explain_convex_gradients_refusal(field, mask, factor) is None:
         result: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
         return result
     if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
         return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
-    if field.device.type == "cuda" and _kernels().explain_no_convex(field, mask, factor) is None:
-        _kernels().convex_strip(field, mask, factor, out)
+    if field.device.type == "cuda" and _kernels().explain_convex_refusal(field, mask, factor) is None:
+        _kernels().upsample_strip(field, mask, factor, out)
         return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
     for first in range(0, height, rows):
-        reference.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
+        reference.upsample_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out
 
 
@@ -68,7 +68,7 @@ class _Convex(torch.autograd.Function):
         kernels = _kernels()
         factor = kernels.GRADIENTS_FACTOR
         out = field.new_empty(*field.shape[:2], factor * field.shape[2], factor * field.shape[3])
-        kernels.convex_strip(field, mask, factor, out)
+        kernels.upsample_strip(field, mask, factor, out)
         return out
 
     @staticmethod
@@ -81,5 +81,5 @@ class _Convex(torch.autograd.Function):
             with torch.enable_grad():
                 grads = recompute_gradients(upsample, inputs, grad, ctx.needs_input_grad, create_graph=twice)
             return grads[0], grads[1]
-        field_grad, mask_grad = _kernels().convex_gradients(field, mask, grad)
+        field_grad, mask_grad = _kernels().compute_convex_gradients(field, mask, grad)
         return field_grad, mask_grad

@@ -23,16 +23,16 @@ class InsufficientMemory(str):
     __slots__ = ()
 
 
-def usable(operator: str, name: str, reason: str | None) -> bool:
+def is_usable(operator: str, name: str, reason: str | None) -> bool:
     """Return True if ``reason`` is None; warn once if the machine misses something, because a slower backend runs."""
     if isinstance(reason, Missing) and (operator, name) not in _warned:
         _warned.add((operator, name))
         words = f"{operator}: the {name} kernel is not used ({reason}); a slower backend runs instead"
-        warnings.warn(words, stacklevel=_callers_level())
+        warnings.warn(words, stacklevel=_find_caller_level())
     return reason is None
 
 
-def _callers_level() -> int:
+def _find_caller_level() -> int:
     """Return the stack level of the first function outside fullfield, for a warning of the caller of this function."""
     for level in count(1):
         try:
@@ -68,7 +68,7 @@ class Backends:
             module = self._loaded[name] = import_module(self._modules + name)
         return module
 
-    def considers(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
+    def may_choose(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
         """Return whether an automatic choice may take the backend."""
         return True
 
@@ -77,7 +77,7 @@ class Backends:
         reason: str | None = self.load(name).supports(*request)
         return reason
 
-    def reasons(self, *request: Any) -> list[tuple[str, str | None]]:
+    def list_reasons(self, *request: Any) -> list[tuple[str, str | None]]:
         """Return every backend with its reason against the request, or None."""
         return [(name, self.explain_refusal(name, *request)) for name in self.names]
 
@@ -94,11 +94,11 @@ class Backends:
             if reason is None:
                 return backend
             kind = NoRoomError if isinstance(reason, InsufficientMemory) else InputError
-            raise kind(f"backend: {backend!r} cannot serve this request ({self._listed(*request)})")
+            raise kind(f"backend: {backend!r} cannot serve this request ({self._format_reasons(*request)})")
         for name in self.names:
-            if self.considers(name, *request) and usable(self.operator, name, self.explain_refusal(name, *request)):
+            if self.may_choose(name, *request) and is_usable(self.operator, name, self.explain_refusal(name, *request)):
                 return name
-        raise InputError(f"backend: none can serve this request ({self._listed(*request)})")
+        raise InputError(f"backend: none can serve this request ({self._format_reasons(*request)})")
 
-    def _listed(self, *request: Any) -> str:
-        return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.reasons(*request))
+    def _format_reasons(self, *request: Any) -> str:
+        return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.list_reasons(*request))

@@ -39,8 +39,8 @@ def explain_refusal(device: torch.device) -> str | None:
     if reason is not None:
         return reason
     if device.index is None:
-        return _explain_refusal(torch.cuda.current_device() if torch.cuda.is_available() else -1)
-    return _explain_refusal(device.index)
+        return _explain_gpu_refusal(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+    return _explain_gpu_refusal(device.index)
 
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
@@ -52,23 +52,23 @@ def explain_non_nvidia(device: torch.device) -> str | None:
     if device.type == "cuda" and torch.version.hip is None:
         return None
     # PyTorch for ROCm calls AMD's GPUs "cuda" as well.
-    name = f"{_rocm_name(device.index or 0)} (ROCm)" if device.type == "cuda" else device.type
+    name = f"{_get_rocm_name(device.index or 0)} (ROCm)" if device.type == "cuda" else device.type
     return f"runs on NVIDIA GPUs, the tensors are on {name}"
 
 
 @functools.cache
-def _rocm_name(index: int) -> str:
+def _get_rocm_name(index: int) -> str:
     return torch.cuda.get_device_name(index) if torch.cuda.is_available() else "an AMD GPU"
 
 
 @functools.cache
-def _explain_refusal(index: int) -> str | None:
+def _explain_gpu_refusal(index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
-    return _too_old(index, OLDEST) or nvrtc.explain_refusal()
+    return _explain_too_old(index, OLDEST) or nvrtc.explain_refusal()
 
 
-def _too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
+def _explain_too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
     capability = torch.cuda.get_device_capability(index)
     if capability >= oldest:
         return None
@@ -78,7 +78,7 @@ def _too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing 
 def explain_no_bfloat16(device: torch.device) -> Missing | None:
     """Return None where the tensor cores of a CUDA device multiply bfloat16, else the reason that they do not."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _too_old(index, BFLOAT16, " for bfloat16")
+    return _explain_too_old(index, BFLOAT16, " for bfloat16")
 
 
 explain_no_bfloat16.__dict__["_dynamo_marked_constant"] = True
@@ -112,7 +112,7 @@ class Device:
         return int("".join(filter(str.isdecimal, self.arch)))
 
     @property
-    def hopper(self) -> bool:
+    def is_hopper(self) -> bool:
         """Return whether the device has sm_90's own instructions."""
         return self.arch == "sm_90a"
 
@@ -123,7 +123,7 @@ class Device:
 
 
 @functools.cache
-def device_at(index: int) -> Device:
+def get_device(index: int) -> Device:
     """Return the GPU with this number."""
     about = torch.cuda.get_device_properties(index)
     arch = nvrtc.nvrtc().target((about.major, about.minor))
@@ -133,7 +133,7 @@ def device_at(index: int) -> Device:
 
 def gpu_from_device(device: torch.device) -> Device:
     """Return the GPU that a CUDA device names."""
-    return device_at(torch.cuda.current_device() if device.index is None else device.index)
+    return get_device(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
@@ -185,7 +185,7 @@ class Kernels:
     def __init__(self, library: Any, index: int) -> None:
         self._library, self.index = library, index
 
-    def kernel(self, name: str, shared: int = 0) -> Kernel:
+    def get_kernel(self, name: str, shared: int = 0) -> Kernel:
         """Return the kernel, allowed ``shared`` bytes of shared memory."""
         kernel: Kernel = self._library[name]
         if shared > _SHARED_BY_DEFAULT:
@@ -211,7 +211,7 @@ class Kernels:
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
 
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
-        """Launch a :func:`batch` of problems once; ``blocks`` holds the number of blocks of each."""
+        """Launch a :func:`batch_structure` of problems once; ``blocks`` holds the number of blocks of each."""
         total = sum(blocks)
         if total <= MAX_BLOCKS:
             params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MAX_PROBLEMS - len(blocks))]
@@ -238,7 +238,7 @@ class Launch:
         early: bool = False,  # begins before the kernel ahead ends, and waits for its results itself
     ) -> None:
         self.blocks, self.params = blocks, params
-        self._kernel, self._index = kernels.kernel(name, shared), kernels.index
+        self._kernel, self._index = kernels.get_kernel(name, shared), kernels.index
         self._grid, self._threads, self._shared, self.early = (blocks, 1), threads, shared, early
         self._arguments = (ctypes.c_void_p * (1 + len(extra_addresses)))(ctypes.addressof(params), *extra_addresses)
 
@@ -251,31 +251,31 @@ class Launch:
 _KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
 
 
-def kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
+def load_kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
     """Return a source's kernels, compiled and loaded at the first call."""
     loaded = _KERNELS.get((libraries, source, index))
-    return several(libraries, [source], index)[0] if loaded is None else loaded
+    return load_several_kernels(libraries, [source], index)[0] if loaded is None else loaded
 
 
-def several(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
-    """Return :func:`kernels` of each source; compile together what is not compiled yet."""
+def load_several_kernels(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
+    """Return :func:`load_kernels` of each source; compile together what is not compiled yet."""
     with nullcontext() if current_device() == index else torch.cuda.device(index):
-        loaded = libraries.load(sources, device_at(index).arch, index)
+        loaded = libraries.load(sources, get_device(index).arch, index)
     for source, library in zip(sources, loaded, strict=True):
         _KERNELS.setdefault((libraries, source, index), Kernels(library, index))
     return [_KERNELS[libraries, source, index] for source in sources]
 
 
-def batch(each: type[ctypes.Structure]) -> Any:
+def batch_structure(each: type[ctypes.Structure]) -> Any:
     """Return the structure that batches.cuh calls a batch."""
     return Structures(read_source(BATCHES), Params=each)["Batch"]
 
 
-def structures(*files: Path) -> Structures:
+def parse_structures(*files: Path) -> Structures:
     """Return the structures that these sources declare."""
     return Structures(read_source(*files))
 
 
-def address(tensor: Tensor | None) -> int | None:
+def get_address(tensor: Tensor | None) -> int | None:
     """Return a tensor's address for a field of such a structure."""
     return None if tensor is None else tensor.data_ptr()

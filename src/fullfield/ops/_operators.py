@@ -13,7 +13,7 @@ _Setup = Callable[[Any, tuple[Any, ...], Any], None]
 _Gradient = Callable[..., tuple[Any, ...]]
 
 
-def register(
+def register_operator(
     schema: str,
     real: Callable[..., Any],
     fake: Callable[..., Any],
@@ -45,7 +45,7 @@ def register_for_func(
     PyTorch refuses vmap of it. Tensors in lists have no gradient. Gradients that are differentiated again must call the
     returned function.
     """
-    register(schema, real, fake, setup, gradient)
+    register_operator(schema, real, fake, setup, gradient)
     name = schema.partition("(")[0]
 
     def registered(*arguments: Any) -> Any:
@@ -93,7 +93,7 @@ def forbid_second_derivative(
     return tuple(one if one is None else _Refusal.apply(name, one.detach(), *inputs) for one in results)  # type: ignore[no-untyped-call]
 
 
-def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
+def get_direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
     """Return ``function.apply`` without its steps for functorch's transforms and ``setup_context``, which take 3 µs."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 

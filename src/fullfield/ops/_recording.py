@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def record(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+def record_graph(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
     """Record ``work``, which must have run before, as a CUDA graph. Waits for the device."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
@@ -32,7 +32,7 @@ class InOrder:
         self._finished: torch.cuda.Event | None = None
         self._seen: set[int] = set()
 
-    def reset(self) -> None:
+    def register_tensors(self) -> None:
         """Register the tensors again on every stream, because they have changed."""
         self._seen.clear()
 

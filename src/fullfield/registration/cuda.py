@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import address
+from fullfield.ops._launching import get_address
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.registration.descriptors import BINS
@@ -20,7 +20,7 @@ from fullfield.registration.descriptors import BINS
 LIBRARIES = Libraries("descriptor kernels")
 _WARPS = 8
 _SOURCE = Path(__file__).with_name("describe.cu")
-_Params = _launching.structures(_SOURCE)["DescribeParams"]
+_Params = _launching.parse_structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
@@ -40,7 +40,7 @@ class Describer:
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
     def _launch(self, name: str, like: Tensor, params: Any) -> None:
-        kernels = _launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
+        kernels = _launching.load_kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
     def shapes(self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, upright: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Describer:
         """
         features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
         p = _Params()
-        p.fine, p.queries, p.rows, p.indices = map(address, (fine, queries, *neighbors))
+        p.fine, p.queries, p.rows, p.indices = map(get_address, (fine, queries, *neighbors))
         p.upright, p.features = upright.data_ptr(), features.data_ptr()
         p.count, p.near, p.reach = len(queries), radius**2, radius
         self._launch("local_shapes", fine, p)
@@ -68,9 +68,9 @@ class Describer:
         if points.device not in self._on:
             self._on[points.device] = torch.tensor(self._edges, dtype=dtype).to(points.device)
         p = _Params()
-        p.points, p.normals, p.rows, p.indices = map(address, (points, normals, *neighbors))
+        p.points, p.normals, p.rows, p.indices = map(get_address, (points, normals, *neighbors))
         p.edges, p.own, p.cells, p.entries, p.features = map(
-            address, (self._on[points.device], own, cells, entries, features)
+            get_address, (self._on[points.device], own, cells, entries, features)
         )
         p.count, p.bits = count, bits
         self._launch("look_at_pairs", points, p)
@@ -84,7 +84,7 @@ class Describer:
         count, rings = len(features), self._kernel[0]
         properties = features.new_empty(count, (1 + rings) * self._inputs + self._cells)
         p = _Params()
-        p.features, p.counts, p.rows, p.words = map(address, (features, cells, triplets.rows, triplets.entries))
+        p.features, p.counts, p.rows, p.words = map(get_address, (features, cells, triplets.rows, triplets.entries))
         p.known, p.count, p.bits = properties.data_ptr(), count, bits
         self._launch("known_properties", features, p)
         return properties

@@ -12,7 +12,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._filling import fill_unknown
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 from fullfield.ops._splatting import fill_holes, splat_flow
 from fullfield.ops.warping import warp
 
@@ -179,7 +179,7 @@ def _look_up(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid
     path = -distance * motion
     sampled = warp(torch.cat((image * known, flow, known))[None], path[None])[0][0]
     colors, own_motion, coverage = sampled[:-3], sampled[-3:-1], sampled[-1]
-    columns, rows = positions((height, width), flow.device, flow.dtype)
+    columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
     x, y = columns + path[0], rows + path[1]
     # A pixel reaches half its width beyond its centre.
     is_inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)

@@ -257,7 +257,7 @@ def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     class Features:
         request = SimpleNamespace(device=torch.device("cuda", 0))
 
-        def accumulators(self, *_: bool) -> Gradients:
+        def allocate_accumulators(self, *_: bool) -> Gradients:
             return Gradients(None, None)
 
     waited: list[str] = []
@@ -266,9 +266,9 @@ def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, _: f"stream {handle}")
     pair = Pair(Features(), (True, True))  # type: ignore[arg-type]
     streams = iter((0, 0, 5, 0))
-    monkeypatch.setattr(pair, "_stream", lambda: next(streams))
+    monkeypatch.setattr(pair, "_get_current_stream", lambda: next(streams))
     for _ in range(4):
-        pair.accumulators()
+        pair.get_accumulators()
     assert waited == ["the default stream", "stream 5"]
 
 

@@ -39,7 +39,7 @@ class Libraries:
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(_launching, "device_at", lambda _: HOPPER)
+    monkeypatch.setattr(_launching, "get_device", lambda _: HOPPER)
     monkeypatch.setattr(_launching, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
@@ -60,9 +60,9 @@ def test_sums_of_every_size(
     batch: int, size1: tuple[int, int], size2: tuple[int, int], wanted: tuple[bool, bool]
 ) -> None:
     features = gradients_of(batch, size1, size2)
-    sums = features.sums(*wanted)
+    sums = features.allocate_sums(*wanted)
     for _ in range(3):
-        features.add(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
+        features.add_lookup(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
     done = features.finish(sums)
     assert (done.fmap1 is not None, done.levels is not None) == wanted
     if done.fmap1 is not None:
@@ -76,7 +76,7 @@ def test_sums_of_every_size(
 def test_arrays_do_not_overlap() -> None:
     """Every array of the parameters lies in its tensor, and ends where the next one begins."""
     features = gradients_of(2, (20, 37), (45, 70))
-    sums = features.sums(True, True)
+    sums = features.allocate_sums(True, True)
     p, tiles, spots = sums.params, sums.params.p.tiles, features.target_tiles
     assert (tiles, spots) == (2 * 3 * 5, 2 * (6 * 9 + 3 * 5 + 2 * 3 + 1 * 1))
     _, _, patches, notes, marks = sums.memory
@@ -96,7 +96,7 @@ def test_arrays_do_not_overlap() -> None:
 
 def test_coarse_levels_are_split() -> None:
     features = gradients_of(1, (224, 512), (224, 512))
-    sums = features.sums(True, True)
+    sums = features.allocate_sums(True, True)
     assert list(sums.params.splits)[:4] == [1, 1, 4, 14]
 
 

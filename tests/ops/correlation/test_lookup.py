@@ -725,7 +725,7 @@ def test_reference_on_gpu_uses_no_batched_product(monkeypatch: pytest.MonkeyPatc
     class OnGpu(Tensor):
         is_cuda = True
 
-    case, target = make_case(), Reference._target
+    case, target = make_case(), Reference._gather_target_rows
     expected = look(case, "reference")
     monkeypatch.setattr(Reference, "_target", lambda *arguments: target(*arguments).as_subclass(OnGpu))
     monkeypatch.setattr(torch, "bmm", lambda *_: pytest.fail("a batched product"))
@@ -805,6 +805,6 @@ def test_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         look(case.double(), "cuda")
     assert CorrelationPyramid(case.fmap1, case.fmap2).backend == "cuda"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 0))
-    monkeypatch.setattr(_launching, "_explain_refusal", _launching._explain_refusal.__wrapped__)
+    monkeypatch.setattr(_launching, "_explain_gpu_refusal", _launching._explain_gpu_refusal.__wrapped__)
     with pytest.raises(InputError, match=r"cuda: needs compute capability 7.5, got 7.0"):
         look(case, "cuda")

@@ -17,7 +17,7 @@ from fullfield._check import NoRoomError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
-from fullfield.ops.correlation.prepared import fold, pool
+from fullfield.ops.correlation.prepared import fold_level_gradients, pool_levels
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
 from tests.oracles.correlation import (
     assert_within,
@@ -49,7 +49,7 @@ def test_element_offsets_past_31_bits() -> None:
     expected = look(case.coords)
     prepared = look._lookups._pair.prepared  # type: ignore[union-attr]
     grad = torch.randn(expected.shape)
-    sums = prepared.accumulators(True, True)
+    sums = prepared.allocate_accumulators(True, True)
     prepared.backward(grad, case.coords, sums, False)
 
     shift = 2**31 + 64
@@ -143,7 +143,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> reference.Reference:
         counts.append(len(maps))
-        levels = pool(maps[0], request.levels) if request.pooled else maps
+        levels = pool_levels(maps[0], request.levels) if request.pooled else maps
         return reference.prepare(request, fmap1, levels)
 
     module = types.ModuleType("pooling")
@@ -189,7 +189,7 @@ def test_pooling_backend_works_in_compiled_code(seen: list[int]) -> None:
 
 def test_fold_is_the_adjoint_of_pool() -> None:
     fmap2 = torch.randn(1, 2, 13, 6, dtype=torch.float64, requires_grad=True)
-    grads = [torch.randn_like(level) for level in pool(fmap2, 5)]
-    together = sum((level * grad).sum() for level, grad in zip(pool(fmap2, 5), grads, strict=True))
+    grads = [torch.randn_like(level) for level in pool_levels(fmap2, 5)]
+    together = sum((level * grad).sum() for level, grad in zip(pool_levels(fmap2, 5), grads, strict=True))
     (expected,) = torch.autograd.grad(together, fmap2)
-    assert_within(fold([g.clone() for g in grads]), expected, 1e-12, "fold")
+    assert_within(fold_level_gradients([g.clone() for g in grads]), expected, 1e-12, "fold")

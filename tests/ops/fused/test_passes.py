@@ -40,11 +40,13 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 
 def test_instance_norm_and_residual() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
-    done = reference.affine_(y.clone(), reference.moments(y, 1e-5), x, reference.moments(x, 1e-5))
+    done = reference.normalize_relu_(y.clone(), reference.compute_norm(y, 1e-5), x, reference.compute_norm(x, 1e-5))
     both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
     torch.testing.assert_close(nchw(done), functional.relu(both))
     shift = torch.randn(16)
-    torch.testing.assert_close(reference.affine_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu())
+    torch.testing.assert_close(
+        reference.normalize_relu_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu()
+    )
 
 
 def test_gates_are_a_gated_recurrent_unit() -> None:
@@ -52,12 +54,12 @@ def test_gates_are_a_gated_recurrent_unit() -> None:
     zr, zr_map = torch.randn(2, 2, 4, 5, 16)
     update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
     out = torch.full((2, 4, 5, 12), POISON)
-    reference.gate_reset(state, zr, zr_map, Target(out[..., 4:]))
+    reference.apply_reset_gate(state, zr, zr_map, Target(out[..., 4:]))
     torch.testing.assert_close(out[..., 4:], reset * state)
     assert (out[..., :4] == POISON).all()
     transposed = torch.full((2, 5, 4, 8), POISON)
     want = (1 - update) * state + update * torch.tanh(q + q_map)
-    reference.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
+    reference.apply_update_gate(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
     torch.testing.assert_close(state, want)
     torch.testing.assert_close(transposed, want.transpose(1, 2))
 
@@ -66,7 +68,7 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
     flow = coords - grid(2, 9, 11)
     windows = torch.full((2, 9, 11, 104), POISON)
-    reference.flow_patches(coords, 7, windows)
+    reference.write_flow_patches(coords, 7, windows)
     assert (windows[..., 98:] == 0).all()
     weight = torch.randn(5, 2, 7, 7)
     done = windows[..., :98] @ weight.permute(0, 2, 3, 1).flatten(1).t()
@@ -75,7 +77,7 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     hidden, head, bias = torch.randn(2, 9, 11, 6), torch.randn(2, 6, 3, 3), torch.randn(2)
     taps = torch.cat((hidden @ head.permute(2, 3, 0, 1).reshape(18, 6).t(), torch.full((2, 9, 11, 6), POISON)), 3)
     stepped = coords.clone()
-    reference.flow_step_(stepped, taps, bias)
+    reference.add_flow_step_(stepped, taps, bias)
     step = functional.conv2d(nchw(hidden), head, bias, padding=1)
     torch.testing.assert_close(stepped, coords + step, atol=1e-4, rtol=1e-4)
 
@@ -84,7 +86,7 @@ def test_pack_puts_the_flow_where_it_belongs() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
-    reference.pack(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
+    reference.write_activations(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
     torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
     torch.testing.assert_close(nchw(first[..., 10:]), coords - grid(1, 3, 4))
     assert torch.equal(second, first[..., 4:].transpose(1, 2))
@@ -94,7 +96,7 @@ def test_pack_puts_the_flow_where_it_belongs() -> None:
 def test_depthwise_norm() -> None:
     x, weight, bias = torch.randn(2, 5, 6, 64), torch.randn(49, 64), torch.randn(64)
     out = torch.full_like(x, POISON)
-    reference.depthwise_norm(x, weight, bias, 1e-6, out)
+    reference.convolve_depthwise_norm(x, weight, bias, 1e-6, out)
     conv = torch.nn.Conv2d(64, 64, 7, padding=3, groups=64)
     conv.load_state_dict({"weight": weight.t().reshape(64, 1, 7, 7), "bias": bias})
     want = functional.layer_norm(conv(nchw(x)).permute(0, 2, 3, 1), (64,), eps=1e-6)
@@ -131,7 +133,7 @@ def test_convex_upsampling_strips_equal_full_result(factor: int) -> None:
     torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
     out = torch.full((2, 3, 7 * factor - 3, 6 * factor - 2), POISON)
     for first, last in ((0, 2), (2, 3), (3, 7)):
-        reference.convex_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
+        reference.upsample_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
     torch.testing.assert_close(out, 4 * whole[:, :, 2:-1, 1:-1])
 
 
@@ -188,10 +190,10 @@ def compare(
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
-        plainly = m.affine_(y.clone(), Norm(None, shift))
-        scaled = m.affine_(y.clone(), Norm(scale, shift), x)
-        instance = m.affine_(y.clone(), m.moments(y, 1e-5), x, m.moments(x, 1e-5))
-        return [plainly, scaled, instance, *m.moments(large, 1e-5)]
+        plainly = m.normalize_relu_(y.clone(), Norm(None, shift))
+        scaled = m.normalize_relu_(y.clone(), Norm(scale, shift), x)
+        instance = m.normalize_relu_(y.clone(), m.compute_norm(y, 1e-5), x, m.compute_norm(x, 1e-5))
+        return [plainly, scaled, instance, *m.compute_norm(large, 1e-5)]
 
     def pack(m: ModuleType) -> list[Tensor]:
         first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
@@ -202,19 +204,19 @@ def compare(
 
     def windows(m: ModuleType) -> list[Tensor]:
         out = poisoned(batch, height, width, 104)
-        m.flow_patches(coords, 7, out)
+        m.write_flow_patches(coords, 7, out)
         return [out]
 
     def gates(m: ModuleType) -> list[Tensor]:
         joint, reset = torch.cat((y, x), 3), poisoned(batch, height, width, 2 * channels)
         state, transposed = joint[..., :channels], poisoned(batch, width, height, channels)
-        m.gate_reset(state, zr, zr_map, Target(reset[..., channels:]))
-        m.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
+        m.apply_reset_gate(state, zr, zr_map, Target(reset[..., channels:]))
+        m.apply_update_gate(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
         return [joint, reset, transposed]
 
     def step(m: ModuleType) -> list[Tensor]:
         stepped = coords.clone()
-        m.flow_step_(stepped, taps, shift[:2].contiguous())
+        m.add_flow_step_(stepped, taps, shift[:2].contiguous())
         return [stepped]
 
     def gelu(m: ModuleType) -> list[Tensor]:
@@ -224,7 +226,7 @@ def compare(
 
     def depthwise(m: ModuleType) -> list[Tensor]:
         out = poisoned(*wide.shape)
-        m.depthwise_norm(wide, filters, offsets, 1e-6, out)
+        m.convolve_depthwise_norm(wide, filters, offsets, 1e-6, out)
         return [out]
 
     def cells(m: ModuleType) -> list[Tensor]:
@@ -243,7 +245,7 @@ def compare(
             for layout in (torch.contiguous_format, torch.channels_last):
                 weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
                 out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
-                m.convex_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
+                m.upsample_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
                 found.append(out)
         return found
 
@@ -270,22 +272,28 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
         still = torch.zeros_like(zr), torch.zeros_like(x)
         out = [torch.empty_like(y) for _ in range(4)]
         m.pack(y, torch.zeros(16, device="cuda"), [Target(out[0])])
-        m.gate_reset(state, zr, still[0], Target(out[1]))
-        m.gate_update(state, zr, still[0], x, still[1], [Target(out[2])])
-        m.gate_update(x, zr, still[0], y, still[1], [Target(out[3])])
+        m.apply_reset_gate(state, zr, still[0], Target(out[1]))
+        m.apply_update_gate(state, zr, still[0], x, still[1], [Target(out[2])])
+        m.apply_update_gate(x, zr, still[0], y, still[1], [Target(out[3])])
         norm = Norm(None, torch.zeros(16, device="cuda"))
-        done = [m.affine_(y.clone(), norm), m.affine_(x.clone(), norm, y), m.affine_(y.clone(), m.moments(y, 1e-5))]
+        done = [
+            m.normalize_relu_(y.clone(), norm),
+            m.normalize_relu_(x.clone(), norm, y),
+            m.normalize_relu_(y.clone(), m.compute_norm(y, 1e-5)),
+        ]
         active, coords, wide = (
             y.clone(),
             torch.zeros(1, 2, 9, 11, device="cuda"),
             torch.empty(1, 9, 11, 64, device="cuda"),
         )
         m.gelu_(active)
-        m.flow_step_(coords, values(24), torch.zeros(2, device="cuda"))
+        m.add_flow_step_(coords, values(24), torch.zeros(2, device="cuda"))
         wide = wide.to(dtype)
-        m.depthwise_norm(values(64), torch.ones(49, 64, device="cuda"), torch.zeros(64, device="cuda"), 1e-6, wide)
+        m.convolve_depthwise_norm(
+            values(64), torch.ones(49, 64, device="cuda"), torch.zeros(64, device="cuda"), 1e-6, wide
+        )
         fine = torch.zeros(1, 2, 18, 22, device="cuda")
-        m.convex_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
+        m.upsample_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
         return [*out, *done, active, coords, wide, fine]
 
     for number, (got, right) in enumerate(zip(all_of(cuda), all_of(reference), strict=True)):
@@ -314,11 +322,11 @@ def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
 def test_kernels_refuse_strange_layouts() -> None:
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
-        cuda.affine_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
+        cuda.normalize_relu_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
     with pytest.raises(ValueError, match="slice of channels"):
-        cuda.pack(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
+        cuda.write_activations(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
     with pytest.raises(ValueError, match="expected a target"):
-        cuda.pack(x, None, [Target(x, True)])
+        cuda.write_activations(x, None, [Target(x, True)])
 
 
 def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,17 +336,17 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         def launch(self, name: str, blocks: int, threads: int, _params: object, rows: int = 1) -> None:
             launched.append((name, blocks, threads, rows))
 
-    monkeypatch.setattr(_launching, "kernels", lambda *_: Kernels())
+    monkeypatch.setattr(_launching, "load_kernels", lambda *_: Kernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
-    cuda.affine_(x, Norm(None, torch.zeros(16)))
+    cuda.normalize_relu_(x, Norm(None, torch.zeros(16)))
     wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
-    cuda.depthwise_norm(wide, row, row, 1e-5, wide)
+    cuda.convolve_depthwise_norm(wide, row, row, 1e-5, wide)
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
 
 
 def test_fused_kernels_name_refusals() -> None:
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
-    assert cuda.explain_no_convex(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
-    assert "factor of 2 to 8" in str(cuda.explain_no_convex(field, mask, 9))
-    assert "float32 field" in str(cuda.explain_no_convex(field.double(), mask, 8))
+    assert cuda.explain_convex_refusal(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert "factor of 2 to 8" in str(cuda.explain_convex_refusal(field, mask, 9))
+    assert "float32 field" in str(cuda.explain_convex_refusal(field.double(), mask, 8))

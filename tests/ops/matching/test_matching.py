@@ -241,7 +241,7 @@ def test_gradients_that_float16_cannot_hold() -> None:
     """Of the products; those of the features are as large as its numbers are."""
     one, two = unequal(torch.float16, 16, (4, 6), (4, 6), sharp=0.2)
     grad = torch.full((2, 2, 4, 6), 2.0**-18, dtype=torch.float64)
-    query, key = cuda.rows(one), cuda.rows(two, aligned=True)
+    query, key = cuda.to_padded_rows(one), cuda.to_padded_rows(two, aligned=True)
     sizes = ((4, 6), (4, 6))
     flow, logarithms = cuda.forward(query, key, sizes, 0.25)
     found = cuda.backward((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)

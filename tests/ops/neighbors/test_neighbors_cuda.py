@@ -126,8 +126,8 @@ def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tup
     """What `running_sums` writes, and what its blocks return; both begin as -1."""
     source = Source(_launching.read_source(_launching.HALVES, _launching.BATCHES) + _SUMS)
     out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
-    params = _Sums(*map(_launching.address, (numbers, out, passed, ends)), len(numbers))
-    _launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
+    params = _Sums(*map(_launching.get_address, (numbers, out, passed, ends)), len(numbers))
+    _launching.load_kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
     return out, ends
 
 

@@ -32,8 +32,8 @@ def share(height: int, width: int, part: float, seed: int = 1) -> Tensor:
 def served() -> None:
     """float32 on the CPU reaches the kernels."""
     pytest.importorskip("numba")
-    assert cpu.serves(torch.zeros(2, 1, 1))
-    assert not cpu.serves(torch.zeros(2, 1, 1, dtype=torch.float64))
+    assert cpu.supports(torch.zeros(2, 1, 1))
+    assert not cpu.supports(torch.zeros(2, 1, 1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)

@@ -174,7 +174,7 @@ class PreparedFlow:
                 return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
                 self._runs[count] = _Run(self, count)
-                self._in_order.reset()  # it knows another set of tensors
+                self._in_order.register_tensors()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.frames_to_cells(first, second, self._frame, self._cells)
@@ -226,7 +226,7 @@ class PreparedFlow:
         for item in range(self.batch):
             for first in range(0, rows, strip_rows):
                 weights = mask.products(hidden[item, first : first + strip_rows])
-                self._passes.convex_strip(
+                self._passes.upsample_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
                     framing.STRIDE,

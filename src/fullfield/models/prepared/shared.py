@@ -126,14 +126,14 @@ class _Convolution:
     def raw(self, x: Tensor) -> tuple[Tensor, Norm]:
         """Return the result without bias, and its norm."""
         y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
-        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.moments(y, self.epsilon)
+        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.compute_norm(y, self.epsilon)
 
     def relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
             options = {"stride": self.stride, "padding": self.padding}
             return self.passes.convolve(x, self.weight, self.bias, relu=True, **options)
-        return self.passes.affine_(*self.raw(x))
+        return self.passes.normalize_relu_(*self.raw(x))
 
 
 def _convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
@@ -174,9 +174,9 @@ class _Block:
         y = self.convs[0].relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
-            y = self.passes.affine_(*conv.raw(y))
+            y = self.passes.normalize_relu_(*conv.raw(y))
         y, norm = self.convs[-1].raw(y)
-        return self.passes.affine_(y, norm, *((x,) if self.shortcut is None else self.shortcut.raw(x)))
+        return self.passes.normalize_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.raw(x)))
 
 
 class PreparedEncoder:
@@ -273,17 +273,17 @@ class PreparedMotion:
             from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
         weight, bias = self.flow_first
         windows = new(self.windows)
-        passes.flow_patches(coords, _SIDE, windows)
+        passes.write_flow_patches(coords, _SIDE, windows)
         from_flow = new(weight.shape[1])
         rectified_products(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
         joint = new(from_correlation.shape[3] + from_flow.shape[3])
-        passes.pack(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
-        passes.pack(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
+        passes.write_activations(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
+        passes.write_activations(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
         del from_correlation, from_flow, windows
         weight, shift = self.joint
-        passes.pack(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
+        passes.write_activations(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
 
 
 class PreparedHead:
@@ -328,7 +328,7 @@ class FlowHead:
 
     def step_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
-        self.passes.flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
+        self.passes.add_flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
 
     def info(self, state: Tensor) -> Tensor:
         """Return the channels after the first two, [B, C', h, w] float32."""
@@ -337,7 +337,7 @@ class FlowHead:
         pairs = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
         for two, (weight, bias) in zip(pairs, self.others, strict=True):
             products = hidden.flatten(0, 2) @ weight
-            self.passes.flow_step_(two, products.view(batch, height, width, -1), bias)
+            self.passes.add_flow_step_(two, products.view(batch, height, width, -1), bias)
         return torch.cat(pairs, 1)
 
 

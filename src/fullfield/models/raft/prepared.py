@@ -77,9 +77,9 @@ class _Half:
     def __call__(self, memory: _Memory, to: Sequence[Target]) -> None:
         passes, state = self.passes, memory.joint[..., : self.hidden]
         gates = passes.convolve(memory.joint, self.gates, padding=self.padding)
-        passes.gate_reset(state, gates, memory.maps[0], Target(memory.reset[..., : self.hidden]))
+        passes.apply_reset_gate(state, gates, memory.maps[0], Target(memory.reset[..., : self.hidden]))
         candidate = passes.convolve(memory.reset, self.candidate, padding=self.padding)
-        passes.gate_update(state, gates, memory.maps[0], candidate, memory.maps[1], to)
+        passes.apply_update_gate(state, gates, memory.maps[0], candidate, memory.maps[1], to)
 
 
 class PreparedRAFT(PreparedPairs):

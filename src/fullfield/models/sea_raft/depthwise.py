@@ -47,7 +47,7 @@ def _apply(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("fullfield::depthwise_convolution", mutates_args=())
 def _depthwise(x: Tensor, filters: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.channels_last)
-    cuda.depthwise(x.permute(0, 2, 3, 1), filters, out.permute(0, 2, 3, 1))
+    cuda.convolve_depthwise(x.permute(0, 2, 3, 1), filters, out.permute(0, 2, 3, 1))
     return out
 
 

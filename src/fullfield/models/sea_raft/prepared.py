@@ -48,7 +48,7 @@ class _Refinement:
         """Apply the block to [B, h, w, C] and write to ``out`` [B, h, w, C']."""
         rows, to = x.flatten(0, 2), out.flatten(0, 2)
         normed = torch.empty_like(x)
-        self.passes.depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
+        self.passes.convolve_depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
         expand = torch.addmm(self.expand[1], normed.flatten(0, 2), self.expand[0])
         self.passes.gelu_(expand.view(*x.shape[:3], -1))
         torch.addmm(self.bias, rows, self.final, out=to)
@@ -96,5 +96,5 @@ class PreparedSEARAFT(PreparedPairs):
         self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
-            self.passes.pack(pair.state, None, [Target(pair.joint[..., :width])])
+            self.passes.write_activations(pair.state, None, [Target(pair.joint[..., :width])])
         self.flow_head.step_(pair.state, coords)

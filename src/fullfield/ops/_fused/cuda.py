@@ -14,15 +14,15 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame, Norm, Target
-from fullfield.ops._launching import CODES, FRAMES, Kernels, address, read_source, structures
+from fullfield.ops._launching import CODES, FRAMES, Kernels, get_address, parse_structures, read_source
 
 LIBRARIES = Libraries("kernels of the networks")
 LARGEST_FACTOR = 8
 _MAX_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
-_DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
-_GRADIENT_PARAMS = structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
+_DECLARED = parse_structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
+_GRADIENT_PARAMS = parse_structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _GRADIENT_PARAMS["ConvexGradientParams"]
 GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.number(name) for name in ("SIDE", "CELLS"))
 
@@ -66,22 +66,22 @@ def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
 
 
 def _kernels(source: Source, like: Tensor) -> Kernels:
-    return _launching.kernels(LIBRARIES, source, like.get_device())
+    return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 
-def _pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
+def _launch_pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
     _kernels(passes_source(like.dtype), like).launch(name, -(-threads // _THREADS), _THREADS, params, rows=items)
 
 
-def _vector(dtype: torch.dtype) -> int:
+def _vector_width(dtype: torch.dtype) -> int:
     return 16 // dtype.itemsize
 
 
-def _pixels(x: Tensor) -> int:
+def _count_pixels(x: Tensor) -> int:
     return x.shape[0] * x.shape[1] * x.shape[2]
 
 
-def _ld(x: Tensor) -> int:
+def _pixel_stride(x: Tensor) -> int:
     """Return the number of elements from one pixel of [B, h, w, C] to the next."""
     _, height, width, _ = x.shape
     step: int = x.stride(2)
@@ -142,29 +142,29 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
     kernels.launch("frames_to_cells", batch * rows, _THREADS, params, rows=-(-columns // _THREADS))
 
 
-def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-    """Run the pass as :func:`fullfield.ops._fused.reference.affine_` does."""
+def normalize_relu_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+    """Run the pass as :func:`fullfield.ops._fused.reference.normalize_relu_` does."""
     _require_contiguous(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
-    params.y, params.x = y.data_ptr(), address(x)
-    params.scale, params.shift = address(norm.scale), norm.shift.data_ptr()
+    params.y, params.x = y.data_ptr(), get_address(x)
+    params.scale, params.shift = get_address(norm.scale), norm.shift.data_ptr()
     params.y_step = channels if norm.shift.ndim == 2 else 0
     if x_norm is not None:
-        params.x_scale, params.x_shift = address(x_norm.scale), x_norm.shift.data_ptr()
+        params.x_scale, params.x_shift = get_address(x_norm.scale), x_norm.shift.data_ptr()
         params.x_step = channels if x_norm.shift.ndim == 2 else 0
     params.item, params.channels = y[0].numel(), channels
-    params.vectors = params.item // _vector(y.dtype)
-    _pass(y, "affine", params.vectors, params, batch)
+    params.vectors = params.item // _vector_width(y.dtype)
+    _launch_pass(y, "affine", params.vectors, params, batch)
     return y
 
 
-def moments(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass as :func:`fullfield.ops._fused.reference.moments` does."""
+def compute_norm(y: Tensor, epsilon: float) -> Norm:
+    """Run the pass as :func:`fullfield.ops._fused.reference.compute_norm` does."""
     _require_contiguous(y)
     batch, height, width, channels = y.shape
-    if channels // _vector(y.dtype) > _THREADS:
-        raise ValueError(f"moments: expected at most {_THREADS * _vector(y.dtype)} channels, got {channels}")
+    if channels // _vector_width(y.dtype) > _THREADS:
+        raise ValueError(f"moments: expected at most {_THREADS * _vector_width(y.dtype)} channels, got {channels}")
     processors = _launching.gpu_from_device(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
@@ -179,32 +179,34 @@ def moments(y: Tensor, epsilon: float) -> Norm:
     return Norm(scale, shift)
 
 
-def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.pack` does."""
+def write_activations(
+    source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None
+) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_activations` does."""
     _require_contiguous(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
-    params.from_, params.bias = source.data_ptr(), address(bias)
-    params.targets = _targets(source, to)
-    params.pixels, params.channels = _pixels(source), channels
+    params.from_, params.bias = source.data_ptr(), get_address(bias)
+    params.targets = _build_targets(source, to)
+    params.pixels, params.channels = _count_pixels(source), channels
     if flow is not None:
         _require_contiguous(flow[0])
         params.coords, params.flow_channel = flow[0].data_ptr(), flow[1]
-    _pass(source, "pack", source.numel() // _vector(source.dtype), params)
+    _launch_pass(source, "pack", source.numel() // _vector_width(source.dtype), params)
 
 
-def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.flow_patches` does."""
+def write_flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_flow_patches` does."""
     _require_contiguous(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
     params.coords, params.out = coords.data_ptr(), out.data_ptr()
-    params.pixels, params.channels, params.side = _pixels(out), channels, side
+    params.pixels, params.channels, params.side = _count_pixels(out), channels, side
     params.plane, params.width, params.height = height * width, width, height
-    _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
+    _launch_pass(out, "flow_patches", out.numel() // _vector_width(out.dtype), params)
 
 
-def _targets(like: Tensor, to: Sequence[Target]) -> Any:
+def _build_targets(like: Tensor, to: Sequence[Target]) -> Any:
     """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     targets = _DECLARED["Targets"]()
@@ -213,53 +215,55 @@ def _targets(like: Tensor, to: Sequence[Target]) -> Any:
         shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
-        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _ld(target.slice)
+        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _pixel_stride(target.slice)
         targets.transposed[number] = target.transposed
     return targets
 
 
-def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.gate_reset` does."""
-    _gate("gate_reset", state, zr, zr_map, None, None, [to])
+def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.apply_reset_gate` does."""
+    _launch_gate("gate_reset", state, zr, zr_map, None, None, [to])
 
 
-def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.gate_update` does."""
-    _gate("gate_update", state, zr, zr_map, q, q_map, to)
+def apply_update_gate(
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]
+) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.apply_update_gate` does."""
+    _launch_gate("gate_update", state, zr, zr_map, q, q_map, to)
 
 
-def _gate(
+def _launch_gate(
     name: str, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor | None, q_map: Tensor | None, to: Sequence[Target]
 ) -> None:
     _require_contiguous(zr, zr_map, q, q_map)
     params = _DECLARED["GateParams"]()
-    params.targets = _targets(state, to)
-    params.zr, params.zr_map, params.q, params.q_map = (address(t) for t in (zr, zr_map, q, q_map))
-    params.h, params.h_ld = state.data_ptr(), _ld(state)
-    params.pixels, params.channels = _pixels(state), state.shape[3]
-    _pass(zr, name, state.numel() // _vector(zr.dtype), params)
+    params.targets = _build_targets(state, to)
+    params.zr, params.zr_map, params.q, params.q_map = (get_address(t) for t in (zr, zr_map, q, q_map))
+    params.h, params.h_ld = state.data_ptr(), _pixel_stride(state)
+    params.pixels, params.channels = _count_pixels(state), state.shape[3]
+    _launch_pass(zr, name, state.numel() // _vector_width(zr.dtype), params)
 
 
-def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.flow_step_` does."""
+def add_flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.add_flow_step_` does."""
     _require_contiguous(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
-    params.pixels, params.plane = _pixels(taps), taps.shape[1] * taps.shape[2]
+    params.pixels, params.plane = _count_pixels(taps), taps.shape[1] * taps.shape[2]
     params.height, params.width, params.ld = taps.shape[1], taps.shape[2], taps.shape[3]
-    _pass(taps, "flow_step", params.pixels, params)
+    _launch_pass(taps, "flow_step", params.pixels, params)
 
 
 def gelu_(y: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.gelu_` does."""
     _require_contiguous(y)
     params = _DECLARED["GeluParams"]()
-    params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
-    _pass(y, "gelu", params.vectors, params)
+    params.y, params.vectors = y.data_ptr(), y.numel() // _vector_width(y.dtype)
+    _launch_pass(y, "gelu", params.vectors, params)
 
 
-def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.depthwise_norm` does."""
+def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.convolve_depthwise_norm` does."""
     _require_contiguous(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
@@ -270,7 +274,7 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out:
 
 
 def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
-    """Return None if :func:`depthwise` serves a tensor [B, C, H, W] and filters [C, 1, side, side], else the reason."""
+    """Return None if :func:`convolve_depthwise` serves x [B, C, H, W], weight [C, 1, side, side], else the reason."""
     channels, _, *sides = weight.shape
     if sides != [7, 7] or channels % 64 or channels > 2048:
         return f"needs filters of 7x7 for a multiple of 64 channels, 2048 at most, got {channels} of {sides}"
@@ -279,7 +283,7 @@ def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
     return _launching.explain_refusal(x.device)
 
 
-def depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
+def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Convolve ``x`` [B, H, W, C] depthwise with ``weight`` [49, C], float32, to ``out``, which is not ``x``."""
     _require_contiguous(x, weight, out)
     batch, height, width, channels = x.shape
@@ -291,7 +295,7 @@ def depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
         kernels.launch("depthwise", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
-def convex_strip(
+def upsample_strip(
     field: Tensor,
     mask: Tensor,
     factor: int,
@@ -301,7 +305,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.convex_strip` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.upsample_strip` does."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
@@ -313,15 +317,15 @@ def convex_strip(
     params.first_row, params.rows = first_row, mask.shape[2]
     params.top, params.left = origin
     params.out_height, params.out_width, params.gain = *out.shape[-2:], gain
-    vector = _vector(mask.dtype)
+    vector = _vector_width(mask.dtype)
     aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
     source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
     across = -(-params.width * factor // _THREADS)
     _kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
 
 
-def explain_no_convex(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """Return None if :func:`convex_strip` can do this, else the reason."""
+def explain_convex_refusal(field: Tensor, mask: Tensor, factor: int) -> str | None:
+    """Return None if :func:`upsample_strip` can do this, else the reason."""
     if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
@@ -329,7 +333,7 @@ def explain_no_convex(field: Tensor, mask: Tensor, factor: int) -> str | None:
     return _launching.explain_refusal(field.device)
 
 
-def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def compute_convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of field [B, C, h, w] and mask [B, 576, h, w] from that of the result [B, C, 8h, 8w]."""
     batch, channels, height, width = field.shape
     cells = batch * height * width
@@ -341,7 +345,7 @@ def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor,
     field, grad = field.contiguous(), grad.contiguous()
     params = _Gradients()
     params.mask, params.field, params.grad = mask.data_ptr(), field.data_ptr(), grad.data_ptr()
-    params.grad_mask, params.partial, params.grad_field = map(address, (grad_mask, partial, grad_field))
+    params.grad_mask, params.partial, params.grad_field = map(get_address, (grad_mask, partial, grad_field))
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
     params.batch, params.height, params.width = batch, height, width
     kernels = _kernels(convex_gradients_source(mask.dtype, channels), mask)
@@ -350,8 +354,8 @@ def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor,
     return grad_field, grad_mask
 
 
-def explain_no_convex_gradients(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """Return None if :func:`convex_gradients` can do this, else the reason."""
+def explain_convex_gradients_refusal(field: Tensor, mask: Tensor, factor: int) -> str | None:
+    """Return None if :func:`compute_convex_gradients` can do this, else the reason."""
     if factor != GRADIENTS_FACTOR or not 1 <= field.shape[1] <= _MAX_FIELDS or not field.numel():
         return f"needs a factor of {GRADIENTS_FACTOR} and 1 to {_MAX_FIELDS} channels"
-    return explain_no_convex(field, mask, factor)
+    return explain_convex_refusal(field, mask, factor)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops._fused.arguments import Frame, Norm, Target
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 
 _CACHED = 1 << 19  # values
 
@@ -50,25 +50,25 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
         out[:, 2:-1, 2:-1, 12 * number : 12 * number + 12] = cells.flatten(3)
 
 
-def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+def normalize_relu_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
     """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
     if y.device.type != "cpu":
-        return _affine_(y, norm, x, x_norm)
+        return _apply_norm_relu_(y, norm, x, x_norm)
     rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
     for first in range(0, y.shape[1], rows):
         strip = slice(first, first + rows)
-        _affine_(y[:, strip], norm, None if x is None else x[:, strip], x_norm)
+        _apply_norm_relu_(y[:, strip], norm, None if x is None else x[:, strip], x_norm)
     return y
 
 
-def _affine_(y: Tensor, norm: Norm, x: Tensor | None, x_norm: Norm | None) -> Tensor:
-    result = _normed(y, norm).relu_()
+def _apply_norm_relu_(y: Tensor, norm: Norm, x: Tensor | None, x_norm: Norm | None) -> Tensor:
+    result = _apply_norm(y, norm).relu_()
     if x is not None:
-        result = result.add_(x if x_norm is None else _normed(x, x_norm)).relu_()
+        result = result.add_(x if x_norm is None else _apply_norm(x, x_norm)).relu_()
     return y.copy_(result)
 
 
-def _normed(x: Tensor, norm: Norm) -> Tensor:
+def _apply_norm(x: Tensor, norm: Norm) -> Tensor:
     def per_item(values: Tensor) -> Tensor:
         return values[:, None, None] if values.ndim == 2 else values
 
@@ -76,14 +76,14 @@ def _normed(x: Tensor, norm: Norm) -> Tensor:
     return x + shift if norm.scale is None else torch.addcmul(shift, x, per_item(norm.scale))
 
 
-def moments(y: Tensor, epsilon: float) -> Norm:
+def compute_norm(y: Tensor, epsilon: float) -> Norm:
     """Return the norm that gives every channel of every item mean 0 and variance 1."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
     return Norm(scale, -mean * scale)
 
 
-def pack(
+def write_activations(
     source: Tensor,
     bias: Tensor | None,  # float32; None: source as it is
     to: Sequence[Target],  # at most four
@@ -94,44 +94,46 @@ def pack(
     if flow is not None:
         coords, first = flow
         values = values.clone()
-        values[..., first : first + 2] = _flow(coords).permute(0, 2, 3, 1)
-    _store(values, to)
+        values[..., first : first + 2] = _flow_from_coords(coords).permute(0, 2, 3, 1)
+    _write_to_target(values, to)
 
 
-def _store(values: Tensor, to: Sequence[Target]) -> None:
+def _write_to_target(values: Tensor, to: Sequence[Target]) -> None:
     for target in to:
         target.slice.copy_(values.transpose(1, 2) if target.transposed else values)
 
 
-def _flow(coords: Tensor) -> Tensor:
-    return coords - positions(coords.shape[-2:], coords.device, coords.dtype)
+def _flow_from_coords(coords: Tensor) -> Tensor:
+    return coords - pixel_positions(coords.shape[-2:], coords.device, coords.dtype)
 
 
-def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+def write_flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
     batch, _, height, width = coords.shape
-    windows = functional.unfold(_flow(coords), side, padding=side // 2)
+    windows = functional.unfold(_flow_from_coords(coords), side, padding=side // 2)
     windows = windows.view(batch, 2, side * side, height, width).permute(0, 3, 4, 2, 1).flatten(3)
     out.zero_()
     out[..., : 2 * side * side] = windows
 
 
-def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
     """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
-    _store(reset.sigmoid_() * state, [to])
+    _write_to_target(reset.sigmoid_() * state, [to])
 
 
-def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
+def apply_update_gate(
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]
+) -> None:
     """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
     channels = state.shape[-1]
     update = (zr[..., :channels].to(torch.float32) + zr_map[..., :channels]).sigmoid_()
     candidate = (q.to(torch.float32) + q_map).tanh_()
-    _store(state + update * (candidate - state), to)
+    _write_to_target(state + update * (candidate - state), to)
 
 
-def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+def add_flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     """Add bias and the sum over 3×3 neighbours of the products ``taps``: row, column, x or y slow to fast."""
     height, width = coords.shape[-2:]
     padded = functional.pad(taps[..., :18].to(torch.float32), (0, 0, 1, 1, 1, 1))
@@ -147,7 +149,7 @@ def gelu_(y: Tensor) -> None:
     y.copy_(functional.gelu(y))
 
 
-def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
     channels = x.shape[-1]
     filters = weight.t().reshape(channels, 1, 7, 7).to(torch.float32)
@@ -172,7 +174,7 @@ def convex_upsample(
     return total.permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, factor * width)
 
 
-def convex_strip(
+def upsample_strip(
     field: Tensor,  # [B, C, h, w] float32
     mask: Tensor,  # [B, 9·factor², rows, w], weights before their softmax
     factor: int,

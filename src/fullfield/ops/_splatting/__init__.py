@@ -25,7 +25,7 @@ def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
         InputError: if the flow has another shape.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    return cpu.move_forward(flow) if cpu.serves(flow) else reference.move_forward(flow)
+    return cpu.move_forward(flow) if cpu.supports(flow) else reference.move_forward(flow)
 
 
 def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
@@ -38,7 +38,7 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     _check.tensor(valid, "valid", flow.shape[1:], device=flow.device)
-    return cpu.fill_holes(flow, valid) if cpu.serves(flow) else reference.fill_holes(flow, valid)
+    return cpu.fill_holes(flow, valid) if cpu.supports(flow) else reference.fill_holes(flow, valid)
 
 
 def splat_flow(
@@ -62,6 +62,6 @@ def splat_flow(
         _check.tensor(plane, name, flow.shape[1:], device=flow.device)
     return (
         cpu.splat_flow(flow, fraction, trust, valid)
-        if cpu.serves(flow)
+        if cpu.supports(flow)
         else reference.splat_flow(flow, fraction, trust, valid)
     )

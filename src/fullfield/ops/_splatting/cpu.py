@@ -10,7 +10,7 @@ from fullfield._kernels.numba_cache import Kernels, explain_refusal
 _kernels = Kernels(f"{__package__}._cpu_kernels", "kernels that move vectors")
 
 
-def serves(flow: Tensor) -> bool:
+def supports(flow: Tensor) -> bool:
     """Return whether the kernels can process ``flow``."""
     return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_refusal() is None
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 
 
 def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     """Move each vector along itself; see :func:`fullfield.ops._splatting.move_forward`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
-    xs, ys = positions((height, width), flow.device, flow.dtype)
+    xs, ys = pixel_positions((height, width), flow.device, flow.dtype)
     safe = torch.where(finite, flow, 0.0)
     x, y = (xs + safe[0]).round().long(), (ys + safe[1]).round().long()
     inside = finite & (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -59,7 +59,7 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
 def splat_flow(flow: Tensor, fraction: float, trust: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
     height, width = flow.shape[-2:]
-    columns, rows = positions((height, width), flow.device, flow.dtype)
+    columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
     x, y = columns + fraction * flow[0], rows + fraction * flow[1]
     left, top = x.floor(), y.floor()
     strength = torch.exp(12 * trust) * valid

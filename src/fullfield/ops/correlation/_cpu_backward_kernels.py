@@ -2,9 +2,9 @@
 """Numba kernels of the CPU backend's gradient with respect to both feature maps.
 
 Two passes over a chunk of tiles. ``compute_dot_gradients`` turns the gradient of the lookup into the gradient of the
-dot products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen
-channels at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the
-result does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level:
+dot products, window by window (parallel over tiles). ``add_tiles_to_gradients`` multiplies it with the features,
+sixteen channels at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides
+and the result does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level:
 thousands of products added to one float32, one after another, would be several times as far from the exact sum.
 """
 
@@ -17,19 +17,19 @@ from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_kernels import (
     CACHE,  # noqa: F401 - of these kernels too
     LANES,
-    _clip,
+    _clip_range,
+    _enclose_windows,
     _jit,
     _locate_windows,
-    _pitch,
-    _read,
-    _union,
+    _read_taps,
+    _row_pitch,
+    allocate_workspace,
+    compute_bilinear_weights,
     count_tiles,
-    largest_union,
     lookup_tiles,
-    shares,
-    workspace,
+    max_union_cells,
 )
-from fullfield.ops.correlation._cpu_simd import PULL, STEP, push, scatter
+from fullfield.ops.correlation._cpu_simd import PULL, STEP, add_transposed_products, scatter
 
 _BLOCK = LANES * LANES
 # What is noted about a tile's window on a level: kind, then x0, y0, columns, rows, pitch (one union) or the x, y of
@@ -42,9 +42,9 @@ _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, last, notes, weights):
     """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
     side = window - 1
-    slot = (largest_union(window) + 2) * LANES
+    slot = (max_union_cells(window) + 2) * LANES
     tiles = count_tiles(coords)
-    _, _, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, 0)
+    _, _, line, taps, offsets, lane_x, lane_y, fx, fy = allocate_workspace(window, 0)
     zero = splat(np.float32(0.0))
     for index in range(first, last):
         b = index // tiles
@@ -58,10 +58,10 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, l
             notes[at, 0] = _NOTHING
             if seen == 0:
                 continue
-            _read(taps, grad, b, level * side * side, side * side, tile)
-            x0, y0, columns, rows = _union(lane_x, lane_y, window)
-            pitch = _pitch(columns)
-            if rows * pitch <= largest_union(window):
+            _read_taps(taps, grad, b, level * side * side, side * side, tile)
+            x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
+            pitch = _row_pitch(columns)
+            if rows * pitch <= max_union_cells(window):
                 notes[at, 0] = _ONE_UNION
                 notes[at, 1] = x0
                 notes[at, 2] = y0
@@ -84,7 +84,7 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, l
                 if notes[at, 0] == _SINGLE:
                     notes[at, 1 + lane] = lane_x[lane]
                     notes[at, 1 + LANES + lane] = lane_y[lane]
-            left, right, above, below = shares(fx, fy)
+            left, right, above, below = compute_bilinear_weights(fx, fy)
             for row in range(window):
                 for dx in range(side):
                     value = zero
@@ -99,9 +99,9 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, l
 
 
 @_jit
-def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
-    xs, xe = _clip(note[1], note[3], width)
-    ys, ye = _clip(note[2], note[4], height)
+def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
+    xs, xe = _clip_range(note[1], note[3], width)
+    ys, ye = _clip_range(note[2], note[4], height)
     pitch = note[5] * LANES
     w += (ys - note[2]) * pitch + (xs - note[1]) * LANES
     p += (ys * width + xs) * LANES
@@ -112,11 +112,11 @@ def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, he
             )  # fmt: skip
     if want2:
         for row in range(ye - ys):
-            push(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
+            add_transposed_products(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
 
 
 @_jit
-def _single_gradients(
+def _add_window_gradients(
     weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, want1, want2
 ):
     for lane in range(LANES):
@@ -124,8 +124,8 @@ def _single_gradients(
         y = note[1 + LANES + lane]
         if x == -(1 << 30):
             continue
-        xs, xe = _clip(x, window, width)
-        ys, ye = _clip(y, window, height)
+        xs, xe = _clip_range(x, window, width)
+        ys, ye = _clip_range(y, window, height)
         own = load(f1_block, lane * LANES)
         pulled = splat(np.float32(0.0))
         for row in range(ys, ye):
@@ -145,9 +145,11 @@ def _single_gradients(
 
 
 @_jit
-def collect_blocks(f1, f2, levels, notes, weights, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2):
+def add_tiles_to_gradients(
+    f1, f2, levels, notes, weights, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2
+):
     """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
-    slot = (largest_union(window) + 2) * LANES
+    slot = (max_union_cells(window) + 2) * LANES
     want1 = grad_f1.size > 0
     want2 = grad_f2.size > 0
     f1_block = np.zeros(_BLOCK, np.float32)
@@ -164,12 +166,12 @@ def collect_blocks(f1, f2, levels, notes, weights, window, tiles, blocks, origin
                 height = levels[level, 1]
                 width = levels[level, 2]
                 if notes[at, 0] == _ONE_UNION:
-                    _union_gradients(
+                    _add_union_gradients(
                         weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
                         want1, want2,
                     )  # fmt: skip
                 elif notes[at, 0] == _SINGLE:
-                    _single_gradients(
+                    _add_window_gradients(
                         weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
                         window, line, want1, want2,
                     )  # fmt: skip
@@ -183,5 +185,5 @@ _table = types.int64[:, ::1]
 ENTRY_POINTS = {
     "lookup_tiles": (lookup_tiles, (_flat, _flat, _table, _flat, _floats, _i, _i, _floats, _floats, _i, _i)),
     "compute_dot_gradients": (compute_dot_gradients, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
-    "collect_blocks": (collect_blocks, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
+    "add_tiles_to_gradients": (add_tiles_to_gradients, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
 }

@@ -18,7 +18,7 @@ from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
-from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products, put_half
+from fullfield.ops.correlation._cpu_simd import MOST, gather, multiply_pixel, multiply_tile, store_half
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
@@ -36,19 +36,19 @@ def count_tiles(coords):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _corner(tile, width):  # type: ignore[no-untyped-def]
+def _locate_tile(tile, width):  # type: ignore[no-untyped-def]
     """Return the first row and column of a tile."""
     across = (width + TILE_WIDTH - 1) // TILE_WIDTH
     return tile // across * TILE_HEIGHT, tile % across * TILE_WIDTH
 
 
 @_jit
-def workspace(window, blocks):  # type: ignore[no-untyped-def]
+def allocate_workspace(window, blocks):  # type: ignore[no-untyped-def]
     """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
     integers = np.zeros((2, LANES), np.int64)
     fractions = np.zeros((2, LANES), np.float32)
     return (
-        np.zeros((2 * largest_union(window) + 2 * MOST) * LANES, np.float32),
+        np.zeros((2 * max_union_cells(window) + 2 * MOST) * LANES, np.float32),
         np.zeros(blocks * LANES, np.float32),
         np.zeros(max(LARGEST_WINDOW + 1, MOST) * LANES, np.float32),
         np.zeros((window - 1) ** 2 * LANES, np.float32),
@@ -57,7 +57,7 @@ def workspace(window, blocks):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def shares(fx, fy):  # type: ignore[no-untyped-def]
+def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
     """Return the weights of the left, right, upper and lower neighbours."""
     one = splat(np.float32(1.0))
     right = load(fx, 0)
@@ -66,15 +66,15 @@ def shares(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+def _compute_window_row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
     """Compute one row of a window, at most MOST positions at a time."""
     column = 0
     while column < n:
         count = min(n - column, MOST)
         if dense:
-            products(count, a, i, b, j + column * LANES, stride, blocks, out, o + column * LANES)
+            multiply_tile(count, a, i, b, j + column * LANES, stride, blocks, out, o + column * LANES)
         else:
-            dots(count, a, i, b, j + column * LANES, stride, blocks, out, o + column)
+            multiply_pixel(count, a, i, b, j + column * LANES, stride, blocks, out, o + column)
         column += count
 
 
@@ -87,7 +87,7 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
     """
     height1 = coords.shape[2]
     width1 = coords.shape[3]
-    top, left = _corner(tile, width1)
+    top, left = _locate_tile(tile, width1)
     radius = (window - 2) // 2
     seen = 0
     for lane in range(LANES):
@@ -115,7 +115,7 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
 
 
 @_jit
-def _union(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
+def _enclose_windows(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
     """Return x0, y0, columns, rows of the rectangle around all windows."""
     x0 = 1 << 30
     y0 = 1 << 30
@@ -131,40 +131,40 @@ def _union(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def largest_union(window):  # type: ignore[no-untyped-def]
+def max_union_cells(window):  # type: ignore[no-untyped-def]
     """Return the largest union window, in cells, that is computed as one product."""
     return int(LARGEST_UNION * window * window)
 
 
 @_jit
-def _pitch(columns):  # type: ignore[no-untyped-def]
+def _row_pitch(columns):  # type: ignore[no-untyped-def]
     """Return the cells from one row of a union to the next; a row's last product may write one cell too many."""
     return (columns + 2) // 2 * 2
 
 
 @_jit
-def _clip(start, count, size):  # type: ignore[no-untyped-def]
+def _clip_range(start, count, size):  # type: ignore[no-untyped-def]
     return max(start, 0), min(start + count, size)
 
 
 @_jit
-def _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
+def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
     """Fill cells[row][column][lane] with every lane's dot products with the union; zero outside the map."""
-    pitch = _pitch(columns)
+    pitch = _row_pitch(columns)
     zero = splat(np.float32(0.0))
-    xs, xe = _clip(x0, columns, width)
-    ys, ye = _clip(y0, rows, height)
+    xs, xe = _clip_range(x0, columns, width)
+    ys, ye = _clip_range(y0, rows, height)
     if xe - xs < columns or ye - ys < rows:
         for cell in range(rows * pitch):
             store(cells, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _row(True, xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
+        _compute_window_row(True, xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
         store(cells, at + (xe - xs) * LANES, zero)
 
 
 @_jit
-def _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
+def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
     """Fill cells[row][column][lane] with the dot products of the lanes' own windows."""
     zero = splat(np.float32(0.0))
     for cell in range(window * window):
@@ -173,29 +173,31 @@ def _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x,
         if lane_x[lane] > -(1 << 30):
             for channel in range(blocks * LANES):
                 pixel[channel] = f1[i1 + channel * LANES + lane]
-            xs, xe = _clip(lane_x[lane], window, width)
-            ys, ye = _clip(lane_y[lane], window, height)
+            xs, xe = _clip_range(lane_x[lane], window, width)
+            ys, ye = _clip_range(lane_y[lane], window, height)
             for y in range(ys, ye):
-                _row(False, xe - xs, pixel, 0, f2, i2 + (y * width + xs) * LANES, plane, blocks, line, 0)
+                _compute_window_row(False, xe - xs, pixel, 0, f2, i2 + (y * width + xs) * LANES, plane, blocks, line, 0)
                 at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
                     cells[at + k * LANES] = line[k]
 
 
 @_jit
-def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells):  # type: ignore[no-untyped-def]
+def _fill_window_products(
+    f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells
+):  # type: ignore[no-untyped-def]
     """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
-    x0, y0, columns, rows = _union(lane_x, lane_y, window)
-    pitch = _pitch(columns)
-    dense = rows * pitch <= largest_union(window)
+    x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
+    pitch = _row_pitch(columns)
+    dense = rows * pitch <= max_union_cells(window)
     if dense:
-        _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
+        _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
     else:
         pitch = window
-        _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells)
+        _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells)
     for lane in range(LANES):
         if lane_x[lane] == -(1 << 30):
-            offsets[lane] = (largest_union(window) + MOST) * LANES + lane
+            offsets[lane] = (max_union_cells(window) + MOST) * LANES + lane
         elif dense:
             offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
         else:
@@ -204,10 +206,10 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 
 
 @_jit
-def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
+def _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
     """Blend taps[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
-    left, right, above, below = shares(fx, fy)
+    left, right, above, below = compute_bilinear_weights(fx, fy)
     for row in range(window):
         before = gather(cells, offsets, row * pitch * LANES)
         for dx in range(side):
@@ -220,10 +222,10 @@ def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[n
 
 
 @_jit
-def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
     height = out.shape[2]
     width = out.shape[3]
-    top, left = _corner(tile, width)
+    top, left = _locate_tile(tile, width)
     columns = min(TILE_WIDTH, width - left)
     by_b, by_channel, by_y, by_x = out.strides
     is_full_row = columns == TILE_WIDTH and by_x == 4
@@ -231,18 +233,18 @@ def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-de
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
             if is_full_row:
-                put_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
+                store_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
                 continue
             for x in range(columns):
                 out[b, channel + k, top + y, left + x] = taps[at + x]
 
 
 @_jit
-def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+def _read_taps(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
     """Read what _write writes: its adjoint; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
-    top, left = _corner(tile, width)
+    top, left = _locate_tile(tile, width)
     columns = min(TILE_WIDTH, width - left)
     zero = splat(np.float32(0.0))
     for k in range(channels):
@@ -254,10 +256,10 @@ def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-
 
 
 @_jit
-def _slopes(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignore[no-untyped-def]
+def _add_coords_gradient(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignore[no-untyped-def]
     """Add sum over taps of grad * d tap / d (x, y) to gx, gy (16 lanes each)."""
     side = window - 1
-    left, right, above, below = shares(fx, fy)
+    left, right, above, below = compute_bilinear_weights(fx, fy)
     sum_x = splat(np.float32(0.0))
     sum_y = splat(np.float32(0.0))
     for row in range(side):
@@ -286,7 +288,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
     """
     side = window - 1
     tiles = count_tiles(coords)
-    cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, blocks)
+    cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = allocate_workspace(window, blocks)
     slope = np.zeros(4 * LANES, np.float32)
     for index in range(first, last):
         b = index // tiles
@@ -300,15 +302,17 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
             seen = _locate_windows(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
             if seen > 0:
                 i2 = levels[level, 0] + b * levels[level, 4]
-                pitch = _window_cells(
+                pitch = _fill_window_products(
                     f1, i1, f2, i2, levels[level, 3], blocks, height, width, window,
                     lane_x, lane_y, pixel, line, offsets, cells,
                 )  # fmt: skip
                 if grad.size == 0:
-                    _blend(cells, offsets, pitch, window, fx, fy, line, taps)
+                    _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps)
                 else:
-                    _read(taps, grad, b, channel, side * side, tile)
-                    _slopes(cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :])
+                    _read_taps(taps, grad, b, channel, side * side, tile)
+                    _add_coords_gradient(
+                        cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :]
+                    )
                     for lane in range(2 * LANES):
                         # a lane that sees nothing keeps its zero, whatever its incoming gradient
                         if lane_x[lane % LANES] > -(1 << 30):
@@ -316,6 +320,6 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
             elif grad.size == 0:
                 taps[:] = np.float32(0.0)
             if grad.size == 0:
-                _write(taps, out, b, channel, side * side, tile)
+                _write_taps(taps, out, b, channel, side * side, tile)
         if grad.size > 0:
-            _write(slope, out, b, 0, 2, tile)
+            _write_taps(slope, out, b, 0, 2, tile)

@@ -48,24 +48,24 @@ def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
 
-def _sum(builder: Any, vector: Any) -> Any:
+def _sum_lanes(builder: Any, vector: Any) -> Any:
     kind = ir.FunctionType(FLOAT, [FLOAT, VECTOR])
     reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
     return builder.call(reduce, [ir.Constant(FLOAT, 0.0), vector], fastmath=_REORDER)
 
 
-def _zeros(builder: Any, count: int) -> list[Any]:
+def _zero_vectors(builder: Any, count: int) -> list[Any]:
     cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
         builder.store(constant(0.0), cell)
     return cells
 
 
-def _accumulate(builder: Any, cell: Any, a: Any, b: Any) -> None:
+def _accumulate_product(builder: Any, cell: Any, a: Any, b: Any) -> None:
     builder.store(_multiply_add(builder, a, b, builder.load(cell)), cell)
 
 
-def _add(builder: Any, totals: list[Any], cells: list[Any]) -> None:
+def _add_cells(builder: Any, totals: list[Any], cells: list[Any]) -> None:
     for total, cell in zip(totals, cells, strict=True):
         builder.store(builder.fadd(builder.load(total), builder.load(cell), flags=_FLAGS), total)
 
@@ -92,14 +92,14 @@ def _lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.gep(put_splat(builder, base), [put_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
-def _by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
+def _emit_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
     half = builder.lshr(builder.add(count, number(1)), number(1))
     put_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
 
 
 @intrinsic
-def products(
+def multiply_tile(
     typingctx: Any, n: Any, tile: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
     """Set ``out[o + 16 q + lane]`` to the channels' sum of ``tile[t + 16 c + lane] * planes[position q, channel c]``.
@@ -112,7 +112,7 @@ def products(
         a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _zeros(builder, width)
+            cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
                 left = builder.gep(a, [builder.mul(outer.index, number(LANES * LANES))])
@@ -124,11 +124,11 @@ def products(
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
                             value = builder.load(builder.gep(row, [number(position * LANES)]))
-                            _accumulate(builder, cell, pixels, put_splat(builder, value))
+                            _accumulate_product(builder, cell, pixels, put_splat(builder, value))
             for position, cell in enumerate(cells):
                 put_store(builder, builder.load(cell), c, number(position * LANES))
 
-        _by_width(builder, args[0], emit)
+        _emit_by_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -136,7 +136,7 @@ def products(
 
 
 @intrinsic
-def dots(
+def multiply_pixel(
     typingctx: Any, n: Any, pixel: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
     """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
@@ -145,16 +145,16 @@ def dots(
         a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _zeros(builder, width)
+            cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
                 channels = put_load(builder, a, builder.mul(loop.index, number(LANES)))
                 for position, cell in enumerate(cells):
-                    _accumulate(builder, cell, channels, put_load(builder, operand, number(position * LANES)))
+                    _accumulate_product(builder, cell, channels, put_load(builder, operand, number(position * LANES)))
             for position, cell in enumerate(cells):
-                builder.store(_sum(builder, builder.load(cell)), builder.gep(c, [number(position)]))
+                builder.store(_sum_lanes(builder, builder.load(cell)), builder.gep(c, [number(position)]))
 
-        _by_width(builder, args[0], emit)
+        _emit_by_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -162,7 +162,7 @@ def dots(
 
 
 @intrinsic
-def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
+def store_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
     """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -189,7 +189,7 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
     return types.void(array, offsets, types.intp, float32x16), codegen
 
 
-def _pull(width: int) -> Callable[..., None]:
+def _build_gradient_reader(width: int) -> Callable[..., None]:
     @intrinsic
     def pull(
         typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
@@ -197,19 +197,19 @@ def _pull(width: int) -> Callable[..., None]:
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             a, b, c = (place(context, builder, sig, args, which) for which in (0, 3, 8))
-            totals = _zeros(builder, width)
+            totals = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
-                cells = _zeros(builder, width)
+                cells = _zero_vectors(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
                     offset = builder.mul(inner.index, number(LANES))
                     pixels = put_load(builder, left, offset)
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
                         value = builder.load(builder.gep(row, [number(channel)]))
-                        _accumulate(builder, cell, pixels, put_splat(builder, value))
-                _add(builder, totals, cells)
+                        _accumulate_product(builder, cell, pixels, put_splat(builder, value))
+                _add_cells(builder, totals, cells)
             for channel, cell in enumerate(totals):
                 at = number(channel * LANES)
                 put_store(builder, builder.fadd(put_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
@@ -222,7 +222,7 @@ def _pull(width: int) -> Callable[..., None]:
 
 
 @intrinsic
-def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
+def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
     """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -247,4 +247,4 @@ STEP = 16 if WIDE else 4
 
 # PULL: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] * planes[position q,
 # channel c], for STEP channels c from element p + r stride of a plane. Every row is summed separately, then the rows.
-PULL = _pull(STEP)
+PULL = _build_gradient_reader(STEP)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._operators import forbid_second_derivative, register
-from fullfield.ops.correlation.prepared import NAME, Lookups, feature_gradients, pool, prepare
+from fullfield.ops._operators import forbid_second_derivative, register_operator
+from fullfield.ops.correlation.prepared import NAME, Lookups, finish_feature_gradients, pool_levels, prepare
 from fullfield.ops.correlation.protocol import (
     FEATURES,
     LOOKUPS,
@@ -27,10 +27,10 @@ from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
     check_window,
+    choose_output_dtype,
     flatten_sizes,
     is_channels_last,
     level_sizes,
-    output_dtype,
 )
 
 
@@ -43,16 +43,16 @@ def _prepare_request(
     return request, LOOKUPS.choose(backend, request)
 
 
-def _prepare(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+def _prepare_state(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
     return list(prepare(*_prepare_request(fmap1, maps, *options), fmap1, maps).state)
 
 
-def _prepare_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+def _prepare_state_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
     request, name = _prepare_request(fmap1, maps, *options)
     return list(LOOKUPS.load(name).empty_state(request, fmap1))
 
 
-def _restored(
+def _restore_prepared(
     coords: Tensor, state: list[Tensor], shape: list[int], pooled: bool, radius: int, backend: str | None,
     precision: str, grad: bool, dtype: torch.dtype,
 ) -> Prepared:  # fmt: skip
@@ -63,7 +63,7 @@ def _restored(
 
 def _lookup(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
     *pair, out_dtype, channels_last = options
-    return _restored(coords, *pair).lookup(coords, out_dtype, channels_last)
+    return _restore_prepared(coords, *pair).lookup(coords, out_dtype, channels_last)
 
 
 def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
@@ -74,21 +74,23 @@ def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Ten
     return torch.empty(size, dtype=out_dtype, device=coords.device, memory_format=layout)
 
 
-def _backward(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
+def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
     """Return the gradients of fmap1, the maps and coords; empty where not requested."""
     shape, pooled, radius, backend, precision, dtype, (first, second, third) = options
-    restored = _restored(coords, state, shape, pooled, radius, backend, precision, True, dtype)
-    grads = restored.accumulators(first, second) if first or second else Gradients(None, None, (False, False))
+    restored = _restore_prepared(coords, state, shape, pooled, radius, backend, precision, True, dtype)
+    grads = restored.allocate_accumulators(first, second) if first or second else Gradients(None, None, (False, False))
     grad_coords = restored.backward(grad_out, coords, grads, third)
-    one, rest = feature_gradients(restored, grads) if first or second else (None, [None] * _maps(shape, pooled))
+    one, rest = (
+        finish_feature_gradients(restored, grads) if first or second else (None, [None] * _count_maps(shape, pooled))
+    )
     empty = coords.new_empty
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
 
 
-def _backward_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
+def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
     shape, pooled, *_, dtype, requested = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_maps(shape, pooled))]
+    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_maps(shape, pooled))]
 
     def like(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
         return coords.new_empty(
@@ -101,18 +103,18 @@ def _backward_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *opt
     return [like(requested[0], (shape[2], shape[3])), *(like(requested[1], size) for size in sizes), grad_coords]
 
 
-def _maps(shape: Sequence[int], pooled: bool) -> int:
+def _count_maps(shape: Sequence[int], pooled: bool) -> int:
     return 1 if pooled else (len(shape) - 4) // 2
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     fmap1, maps, link, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
     ctx.save_for_backward(coords, link, *state)
     ctx.options = (shape, pooled, radius, backend, precision, dtype)
     ctx.carriers = [fmap1.dtype, *(m.dtype for m in maps)]
 
 
-def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+def _backpropagate(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     coords, link, *state = ctx.saved_tensors
     first, second, _, third = ctx.needs_input_grad[:4]
     requested = [bool(first), any(second), bool(third)]
@@ -126,24 +128,24 @@ def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     return one, grad_maps, None, grad_coords, [None] * len(state), *(None,) * 9
 
 
-register(
+register_operator(
     "correlation_prepare(Tensor fmap1, Tensor[] maps, int levels, int radius, str? backend, str precision, bool grad) "
     "-> Tensor[]",
-    _prepare, _prepare_fake,
+    _prepare_state, _prepare_state_fake,
 )  # fmt: skip
 # fmap1 and maps only carry the gradient: without one they are empty. link is empty and computed from them. It is saved
 # in their place and leads from a gradient to them, so that a second derivative is refused. shape: B, C, H1, W1, then
 # H2, W2 of each level.
-register(
+register_operator(
     "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor link, Tensor coords, Tensor[] state, SymInt[] shape, "
     "bool pooled, int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, "
     "bool channels_last) -> Tensor",
-    _lookup, _lookup_fake, _setup, _autograd,
+    _lookup, _lookup_fake, _save_for_backward, _backpropagate,
 )  # fmt: skip
-register(
+register_operator(
     "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
     "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]",
-    _backward, _backward_fake,
+    _compute_gradients, _compute_gradients_fake,
 )  # fmt: skip
 
 
@@ -164,7 +166,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         pooled=True,
         precision=torch.get_float32_matmul_precision(),
     )
-    return LOOKUPS.reasons(request)
+    return LOOKUPS.list_reasons(request)
 
 
 def correlation_pyramid(
@@ -180,7 +182,7 @@ def correlation_pyramid(
     """
     _check.tensor(fmap2, "fmap2", ("B", "C", "H2", "W2"), dtypes=FEATURES)
     _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
-    return pool(fmap2, levels)
+    return pool_levels(fmap2, levels)
 
 
 def correlation_lookup(
@@ -226,7 +228,7 @@ def correlation_lookup(
     check_window(len(fmap2_levels), radius)
     check_features(fmap1, fmap2_levels, [f"fmap2_levels[{level}]" for level in range(len(fmap2_levels))])
     check_coords(coords, fmap1.shape[0], (fmap1.shape[2], fmap1.shape[3]), fmap1.dtype, fmap1.device)
-    dtype = output_dtype(out_dtype, fmap1.dtype)
+    dtype = choose_output_dtype(out_dtype, fmap1.dtype)
     channels_last = is_channels_last(memory_format)
     lookups = Lookups(fmap1, list(fmap2_levels), len(fmap2_levels), radius, backend)
     return lookups.lookup(coords, dtype, channels_last)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, allocate_output
 
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
@@ -39,10 +39,10 @@ def supports(request: Request) -> str | None:
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
     """Lay out a pair."""
-    blocks = _blocks(request)
+    blocks = _count_channel_blocks(request)
     state = empty_state(request, fmap1)
     source, target = state
-    rows, columns = _tiles(request)
+    rows, columns = _count_tile_rows_and_columns(request)
     height, width = request.size1
     padded = torch.zeros(request.batch, blocks * LANES, rows * TILE[0], columns * TILE[1], dtype=torch.float32)
     padded[:, : request.channels, :height, :width] = fmap1.detach()
@@ -51,7 +51,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
     source.view(request.batch, rows, columns, blocks * LANES, *TILE).copy_(split.permute(0, 2, 4, 1, 3, 5))
 
     target[-_TAIL:] = 0.0
-    for fmap2, level in zip(maps, _level_views(request, target), strict=True):
+    for fmap2, level in zip(maps, _view_levels(request, target), strict=True):
         if level.numel() == 0:  # PyTorch 2.6 pads nothing that is empty
             continue
         short = blocks * LANES - request.channels
@@ -62,28 +62,30 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for both maps in the layout of :class:`Cpu`."""
-    rows, columns = _tiles(request)
-    channels = _blocks(request) * LANES
+    rows, columns = _count_tile_rows_and_columns(request)
+    channels = _count_channel_blocks(request) * LANES
     source = like.new_empty((request.batch * rows * columns * channels * LANES,), dtype=torch.float32)
-    target = like.new_empty((_target_elements(request) + _TAIL,), dtype=torch.float32)
+    target = like.new_empty((_count_target_elements(request) + _TAIL,), dtype=torch.float32)
     return source, target
 
 
-def _blocks(request: Request) -> int:
+def _count_channel_blocks(request: Request) -> int:
     return -(-request.channels // LANES)
 
 
-def _tiles(request: Request) -> tuple[int, int]:
+def _count_tile_rows_and_columns(request: Request) -> tuple[int, int]:
     return -(-request.size1[0] // TILE[0]), -(-request.size1[1] // TILE[1])
 
 
-def _target_elements(request: Request) -> int:
-    return request.batch * _blocks(request) * LANES * sum(height * width for height, width in request.sizes2)
+def _count_target_elements(request: Request) -> int:
+    return (
+        request.batch * _count_channel_blocks(request) * LANES * sum(height * width for height, width in request.sizes2)
+    )
 
 
-def _level_views(request: Request, target: Tensor) -> list[Tensor]:
+def _view_levels(request: Request, target: Tensor) -> list[Tensor]:
     """Return every level of the flat target as [B, C // 16, H, W, 16]."""
-    views, start, blocks = [], 0, _blocks(request)
+    views, start, blocks = [], 0, _count_channel_blocks(request)
     for height, width in request.sizes2:
         shape = (request.batch, blocks, height, width, LANES)
         count = request.batch * blocks * height * width * LANES
@@ -96,7 +98,7 @@ _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels"
 _NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
 
 
-def _floats(tensor: Tensor) -> NDArray[np.float32]:
+def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).numpy()
     return array
 
@@ -110,7 +112,7 @@ class Cpu(Prepared):
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        blocks, start, table = _blocks(request), 0, []
+        blocks, start, table = _count_channel_blocks(request), 0, []
         for height, width in request.sizes2:
             plane = height * width * LANES
             table.append((start, height, width, plane, blocks * plane))
@@ -118,43 +120,49 @@ class Cpu(Prepared):
         self._levels = np.array(table, np.int64).reshape(-1, 5)
         self._scales = np.array([0.5**level for level in range(request.levels)], np.float32)
         self._window = 2 * request.radius + 2
-        self._tiles = _tiles(request)[0] * _tiles(request)[1]
+        self._tiles = _count_tile_rows_and_columns(request)[0] * _count_tile_rows_and_columns(request)[1]
 
-    def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
+    def _run_kernel(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
         r = self.request
-        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        task = partial(kernel, *arrays, self._window, _blocks(r), *extra, out.numpy())
+        arrays = (
+            _as_float_array(self.state[0]),
+            _as_float_array(self.state[1]),
+            self._levels,
+            self._scales,
+            _as_float_array(coords),
+        )
+        task = partial(kernel, *arrays, self._window, _count_channel_blocks(r), *extra, out.numpy())
         run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`Prepared` describes."""
-        out = empty_out(self.request, self.state[0], torch.float32, channels_last)
+        out = allocate_output(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run(_kernels().lookup_tiles, coords, out, _NOTHING)
+            self._run_kernel(_kernels().lookup_tiles, coords, out, _NOTHING)
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         if any(grads.requested):
-            self._accumulate(grad_out, coords, grads)
+            self._accumulate_gradients(grad_out, coords, grads)
         if not coords_grad:
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
-            self._run(_kernels().lookup_tiles, coords, out, _floats(grad_out))
+            self._run_kernel(_kernels().lookup_tiles, coords, out, _as_float_array(grad_out))
         return out.to(coords.dtype)
 
-    def _accumulate(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
+    def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
         from fullfield.ops.correlation._cpu_backward_kernels import NOTES
-        from fullfield.ops.correlation._cpu_kernels import largest_union
+        from fullfield.ops.correlation._cpu_kernels import max_union_cells
 
         kernels = _kernels()
         r = self.request
-        blocks, total = _blocks(r), r.batch * self._tiles
+        blocks, total = _count_channel_blocks(r), r.batch * self._tiles
         chunk = min(_CHUNK, total)
         notes = np.empty((chunk * r.levels, NOTES), np.int64)
-        weights = np.empty(chunk * r.levels * (largest_union(self._window) + 2) * LANES, np.float32)
-        f1, f2, xy, grad = (_floats(t) for t in (*self.state, coords, grad_out))
+        weights = np.empty(chunk * r.levels * (max_union_cells(self._window) + 2) * LANES, np.float32)
+        f1, f2, xy, grad = (_as_float_array(t) for t in (*self.state, coords, grad_out))
         nothing = np.empty(0, np.float32)
         grad1 = nothing if grads.fmap1 is None else grads.fmap1.numpy()
         grad2 = nothing if grads.levels is None else grads.levels[0].numpy()
@@ -169,7 +177,7 @@ class Cpu(Prepared):
                 )  # fmt: skip
 
             def collect(first: int, last: int, origin: int = origin, end: int = end) -> None:
-                kernels.collect_blocks(
+                kernels.add_tiles_to_gradients(
                     f1, f2, self._levels, notes, weights, self._window, self._tiles, blocks,
                     origin, end, first, last, grad1, grad2,
                 )  # fmt: skip
@@ -178,17 +186,19 @@ class Cpu(Prepared):
             run_chunks(end - origin, 4, threads, compute_dot_gradients)
             run_chunks(blocks, 1, threads, collect)
 
-    def gradients(self, grads: Gradients) -> Gradients:
+    def collect_gradients(self, grads: Gradients) -> Gradients:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""
         r = self.request
         first, rest = None, None
         if grads.fmap1 is not None:
-            rows, columns = _tiles(r)
-            split = grads.fmap1.view(r.batch, rows, columns, _blocks(r) * LANES, *TILE).permute(0, 3, 1, 4, 2, 5)
+            rows, columns = _count_tile_rows_and_columns(r)
+            split = grads.fmap1.view(r.batch, rows, columns, _count_channel_blocks(r) * LANES, *TILE).permute(
+                0, 3, 1, 4, 2, 5
+            )
             unpadded = split.flatten(4).flatten(2, 3)[:, : r.channels, : r.size1[0], : r.size1[1]]
             first = unpadded / max(r.channels, 1) ** 0.5
         if grads.levels is not None:
-            views = _level_views(r, grads.levels[0])
+            views = _view_levels(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
         return Gradients(first, rest, grads.requested)
 

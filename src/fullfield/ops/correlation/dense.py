@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield.ops._backends import InsufficientMemory
 from fullfield.ops.correlation import in_pytorch
-from fullfield.ops.correlation.protocol import Gradients, Request, as_written
+from fullfield.ops.correlation.protocol import Gradients, Request, disable_autocast
 
 
 def supports(request: Request) -> str | None:
@@ -39,7 +39,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
     source = fmap1.detach().flatten(2)
     scaled = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
     # Volumes first, then the features, which only the gradient needs.
-    with as_written(fmap1.device):
+    with disable_autocast(fmap1.device):
         volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in maps]
     features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
     return Dense(request, (*volumes, *features))
@@ -57,46 +57,46 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 class Dense(in_pytorch.PreparedInPyTorch):
     """Pair as volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
 
-    def chunk(self) -> int:
+    def pixels_per_chunk(self) -> int:
         """Return the number of pixels at a time."""
         return 1 << 16
 
-    def _columns(self, level: int, x: Tensor, y: Tensor) -> Tensor:
+    def _index_volume(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
-    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]
-        return table.gather(1, self._columns(level, x, y)).view(inside.shape)
+        return table.gather(1, self._index_volume(level, x, y)).view(inside.shape)
 
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
     ) -> None:
         """Add to the gradient of the volume."""
         del inside  # the gradient is zero elsewhere
-        volume = self._volumes(grads)[level]
-        volume.view(-1, volume.shape[-1])[pixels].scatter_add_(1, self._columns(level, x, y), grad.flatten(1))
+        volume = self._get_volume_gradients(grads)[level]
+        volume.view(-1, volume.shape[-1])[pixels].scatter_add_(1, self._index_volume(level, x, y), grad.flatten(1))
 
     @staticmethod
-    def _volumes(grads: Gradients) -> list[Tensor]:
+    def _get_volume_gradients(grads: Gradients) -> list[Tensor]:
         if grads.levels is None:
             raise TypeError("these accumulators were not made by the dense backend")
         return grads.levels
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
         """Return accumulators whose ``levels`` are the gradient of the volumes."""
         volumes = [torch.zeros_like(v) for v in self.state[: self.request.levels]]
         return Gradients(None, volumes, (fmap1, levels))
 
-    def gradients(self, grads: Gradients) -> Gradients:
+    def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply the volumes' gradients with the features."""
-        with as_written(self.request.device):
-            return self._products(grads)
+        with disable_autocast(self.request.device):
+            return self._multiply_gradients(grads)
 
-    def _products(self, grads: Gradients) -> Gradients:
+    def _multiply_gradients(self, grads: Gradients) -> Gradients:
         r = self.request
-        volumes = self._volumes(grads)
+        volumes = self._get_volume_gradients(grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
         first, rest = None, None
         if grads.requested[0]:

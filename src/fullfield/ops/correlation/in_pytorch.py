@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.protocol import FEATURES, Gradients, Prepared, Request, as_written, laid_out
+from fullfield.ops.correlation.protocol import FEATURES, Gradients, Prepared, Request, convert_output, disable_autocast
 
 
 class Window(NamedTuple):
@@ -40,7 +40,7 @@ def locate_windows(
     return Window(first[:, 0], first[:, 1], fraction[:, 0], fraction[:, 1])
 
 
-def cells(
+def locate_cells(
     window: Window, size: tuple[int, int], radius: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # x, y, inside: each [n, K, K], rows slow
     """Return the positions of all cells, clamped into the map, and whether they were inside."""
@@ -55,7 +55,7 @@ def cells(
     )
 
 
-def blend(
+def blend_taps(
     dots: Tensor,  # [n, K, K], rows slow
     window: Window,
 ) -> Tensor:  # [n, (2r+1)²]: dx slow, dy fast
@@ -67,12 +67,12 @@ def blend(
     return taps.transpose(1, 2).flatten(1)
 
 
-def blend_adjoint(
+def backpropagate_blend(
     grad: Tensor,  # [n, (2r+1)²]
     window: Window,
     side: int,
 ) -> Tensor:  # [n, K, K]
-    """Return the gradient of :func:`blend` in its first argument."""
+    """Return the gradient of :func:`blend_taps` in its first argument."""
     fx = window.fx.to(grad.dtype)[:, None, None]
     fy = window.fy.to(grad.dtype)[:, None, None]
     taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)
@@ -81,13 +81,13 @@ def blend_adjoint(
     return pad((1 - fx) * rows, (0, 1)) + pad(fx * rows, (1, 0))
 
 
-def slopes(
+def compute_fraction_gradients(
     grad: Tensor,  # [n, (2r+1)²]
     dots: Tensor,  # [n, K, K]
     window: Window,
     side: int,
 ) -> Tensor:  # [n, 2]
-    """Return the gradient of :func:`blend` in the fractions (x, y)."""
+    """Return the gradient of :func:`blend_taps` in the fractions (x, y)."""
     fx = window.fx.to(dots.dtype)[:, None, None]
     fy = window.fy.to(dots.dtype)[:, None, None]
     taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)
@@ -107,16 +107,16 @@ class PreparedInPyTorch(Prepared):
     """Pair whose backend only defines how dot products are found and how their gradient is added."""
 
     @abstractmethod
-    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Return the dot products / √C [n, K, K] of the pixels with positions x, y; free where not ``inside``."""
 
     @abstractmethod
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
     ) -> None:
-        """Add the features' gradient for the gradient of :meth:`dots`, which is zero where not ``inside``."""
+        """Add the features' gradient for the gradient of :meth:`compute_dots`, which is zero where not ``inside``."""
 
-    def chunk(self) -> int:
+    def pixels_per_chunk(self) -> int:
         """Return the number of source pixels at a time."""
         return self.pixels
 
@@ -125,49 +125,51 @@ class PreparedInPyTorch(Prepared):
         """Number of source pixels of the whole batch."""
         return self.request.batch * self.request.size1[0] * self.request.size1[1]
 
-    def _chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
+    def _iterate_chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
         r = self.request
         flat = coords.detach().permute(0, 2, 3, 1).reshape(-1, 2)
-        step = max(1, self.chunk())
+        step = max(1, self.pixels_per_chunk())
         for level, size in enumerate(r.sizes2):
             if size[0] == 0 or size[1] == 0:
                 continue
             for start in range(0, self.pixels, step):
                 pixels = slice(start, min(start + step, self.pixels))
                 window = locate_windows(flat[pixels], level, size, r.radius)
-                yield level, pixels, window, *cells(window, size, r.radius)
+                yield level, pixels, window, *locate_cells(window, size, r.radius)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up, a chunk of pixels at a time."""
         r = self.request
         taps = r.side**2
         out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
-        with as_written(coords.device):
-            for level, pixels, window, x, y, inside in self._chunks(coords):
-                dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
-                out[pixels, level * taps : (level + 1) * taps] = blend(dots, window).to(out_dtype)
+        with disable_autocast(coords.device):
+            for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
+                dots = torch.where(inside, self.compute_dots(level, pixels, x, y, inside), 0.0)
+                out[pixels, level * taps : (level + 1) * taps] = blend_taps(dots, window).to(out_dtype)
             result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
-            return laid_out(result, out_dtype, channels_last)
+            return convert_output(result, out_dtype, channels_last)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
-        with as_written(coords.device):
-            return self._backward(grad_out, coords, grads, coords_grad)
+        with disable_autocast(coords.device):
+            return self._add_gradients(grad_out, coords, grads, coords_grad)
 
-    def _backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def _add_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         r = self.request
         taps = r.side**2
         flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixels, r.out_channels)
         grad_coords = coords.new_zeros((self.pixels, 2)) if coords_grad else None
-        for level, pixels, window, x, y, inside in self._chunks(coords):
+        for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.requested):
-                dot_gradients = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
+                dot_gradients = torch.where(inside, backpropagate_blend(grad, window, r.side), 0.0)
                 self.add_gradient(level, pixels, x, y, inside, dot_gradients, grads)
             if grad_coords is not None:
-                dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
-                grad_coords[pixels] += slopes(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level
+                dots = torch.where(inside, self.compute_dots(level, pixels, x, y, inside), 0.0)
+                grad_coords[pixels] += (
+                    compute_fraction_gradients(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level
+                )
         if grad_coords is None:
             return None
         return grad_coords.view(r.batch, *r.size1, 2).permute(0, 3, 1, 2).contiguous()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops._launching import is_traced, raw_stream
-from fullfield.ops._operators import direct_apply, forbid_second_derivative
+from fullfield.ops._operators import forbid_second_derivative, get_direct_apply
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     Gradients,
@@ -28,7 +28,7 @@ from fullfield.ops.correlation.protocol import (
 )
 
 
-def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
+def pool_levels(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     """Return the levels as :func:`fullfield.ops.correlation.correlation_pyramid` does, without its checks."""
     pyramid = [fmap2]
     for _ in range(levels - 1):
@@ -41,8 +41,8 @@ def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     return tuple(pyramid)
 
 
-def fold(grads: Sequence[Tensor]) -> Tensor:
-    """Return the finest map's gradient from those of all levels, the adjoint of :func:`pool`; changes ``grads``."""
+def fold_level_gradients(grads: Sequence[Tensor]) -> Tensor:
+    """Return the finest map's gradient, the adjoint of :func:`pool_levels`; changes ``grads``."""
     for finer, coarser in zip(reversed(grads[:-1]), reversed(grads[1:]), strict=True):
         height, width = coarser.shape[-2:]
         if height and width:
@@ -61,18 +61,18 @@ def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) 
     module = LOOKUPS.load(name)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
-            maps = pool(maps[0].detach(), request.levels)
+            maps = pool_levels(maps[0].detach(), request.levels)
         prepared: Prepared = module.prepare(request, fmap1, maps)
     return prepared
 
 
-def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
+def finish_feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
     """Return the gradients of fmap1 and of the given maps from finished accumulators."""
     request = prepared.request
-    sums = prepared.gradients(grads)
+    sums = prepared.collect_gradients(grads)
     if sums.levels is None:
         return sums.fmap1, [None] * (1 if request.pooled else request.levels)
-    return sums.fmap1, [fold(sums.levels)] if request.pooled else list(sums.levels)
+    return sums.fmap1, [fold_level_gradients(sums.levels)] if request.pooled else list(sums.levels)
 
 
 class Pair:
@@ -91,38 +91,38 @@ class Pair:
         # By the engine's number of the pass: the sums, and the stream that last added to them.
         self._open: dict[int, tuple[Gradients, int]] = {}
 
-    def accumulators(self) -> Gradients:
+    def get_accumulators(self) -> Gradients:
         """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
-        stream = self._stream()
+        stream = self._get_current_stream()
         entry = self._open.get(task)
         if entry is None:
-            grads = self.prepared.accumulators(*self._requested)
+            grads = self.prepared.allocate_accumulators(*self._requested)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard, task))
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard_pass, task))
         else:
             grads, last = entry
             if last == stream:
                 return grads
-            self._wait(last)  # lookups of one pair on several streams add to the same memory
+            self._wait_for_stream(last)  # lookups of one pair on several streams add to the same memory
         self._open[task] = (grads, stream)
         return grads
 
-    def _discard(self, task: int) -> None:
+    def _discard_pass(self, task: int) -> None:
         self._open.pop(task, None)
 
-    def finish(self) -> Gradients | None:
+    def take_accumulators(self) -> Gradients | None:
         """Take what the present pass accumulated, if anything."""
         grads, last = self._open.pop(torch._C._current_graph_task_id(), (None, 0))
-        if grads is not None and last != self._stream():
-            self._wait(last)
+        if grads is not None and last != self._get_current_stream():
+            self._wait_for_stream(last)
         return grads
 
-    def _stream(self) -> int:
+    def _get_current_stream(self) -> int:
         """Return the current stream's handle, 0 on devices other than CUDA."""
         return 0 if self._device is None else raw_stream(self._index)
 
-    def _wait(self, stream: int) -> None:
+    def _wait_for_stream(self, stream: int) -> None:
         """Make the current stream wait for the work that ``stream`` has received so far."""
         # The default stream's handle is 0, of which ExternalStream makes a new stream.
         other = (
@@ -147,11 +147,11 @@ class PrepareNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of both maps."""
-        grads = ctx.pair.finish()
+        grads = ctx.pair.take_accumulators()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
         with torch.no_grad():
-            first, rest = feature_gradients(ctx.pair.prepared, grads)
+            first, rest = finish_feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
             gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
         return None, *forbid_second_derivative(NAME, gradients, (inputs,))
@@ -181,7 +181,7 @@ class LookupNode(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None
         coords, preparation = ctx.saved_tensors
-        grads = ctx.pair.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
+        grads = ctx.pair.get_accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
         if not torch.is_grad_enabled():
             return None, None, ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None
         with torch.no_grad():
@@ -196,15 +196,15 @@ class LookupNode(torch.autograd.Function):
         )
 
 
-add_lookup = direct_apply(LookupNode)
+add_lookup = get_direct_apply(LookupNode)
 
 
-def _precision() -> str:
+def _get_matmul_precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
 # Marked as torch.compiler.assume_constant_result does, which would import the compiler.
-_precision.__dict__["_dynamo_marked_constant"] = True
+_get_matmul_precision.__dict__["_dynamo_marked_constant"] = True
 
 
 class Lookups:
@@ -226,7 +226,7 @@ class Lookups:
         grad = torch.is_grad_enabled() and any(requested)
         self._shape = flatten_sizes(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
-        precision = _precision()
+        precision = _get_matmul_precision()
         carriers = fmap1, list(maps)
         self._pair: Pair | None = None
         self._preparation: Tensor | None = None
@@ -254,13 +254,13 @@ class Lookups:
         """Look up at checked coords, as part of the graph if gradients are enabled and requested."""
         pair = self._pair
         if pair is None or is_traced(coords):
-            return self._traced(coords, out_dtype, channels_last)
+            return self._lookup_traced(coords, out_dtype, channels_last)
         if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
             apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
             return apply(pair, self._preparation, coords, out_dtype, channels_last)
         return pair.prepared.lookup(coords, out_dtype, channels_last)
 
-    def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+    def _lookup_traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if self._carriers is None:
             carriers = (coords.new_empty(0), [coords.new_empty(0)])
         elif self._options[5] in _HALVES:

@@ -129,7 +129,7 @@ def build_request(
 # ---- checks of callers' arguments
 
 
-def _tensor(
+def _check_tensor(
     value: Tensor,
     name: str,
     shape: Sequence[int | str],
@@ -152,10 +152,10 @@ def _tensor(
 
 def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) -> None:
     """Check fmap1 [B, C, H1, W1] and maps [B, C, H, W] of one dtype and device."""
-    _tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), FEATURES)
+    _check_tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), FEATURES)
     _check.require(fmap1.shape[1] > 0, "fmap1", "at least one channel", fmap1)
     for name, fmap2 in zip(names, maps, strict=True):
-        _tensor(fmap2, name, (fmap1.shape[0], fmap1.shape[1], "H2", "W2"), (fmap1.dtype,), fmap1.device)
+        _check_tensor(fmap2, name, (fmap1.shape[0], fmap1.shape[1], "H2", "W2"), (fmap1.dtype,), fmap1.device)
 
 
 def check_window(levels: int, radius: int) -> None:
@@ -167,10 +167,10 @@ def check_window(levels: int, radius: int) -> None:
 def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     """Check coords [B, 2, H1, W1]: float32 whatever the features are, or float64 with float64 features."""
     allowed = (torch.float32, torch.float64) if dtype == torch.float64 else (torch.float32,)
-    _tensor(coords, "coords", (batch, 2, *size1), allowed, device)
+    _check_tensor(coords, "coords", (batch, 2, *size1), allowed, device)
 
 
-def output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) -> torch.dtype:
+def choose_output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) -> torch.dtype:
     """Return the result's dtype: as requested, else float32 (float64 for float64 features)."""
     if out_dtype is None:
         return torch.float64 if features == torch.float64 else torch.float32
@@ -218,7 +218,7 @@ class Prepared(ABC):
         ``grad_out`` has the shape and dtype of the lookup, any strides.
         """
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
         """Return zeroed accumulators, by default in the layout of a state that holds fmap1, then maps."""
 
         def zeros(like: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Prepared(ABC):
             (fmap1, levels),
         )
 
-    def gradients(self, grads: Gradients) -> Gradients:
+    def collect_gradients(self, grads: Gradients) -> Gradients:
         """Return the sums as [B, C, H, W] tensors of the accumulating dtype: fmap1, and every level.
 
         The caller does so once, at the end of a pass; the result may reuse the accumulators' memory.
@@ -238,20 +238,20 @@ class Prepared(ABC):
         return grads
 
 
-def empty_out(request: Request, like: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def allocate_output(request: Request, like: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """Return an uninitialised lookup result in the requested layout."""
     shape = (request.batch, request.out_channels, *request.size1)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
 
 
-def laid_out(out: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def convert_output(out: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """Return ``out`` in the requested dtype and layout, copied only where it differs."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return out.to(dtype).contiguous(memory_format=layout)
 
 
-def as_written(device: torch.device) -> AbstractContextManager[object]:
+def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which products keep their operands' dtypes: no autocast, and no graph."""
     stack = ExitStack()
     stack.enter_context(torch.no_grad())
@@ -264,16 +264,16 @@ def as_written(device: torch.device) -> AbstractContextManager[object]:
 
 
 class _Lookups(Backends):
-    def considers(self, name: str, *request: Request) -> bool:
+    def may_choose(self, name: str, *request: Request) -> bool:
         if name != "dense":
             return True
-        return request[0].device.type != "cpu" and not _too_large(request[0])
+        return request[0].device.type != "cpu" and not _is_too_large(request[0])
 
 
 LOOKUPS = _Lookups("correlation_lookup", f"{__package__}.", BACKENDS)
 
 
-def _too_large(request: Request) -> bool:
+def _is_too_large(request: Request) -> bool:
     limit = float(DENSE_BYTES)
     if request.device.type == "cuda" and torch.cuda.is_available():
         limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_MEMORY_FRACTION

@@ -37,51 +37,53 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 class Reference(PreparedInPyTorch):
     """Pair whose state is fmap1 and every level as [B, H, W, C]."""
 
-    def chunk(self) -> int:
+    def pixels_per_chunk(self) -> int:
         """Return the number of pixels whose gathered features fit in ``CHUNK_BYTES``."""
         r = self.request
         per_pixel = (2 * r.radius + 2) ** 2 * max(r.channels, 1) * r.accumulate_dtype.itemsize
         return int(CHUNK_BYTES // per_pixel)
 
-    def _rows(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
+    def _index_rows(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
         """Return the index [n·K·K] of each position among all rows of the level's state."""
         height, width = self.request.sizes2[level]
         per_image = self.request.size1[0] * self.request.size1[1]
         image = torch.arange(pixels.start, pixels.stop, device=x.device) // per_image
         return ((image[:, None, None] * height + y) * width + x).flatten()
 
-    def _source(self, pixels: slice) -> Tensor:
+    def _get_source_rows(self, pixels: slice) -> Tensor:
         r = self.request
         table = self.state[0].view(-1, r.channels)
         return table[pixels].to(r.accumulate_dtype).div(r.channels**0.5)
 
-    def _target(self, level: int, rows: Tensor, shape: torch.Size) -> Tensor:
+    def _gather_target_rows(self, level: int, rows: Tensor, shape: torch.Size) -> Tensor:
         r = self.request
         table = self.state[1 + level].view(-1, r.channels)
         return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
 
-    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Gather features and multiply: [n, K, K]."""
-        target = self._target(level, self._rows(level, pixels, x, y), inside.shape)
+        target = self._gather_target_rows(level, self._index_rows(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there
-            return (target * self._source(pixels)[:, None, :]).sum(-1).view(inside.shape)
-        return torch.bmm(target, self._source(pixels)[:, :, None]).view(inside.shape)
+            return (target * self._get_source_rows(pixels)[:, None, :]).sum(-1).view(inside.shape)
+        return torch.bmm(target, self._get_source_rows(pixels)[:, :, None]).view(inside.shape)
 
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
     ) -> None:
         """Add to the gradients of both maps."""
         r = self.request
-        rows = self._rows(level, pixels, x, y)
+        rows = self._index_rows(level, pixels, x, y)
         if grads.fmap1 is not None:
-            target = self._target(level, rows, inside.shape).masked_fill_(~inside.flatten(1)[..., None], 0.0)
+            target = self._gather_target_rows(level, rows, inside.shape).masked_fill_(
+                ~inside.flatten(1)[..., None], 0.0
+            )
             pulled = (target * grad.flatten(1)[..., None]).sum(1) / r.channels**0.5
             grads.fmap1.view(-1, r.channels)[pixels] += pulled
         if grads.levels is not None:
-            pushed = grad.flatten(1)[..., None] * self._source(pixels)[:, None, :]
+            pushed = grad.flatten(1)[..., None] * self._get_source_rows(pixels)[:, None, :]
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
-    def gradients(self, grads: Gradients) -> Gradients:
+    def collect_gradients(self, grads: Gradients) -> Gradients:
         """Return the sums as [B, C, H, W]."""
         return Gradients(
             None if grads.fmap1 is None else grads.fmap1.permute(0, 3, 1, 2),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.in_pytorch import blend, cells, locate_windows
+from fullfield.ops.correlation.in_pytorch import blend_taps, locate_cells, locate_windows
 from fullfield.ops.correlation.protocol import level_sizes
 
 FORMS = ("linear", "dense")
@@ -33,14 +33,14 @@ def traceable_state(
     """
     batch, channels, height, width = fmap1.shape
     source = fmap1.permute(0, 2, 3, 1) / channels**0.5
-    pyramid = _pyramid(fmap2, levels)
+    pyramid = _pool_by_convolution(fmap2, levels)
     if variant == "linear":
         return [source, *(level.permute(0, 2, 3, 1).reshape(-1, channels) for level in pyramid)]
     rows = source.reshape(batch, height * width, channels)
     return [torch.bmm(rows, level.flatten(2)).view(batch, height, width, -1) for level in pyramid]
 
 
-def _pyramid(fmap2: Tensor, levels: int) -> list[Tensor]:
+def _pool_by_convolution(fmap2: Tensor, levels: int) -> list[Tensor]:
     """Return the values of ``pyramid.pool``, by convolution.
 
     Before 2.12, PyTorch's average pooling asks a symbolic size whether it is even, and the graph then takes no other.
@@ -72,20 +72,20 @@ def traceable_lookup(
             taps.append(flat.new_zeros(flat.shape[0], (2 * radius + 1) ** 2))
             continue
         window = locate_windows(flat, level, size, radius)
-        x, y, inside = cells(window, size, radius)
+        x, y, inside = locate_cells(window, size, radius)
         positions = y * size[1] + x
         if variant == "linear":
             first = torch.arange(batch, device=flat.device).view(-1, 1) * (size[0] * size[1])
             positions = positions + first.expand(batch, height * width).reshape(-1, 1, 1)
-            dots = _dots(state[0], tables[level], positions)
+            dots = _compute_dots(state[0], tables[level], positions)
         else:
             volume = tables[level].reshape(batch * height * width, -1)
             dots = volume.gather(1, positions.flatten(1)).view_as(inside)
-        taps.append(blend(torch.where(inside, dots, 0.0), window))
+        taps.append(blend_taps(torch.where(inside, dots, 0.0), window))
     return torch.cat(taps, 1).view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
-def _dots(
+def _compute_dots(
     source: Tensor,  # [B, H, W, C]
     table: Tensor,  # [n2, C]
     positions: Tensor,  # [n, K, K]

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, recompute_gradients, wants_gradient
+from fullfield.ops._operators import get_direct_apply, recompute_gradients, wants_gradient
 from fullfield.ops.matching import chunks, cuda, fused
 from fullfield.ops.matching.protocol import Request, spatial_size, to_map, to_rows
 from fullfield.ops.spatial_correlation import spatial_correlation
@@ -29,7 +29,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class _Match(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-        matches, query, key, logarithms = _forward(fmap1, fmap2, scale)
+        matches, query, key, logarithms = _match_forward(fmap1, fmap2, scale)
         ctx.scale = scale
         ctx.save_for_backward(fmap1, fmap2, query, key, matches, logarithms)
         return matches
@@ -45,30 +45,30 @@ class _Match(torch.autograd.Function):
         sizes = spatial_size(fmap1), spatial_size(fmap2)
         both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
-            _gradient(one, fmap) if is_requested else None
+            _gradient_to_map(one, fmap) if is_requested else None
             for one, fmap, is_requested in zip(both, (fmap1, fmap2), requested, strict=True)
         ), None
 
 
-def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key = cuda.rows(fmap1), cuda.rows(fmap2, aligned=True)
+def _match_forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key = cuda.to_padded_rows(fmap1), cuda.to_padded_rows(fmap2, aligned=True)
     flow, logarithms = cuda.forward(query, key, (spatial_size(fmap1), spatial_size(fmap2)), scale)
     return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
-def _gradient(gradient: Tensor, fmap: Tensor) -> Tensor:
+def _gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
     """Return rows, some of which may be padding, as a map [B, C, H, W]."""
     return to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
-_apply = direct_apply(_Match)
+_apply = get_direct_apply(_Match)
 
 
 def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
     if wants_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, scale)
-    return _forward(fmap1, fmap2, scale)[0]
+    return _match_forward(fmap1, fmap2, scale)[0]
 
 
 _MATCHERS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -84,12 +84,12 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
-def _named(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
+def _choose_backend_constant(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
     return _choose(Request(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
-_named.__dict__["_dynamo_marked_constant"] = True
+_choose_backend_constant.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(256)
@@ -102,7 +102,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     The preferred backend is first.
     """
-    return MATCHERS.reasons(Request(dtype, torch.empty(0, device=device).device))
+    return MATCHERS.list_reasons(Request(dtype, torch.empty(0, device=device).device))
 
 
 def global_matching(
@@ -131,7 +131,7 @@ def global_matching(
     """
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
-    name = _named(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
+    name = _choose_backend_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
         return chunks.match_rows(fmap1, fmap2, scale)
     return _MATCHERS[name](fmap1, fmap2, scale)
@@ -183,7 +183,7 @@ def local_matching(
     Source: Xu et al., GMFlow, 2022 (the matching of its refinement).
     """
     _check.number(radius, "radius", integer=True, low=0)
-    scores = _scores(fmap1, fmap2, radius)
+    scores = _compute_window_scores(fmap1, fmap2, radius)
     height, width = fmap1.shape[2:]
     offsets = torch.arange(-radius, radius + 1, device=fmap1.device)
     rows, columns = (
@@ -216,7 +216,7 @@ def local_attention(
     Source: Xu et al., GMFlow, 2022 (the propagation of its refinement).
     """
     _check.number(radius, "radius", integer=True, low=0)
-    scores = _scores(fmap1, fmap2, radius)
+    scores = _compute_window_scores(fmap1, fmap2, radius)
     value_shape = (fmap1.shape[0], "V", *fmap1.shape[2:])
     _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
     shares = scores.flatten(1, 2).softmax(1)
@@ -229,7 +229,7 @@ def local_attention(
     return total.to(values.dtype)
 
 
-def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
+def _compute_window_scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
     """Return the scores [B, 2r+1, 2r+1, H, W], float32 or float64."""
     scores = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, recompute_gradients
-from fullfield.ops.matching.protocol import Request, flow_from_matches, grid_positions, rows_at_a_time, to_rows
+from fullfield.ops._operators import get_direct_apply, recompute_gradients
+from fullfield.ops.matching.protocol import Request, count_rows_at_a_time, flow_from_matches, grid_positions, to_rows
 
 
 def supports(_request: Request) -> None:
     """Return None: this backend always runs."""
 
 
-def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute all columns of some rows, in float32 at least."""
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     with torch.autocast(query.device.type, enabled=False):
@@ -26,11 +26,11 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         return torch.softmax(scores, -1) @ value.to(exact)
 
 
-def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _attend_differentiably(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute with PyTorch's own gradients and recompute what they need."""
     chunks = [
-        checkpoint(_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
-        for rows in torch.split(query, rows_at_a_time(key), -2)
+        checkpoint(_attend_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        for rows in torch.split(query, count_rows_at_a_time(key), -2)
     ]
     return torch.cat(chunks, -2)
 
@@ -38,8 +38,8 @@ def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        chunks = torch.split(query, rows_at_a_time(key), -2)
-        out = torch.cat([_rows(rows, key, value, scale) for rows in chunks], -2)
+        chunks = torch.split(query, count_rows_at_a_time(key), -2)
+        out = torch.cat([_attend_rows(rows, key, value, scale) for rows in chunks], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
         return out
@@ -49,22 +49,22 @@ class _Attention(torch.autograd.Function):
         query, key, value, out = ctx.saved_tensors
         requested = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second-order gradients
-            recompute = partial(_differentiable, scale=ctx.scale)
+            recompute = partial(_attend_differentiably, scale=ctx.scale)
             return *recompute_gradients(recompute, (query, key, value), grad, requested), None
         with torch.autocast(query.device.type, enabled=False):
-            gradients = _gradients(query, key, value, out, grad, ctx.scale)
+            gradients = _compute_attention_gradients(query, key, value, out, grad, ctx.scale)
         return *(
             one.to(t.dtype) if is_requested else None
             for one, t, is_requested in zip(gradients, (query, key, value), requested, strict=True)
         ), None
 
 
-def _gradients(
+def _compute_attention_gradients(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = key.to(out.dtype), value.to(out.dtype)
     grad_query, grad_key, grad_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
-    each = rows_at_a_time(key)
+    each = count_rows_at_a_time(key)
     for start in range(0, query.shape[-2], each):
         at = slice(start, start + each)
         rows, grad_rows = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
@@ -77,13 +77,13 @@ def _gradients(
     return grad_query, grad_key, grad_value
 
 
-_apply = direct_apply(_Attention)
+_apply = get_direct_apply(_Attention)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return [..., N, V] of [..., N, C], [..., M, C], [..., M, V], float32, or float64 for float64."""
     if not is_eager(query, key, value):
-        return _differentiable(query, key, value, scale)
+        return _attend_differentiably(query, key, value, scale)
     return _apply(query, key, value, scale)
 
 

@@ -15,13 +15,13 @@ from torch.nn import functional
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, structures
-from fullfield.ops.matching.protocol import HALVES, Request, rows_at_a_time
+from fullfield.ops._launching import CODES, parse_structures
+from fullfield.ops.matching.protocol import HALVES, Request, count_rows_at_a_time
 
 LIBRARIES = Libraries("kernels of matching by a softmax")
 _THREADS, _ALIGNED, _LOG2_E = 256, 8, 1.4426950408889634
 _SOURCE = Path(__file__).with_name("positions.cu")
-_Params = structures(_launching.HALVES, _launching.VALUES, _SOURCE)["PositionParams"]
+_Params = parse_structures(_launching.HALVES, _launching.VALUES, _SOURCE)["PositionParams"]
 # Products of 16-bit features that stay float32: PyTorch 2.8.
 _WIDENS = hasattr(torch.ops.aten.bmm, "dtype")
 
@@ -36,20 +36,20 @@ def supports(request: Request) -> str | None:
 
 
 @functools.cache
-def source(dtype: torch.dtype) -> Source:
+def matching_source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for features of ``dtype``."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.WARPS, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
 
-def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
+def to_padded_rows(fmap: Tensor, aligned: bool = False) -> Tensor:
     """Return the map as contiguous rows [B, N, C]; with ``aligned``, rows of zeros that no kernel counts follow."""
     flat = fmap.flatten(2).transpose(1, 2)
     lacking = -flat.shape[1] % _ALIGNED if aligned else 0
     return functional.pad(flat, (0, 0, 0, lacking)) if lacking else flat.contiguous()
 
 
-def _products(one: Tensor, two: Tensor) -> Tensor:
+def _multiply_rows(one: Tensor, two: Tensor) -> Tensor:
     """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
     as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
     if as_they_are and (one.dtype == torch.float16 or _launching.explain_no_bfloat16(one.device) is None):
@@ -70,22 +70,22 @@ class _Rows:
         p.pixels, p.count, p.pitch = self.count, searched[0] * searched[1], key.shape[1]
         p.own_width, p.width = own[1], searched[1]
         p.sharpness, p.scale = scale * _LOG2_E, scale
-        self.kernels = _launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
+        self.kernels = _launching.load_kernels(LIBRARIES, matching_source(query.dtype), query.get_device())
 
-    def chunks(self) -> list[slice]:
+    def split_rows(self) -> list[slice]:
         """Return the rows that are in memory together."""
-        each = rows_at_a_time(self.key)
+        each = count_rows_at_a_time(self.key)
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 
-    def products(self, chunk: slice) -> Tensor:
+    def multiply_chunk(self, chunk: slice) -> Tensor:
         """Return the products of these rows [B, n, M] and pass them to the kernels."""
-        product_rows = _products(self.query[:, chunk], self.key.transpose(1, 2))
-        self.params.products, self.params.begin = product_rows.data_ptr(), chunk.start
+        product_rows = _multiply_rows(self.query[:, chunk], self.key.transpose(1, 2))
+        self.params.multiply_chunk, self.params.begin = product_rows.data_ptr(), chunk.start
         self.params.rows = chunk.stop - chunk.start
         return product_rows
 
-    def launch(self, name: str) -> None:
+    def launch_kernel(self, name: str) -> None:
         self.kernels.launch(name, self.batch * self.params.rows, _THREADS, self.params)
 
 
@@ -101,9 +101,9 @@ def forward(
     work = _Rows(query, key, sizes, scale)
     work.params.flow, work.params.logarithms = flow.data_ptr(), logarithms.data_ptr()
     with torch.autocast(query.device.type, enabled=False):
-        for chunk in work.chunks():
-            product_rows = work.products(chunk)
-            work.launch("positions")
+        for chunk in work.split_rows():
+            product_rows = work.multiply_chunk(chunk)
+            work.launch_kernel("positions")
             del product_rows
     return flow, logarithms
 
@@ -129,14 +129,14 @@ def backward(
     grad_query = query.new_empty(query.shape, dtype=torch.float32)
     grad_key = key.new_zeros(key.shape, dtype=torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        for chunk in work.chunks():
-            product_rows = work.products(chunk)
+        for chunk in work.split_rows():
+            product_rows = work.multiply_chunk(chunk)
             grad_rows = product_rows.new_empty(product_rows.shape, dtype=query.dtype) if half else product_rows
             p.grad_products = grad_rows.data_ptr()
-            work.launch("gradient")
+            work.launch_kernel("gradient")
             del product_rows
-            grad_query[:, chunk] = _products(grad_rows, key)
-            grad_key += _products(grad_rows.transpose(1, 2), query[:, chunk])
+            grad_query[:, chunk] = _multiply_rows(grad_rows, key)
+            grad_key += _multiply_rows(grad_rows.transpose(1, 2), query[:, chunk])
     if unit is not None:
         grad_query *= unit
         grad_key *= unit

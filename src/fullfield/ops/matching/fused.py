@@ -28,7 +28,7 @@ def supports(request: Request) -> str | None:
     return _launching.explain_no_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
 
 
-def _padded(rows: Tensor, width: int) -> Tensor:
+def _pad_columns(rows: Tensor, width: int) -> Tensor:
     return rows if rows.shape[-1] == width else functional.pad(rows, (0, width - rows.shape[-1]))
 
 
@@ -40,7 +40,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     outer = -(-width // step) * step
     if half:
         inner = outer = max(inner, outer)
-    padded = _padded(query, inner), _padded(key, inner), _padded(value.to(query.dtype), outer)
+    padded = _pad_columns(query, inner), _pad_columns(key, inner), _pad_columns(value.to(query.dtype), outer)
     with torch.autocast("cuda", enabled=False):
         q, k, v = (tensor.unsqueeze(1) for tensor in padded)
         result = functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullfield.ops._positions import positions
+from fullfield.ops._positions import pixel_positions
 
 HALVES = (torch.float16, torch.bfloat16)
 ELEMENTS = 1 << 24
@@ -26,7 +26,7 @@ class Request:
     """Channels of the features or the values, whichever are more; attention alone sets it."""
 
 
-def rows_at_a_time(key: Tensor) -> int:
+def count_rows_at_a_time(key: Tensor) -> int:
     """Return the number of rows of the matrix at a time for ``key`` [..., M, C]."""
     return max(ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
 
@@ -49,7 +49,7 @@ def spatial_size(fmap: Tensor) -> tuple[int, int]:
 def grid_positions(fmap: Tensor) -> Tensor:
     """Return the positions [2, H, W], (x, y), float32 or float64."""
     exact = torch.float64 if fmap.dtype == torch.float64 else torch.float32
-    return positions(spatial_size(fmap), fmap.device, exact)
+    return pixel_positions(spatial_size(fmap), fmap.device, exact)
 
 
 def flow_from_matches(matches: Tensor, fmap1: Tensor) -> Tensor:

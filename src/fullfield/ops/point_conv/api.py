@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import direct_apply, register_for_func, wants_gradient
+from fullfield.ops._operators import get_direct_apply, register_for_func, wants_gradient
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
@@ -218,7 +218,7 @@ class _Eager(torch.autograd.Function):
         return (one, two, three, None, None, None, None, None)
 
 
-_apply = direct_apply(_Eager)
+_apply = get_direct_apply(_Eager)
 
 
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
@@ -248,7 +248,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         entries=1_500_000,
         precision=torch.get_float32_matmul_precision(),
     )
-    return CONVOLUTIONS.reasons(request)
+    return CONVOLUTIONS.list_reasons(request)
 
 
 def point_conv(
@@ -387,4 +387,4 @@ class _ConvNorm(torch.autograd.Function):
         return one, two, grad_scale, grad_shift, grad_residual, *nothing
 
 
-_apply_both = direct_apply(_ConvNorm)
+_apply_both = get_direct_apply(_ConvNorm)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import usable
+from fullfield.ops._backends import is_usable
 from fullfield.ops._launching import is_eager, refuse_forward_mode
 from fullfield.ops._operators import register_for_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
@@ -70,7 +70,7 @@ def _limit(features: Tensor) -> int:
 
 def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
-    if usable("point_pool", "cuda", kernels.supports(features)):
+    if is_usable("point_pool", "cuda", kernels.supports(features)):
         return kernels.pool_sum(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
@@ -88,7 +88,7 @@ def _sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
 def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
-    if usable("point_pool", "cuda", kernels.supports(features)):
+    if is_usable("point_pool", "cuda", kernels.supports(features)):
         return kernels.pool_max(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
@@ -117,7 +117,7 @@ def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: 
     """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
-    if usable("point_pool", "cuda", kernels.supports(grad)):
+    if is_usable("point_pool", "cuda", kernels.supports(grad)):
         return kernels.pool_max_backward(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, Kernels, address, structures
+from fullfield.ops._launching import CODES, Kernels, get_address, parse_structures
 
 LIBRARIES = Libraries("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")
-_Params = structures(_SOURCE)["NormParams"]
+_Params = parse_structures(_SOURCE)["NormParams"]
 # Most channels of a lane; fewest rows that a block sums; threads of a block.
 _MAX_VALUES, _MIN_ROWS, _THREADS = 32, 32, 128
 MAX_CHANNELS = 32 * _MAX_VALUES
@@ -58,14 +58,16 @@ def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
     together = x.data_ptr() | x.shape[1] * x.itemsize
     for at in rows:
         together |= at or 0
-    return _launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
+    return _launching.load_kernels(
+        LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
+    )
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool) -> Tensor:
     """Return the result [N, C]; features and residual are contiguous."""
     out = torch.empty_like(x)
     p = _Params()
-    p.x, p.residual, p.out = x.data_ptr(), address(residual), out.data_ptr()
+    p.x, p.residual, p.out = x.data_ptr(), get_address(residual), out.data_ptr()
     p.weight, p.bias = weight.data_ptr(), bias.data_ptr()
     (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
     blocks = min(-(-p.rows * 4 // _THREADS), 4 * _BLOCKS)
@@ -84,8 +86,8 @@ def backward(
     grad_residual = torch.empty_like(x) if wants_residual and relu else None
     grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
     p = _Params()
-    p.x, p.y, p.grad, p.out = x.data_ptr(), address(y), grad.data_ptr(), out.data_ptr()
-    p.weight, p.grad_residual = weight.data_ptr(), address(grad_residual)
+    p.x, p.y, p.grad, p.out = x.data_ptr(), get_address(y), grad.data_ptr(), out.data_ptr()
+    p.weight, p.grad_residual = weight.data_ptr(), get_address(grad_residual)
     (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
     p.grad_weight, p.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
     p.chunk = max(_MIN_ROWS, -(-p.rows // _BLOCKS))

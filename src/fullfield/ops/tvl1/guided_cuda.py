@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import HALVES, VALUES, Launch, address, raw_stream, read_source, structures
-from fullfield.ops._recording import InOrder, record
+from fullfield.ops._launching import HALVES, VALUES, Launch, get_address, parse_structures, raw_stream, read_source
+from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
@@ -25,8 +25,8 @@ BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
 _ACROSS, _DOWN = 32, 16  # tile of the weighted median
 _FOLDER = Path(__file__).with_name("cuda")
-_Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
-_Median = structures(_FOLDER / "median.cu")["MedianParams"]
+_Guided = parse_structures(_FOLDER / "guided.cu")["GuidedParams"]
+_Median = parse_structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
 _GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
 _MISFIT_PLANES = _FIT + 1  # before each round that is judged
@@ -94,7 +94,7 @@ class Refiner:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
         self._about = about = _launching.gpu_from_device(device)
         self._pitch = row_pitch(width, torch.float32)
-        self._library = _launching.kernels(LIBRARIES, source(shape), about.index)
+        self._library = _launching.load_kernels(LIBRARIES, source(shape), about.index)
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
@@ -143,7 +143,7 @@ class Refiner:
             self._launch_all(launches, rounds)
             return
         if graph is None:
-            graph = self._graphs[key] = record(partial(self._launch_all, launches, rounds), self._device)
+            graph = self._graphs[key] = record_graph(partial(self._launch_all, launches, rounds), self._device)
         graph.replay()
 
     def _launch_all(self, launches: list[tuple[str, Launch]], rounds: int) -> None:
@@ -159,7 +159,7 @@ class Refiner:
     def _params(self, channels: int) -> ctypes.Structure:
         config = self._config
         p: ctypes.Structure = _Guided()
-        p.inputs, p.flags, p.kernel = address(self._inputs), address(self._flags), address(self._kernel)
+        p.inputs, p.flags, p.kernel = get_address(self._inputs), get_address(self._flags), get_address(self._kernel)
         p.grey, p.system, p.edge, p.coupling, p.fit = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT))
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
         p.height, p.width = self._size
@@ -187,7 +187,7 @@ class Refiner:
             for n, frame in enumerate(frames):
                 p.frames[n] = frame.data_ptr()
                 p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
-            p.prior, p.backward, p.result = address(flow), address(back), address(refined)
+            p.prior, p.backward, p.result = get_address(flow), get_address(back), get_address(refined)
             p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
             self._launch(name, p, (1, 256))(stream)
 

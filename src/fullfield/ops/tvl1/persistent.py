@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import InOrder, record
+from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
@@ -95,8 +95,8 @@ class PersistentSolver:
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._make_engine(batch, height, width)
             self._warm_up()
-            self._pair = record(partial(self._work, 0, 2), self.device)
-            self._steps = [record(partial(self._work, index, 1), self.device) for index in (0, 1)]
+            self._pair = record_graph(partial(self._work, 0, 2), self.device)
+            self._steps = [record_graph(partial(self._work, index, 1), self.device) for index in (0, 1)]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 

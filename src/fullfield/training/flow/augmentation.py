@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._config import Config
-from fullfield.ops.consistency import targets
+from fullfield.ops.consistency import flow_targets
 from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, announce
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
@@ -164,7 +164,7 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     warped = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
     flow, valid = warped * factor, exact[:, 2] > 0.5
-    _, _, inside = targets(flow)
+    _, _, inside = flow_targets(flow)
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
@@ -209,7 +209,7 @@ def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> 
     box_draw = draw[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
-    target_x, target_y, _ = targets(batch.flow)
+    target_x, target_y, _ = flow_targets(batch.flow)
     for index in range(_BOXES):
         centre_x, centre_y, box_width, box_height = draw[1 + 4 * index : 5 + 4 * index]
         left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]

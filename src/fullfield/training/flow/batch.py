@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.ops.consistency import targets
+from fullfield.ops.consistency import flow_targets
 from fullfield.training.workers import end_with_the_parent, worker_context
 
 Counts: TypeAlias = Callable[[int], int]
@@ -193,7 +193,7 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
     cut = FlowBatch(
         *(window(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
     )
-    _, _, inside = targets(cut.flow[None])
+    _, _, inside = flow_targets(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 

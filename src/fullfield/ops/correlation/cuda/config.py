@@ -103,12 +103,12 @@ def _widths(radius: int, block: int) -> tuple[int, ...]:
     return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
 
-def vectors(height: int, width: int) -> int:
+def count_vectors(height: int, width: int) -> int:
     """Return the number of feature vectors of an image in f1's layout: every row in whole octets of pixels."""
     return height * (-(-width // 8) * 8)
 
 
-def _blocks(channels: int, max_channels: int) -> tuple[int, int]:
+def _split_channels(channels: int, max_channels: int) -> tuple[int, int]:
     """Return the channels of a block, a multiple of 64 up to ``max_channels``, and the number of blocks."""
     padded = -(-channels // 64) * 64
     kb = -(-padded // max_channels)
@@ -132,7 +132,7 @@ def forward_config(request: Request, device: Device) -> Config:
     map's largest magnitude.
     """
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
-    cblk, kb = _blocks(request.channels, 256)
+    cblk, kb = _split_channels(request.channels, 256)
     split = is_split(request)
     return Config(
         radius=request.radius,
@@ -140,10 +140,10 @@ def forward_config(request: Request, device: Device) -> Config:
         kb=kb,
         split=split,
         bf16=bf16 and device.multiplies_bfloat16,
-        hopper=device.hopper,
+        hopper=device.is_hopper,
         columns=_COLUMNS,
         widths=_widths(request.radius, 16),
-        groups=2 if split or not device.hopper else 1,
+        groups=2 if split or not device.is_hopper else 1,
         block=16,
         levels=request.levels,
     )
@@ -154,10 +154,10 @@ def gradient_config(forward: Config) -> Config:
     return replace(forward, groups=1, block=8)
 
 
-def patch_side(config: Config, shared: int) -> int:
+def choose_patch_side(config: Config, shared: int) -> int:
     """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared`` bytes."""
     window = 2 * config.radius + 2
-    return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
+    return next((side for side in (window + 2, window + 1) if collect_shared_bytes(side) <= shared), window)
 
 
 def choose_multiply_blocks(config: Config, shared: int) -> tuple[int, int]:
@@ -166,17 +166,17 @@ def choose_multiply_blocks(config: Config, shared: int) -> tuple[int, int]:
     It fits in ``shared`` bytes if any form does.
     """
     candidates = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
-    return next((candidate for candidate in candidates if multiply_shared(config, *candidate) <= shared), (64, 1))
+    return next((candidate for candidate in candidates if multiply_shared_bytes(config, *candidate) <= shared), (64, 1))
 
 
 # ---- shared memory, in bytes
 
 
-def _stage(config: Config) -> int:
+def _stage_bytes(config: Config) -> int:
     return config.columns * config.cblk * 2 * config.parts
 
 
-def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
+def lookup_shared_bytes(config: Config, out: int, channels_last: bool) -> int:
     """Return the bytes of a block of the lookup that writes the type with code ``out``."""
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
@@ -184,15 +184,15 @@ def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
     if channels_last:
         warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out == 0 else 2) + 15) // 16 * 16
     if not config.hopper:
-        return _stage(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
-    team = (_stage(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
+        return _stage_bytes(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
+    team = (_stage_bytes(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
     return team * config.teams + 64 + 1024
 
 
-def with_stages(config: Config, out: int, channels_last: bool) -> Config:
+def choose_stages(config: Config, out: int, channels_last: bool) -> Config:
     """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
-    free = _HOPPER_BLOCK - lookup_shared(replace(config, stages=0), out, channels_last)
-    return replace(config, stages=min(_MAX_STAGES, free // ((_stage(config) + 48) * config.teams)))
+    free = _HOPPER_BLOCK - lookup_shared_bytes(replace(config, stages=0), out, channels_last)
+    return replace(config, stages=min(_MAX_STAGES, free // ((_stage_bytes(config) + 48) * config.teams)))
 
 
 def lookup_config(
@@ -209,17 +209,17 @@ def lookup_config(
         tiled = replace(config, block=block, widths=widths, streamed=pixels >= _LARGE_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
-            wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
+            wider = choose_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
-    for smaller in _smaller(config):
-        if lookup_shared(smaller, out, channels_last) <= shared:
+    for smaller in _yield_smaller_configs(config):
+        if lookup_shared_bytes(smaller, out, channels_last) <= shared:
             return smaller
     return None
 
 
-def _smaller(config: Config) -> Iterator[Config]:
+def _yield_smaller_configs(config: Config) -> Iterator[Config]:
     """Yield configurations that take less and less shared memory."""
     for cblk in (config.cblk, 192, 128, 64):
         if cblk <= config.cblk and config.channels % cblk == 0:
@@ -227,25 +227,25 @@ def _smaller(config: Config) -> Iterator[Config]:
                 yield replace(config, groups=groups, cblk=cblk, kb=config.channels // cblk)
 
 
-def collect_shared(side: int) -> int:
+def collect_shared_bytes(side: int) -> int:
     """Return the bytes of shared memory of a block of ``collect``."""
     return side * side * 256
 
 
-def multiply_shared(config: Config, block: int, chunks: int) -> int:
+def multiply_shared_bytes(config: Config, block: int, chunks: int) -> int:
     """Return the bytes of shared memory of a block of ``multiply_out``; arguments as :func:`choose_multiply_blocks`."""
     return chunks * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
-def coords_shared(config: Config) -> int:
+def coords_shared_bytes(config: Config) -> int:
     """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
-def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
+def count_resident_blocks(config: Config, out: int, channels_last: bool) -> int:
     """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
-    two_fit = lookup_shared(config, out, channels_last) <= 99 << 10
+    two_fit = lookup_shared_bytes(config, out, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
 
 
@@ -253,7 +253,7 @@ def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
 
 
 @functools.cache
-def _read(*names: str) -> str:
+def _read_sources(*names: str) -> str:
     """Read the shared sources, then these files."""
     shared = (HALVES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
     return read_source(*shared, *(_FOLDER / name for name in names))
@@ -262,11 +262,12 @@ def _read(*names: str) -> str:
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """Return ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
-    shared = _read("dots.cuh", "sample.cuh")
+    shared = _read_sources("dots.cuh", "sample.cuh")
     build_source = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
         return build_source(
-            shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=resident_blocks(config, out, channels_last)
+            shared + read_source(_FOLDER / "lookup_ampere.cu"),
+            MIN_BLOCKS=count_resident_blocks(config, out, channels_last),
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
@@ -277,24 +278,24 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
 @functools.lru_cache(64)
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
     """Return the kernels that lay out features of type ``source``; ``plain`` lays out both maps as f2."""
-    built = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
+    built = config.source(_read_sources("prepare.cu"), SRC=source, SCALED=scaled)
     return built._replace(options=(*built.options, "-DF1_PLAIN")) if plain else built
 
 
 @functools.lru_cache(64)
 def collect_source(config: Config, grad: int, side: int) -> Source:
     """Return ``collect`` for gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
-    return config.source(_read("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
+    return config.source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
 
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
     """Return ``multiply_out``; ``config`` is of :func:`gradient_config`, the rest of :func:`choose_multiply_blocks`."""
-    text = _read("gradients.cuh", "restart.cuh", "multiply_out.cu")
+    text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
     """Return ``coords_gradient`` for gradients of the type with code ``grad``, from the forward's layout."""
-    return config.source(_read("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)
+    return config.source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)

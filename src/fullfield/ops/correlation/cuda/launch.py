@@ -22,14 +22,14 @@ from fullfield.ops.correlation.cuda.structs import (
     MapSource,
     Params,
     PrepareParams,
-    fill,
+    encode_tensor_maps,
+    fill_lookup_params,
     get_queues,
-    offsets,
+    level_offsets,
     split_levels,
-    tensor_maps,
 )
-from fullfield.ops.correlation.prepared import pool
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
+from fullfield.ops.correlation.prepared import pool_levels
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, convert_output
 
 # Levels that the kernel pools; all are pooled in float32.
 MAX_POOLED_LEVELS = 4
@@ -51,10 +51,10 @@ def supports(request: Request) -> str | None:
             f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MAX_LEVELS}, "
             f"got {request.radius} and {request.levels}"
         )
-    return _too_large(request)
+    return _explain_too_large(request)
 
 
-def _too_large(request: Request) -> str | None:
+def _explain_too_large(request: Request) -> str | None:
     pixels = request.size1[0] * request.size1[1]
     max_pixels = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > max_pixels:
@@ -62,10 +62,11 @@ def _too_large(request: Request) -> str | None:
     device = _launching.gpu_from_device(request.device)
     config, shared = shapes.forward_config(request, device), device.shared
     own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
-    if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
+    if shapes.collect_shared_bytes(shapes.choose_patch_side(own, shared)) > shared:
         return f"a radius of {request.radius} needs {less}"
     used_bytes = max(
-        shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.choose_multiply_blocks(own, shared))
+        shapes.coords_shared_bytes(config),
+        shapes.multiply_shared_bytes(own, *shapes.choose_multiply_blocks(own, shared)),
     )
     if used_bytes > shared or shapes.lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
@@ -90,20 +91,22 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """
     config = choose_config(request)
     pixels = count_pixels(request)
-    padded = request.batch * shapes.vectors(*request.size1)
+    padded = request.batch * shapes.count_vectors(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
-    def new(vectors: int) -> Tensor:
+    def allocate(vectors: int) -> Tensor:
         return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
 
-    state = (new(padded), new(targets), like.new_empty((3,), dtype=torch.float32))
-    return (*state, new(pixels)) if request.grad else state
+    state = (allocate(padded), allocate(targets), like.new_empty((3,), dtype=torch.float32))
+    return (*state, allocate(pixels)) if request.grad else state
 
 
 # ---- preparing
 
 
-def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
+def _lay_out_features(
+    r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
+) -> None:
     """Write f1, all levels of f2 (pooled if ``maps`` is one, more than four in PyTorch) and the products' factor.
 
     Without f2: only f1, in f2's layout.
@@ -111,9 +114,9 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
     config = choose_config(r)
     scaled = shapes.is_scaled(r, config)
     if f2 is not None and len(maps) < r.levels and r.levels > MAX_POOLED_LEVELS:
-        fmap1, maps = fmap1.float(), pool(maps[0].float(), r.levels)
+        fmap1, maps = fmap1.float(), pool_levels(maps[0].float(), r.levels)
     source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = _launching.kernels(LIBRARIES, source, _launching.gpu_from_device(r.device).index)
+    kernels = _launching.load_kernels(LIBRARIES, source, _launching.gpu_from_device(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
     if factor is not None:
@@ -129,7 +132,7 @@ def _prepare_params(
     r: Request, config: Config, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
     f2: Tensor | None, scale: Tensor,
 ) -> Any:  # fmt: skip
-    params, begins = PrepareParams(), offsets(r, config)
+    params, begins = PrepareParams(), level_offsets(r, config)
     levels = r.levels if len(maps) == 1 else 1
     for level in range(levels):
         params.level_offset[level] = begins[level]
@@ -147,7 +150,7 @@ def _prepare_params(
     return params
 
 
-def first_sources(request: Request) -> list[Source]:
+def list_common_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = _launching.gpu_from_device(request.device), choose_config(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
@@ -165,12 +168,12 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
     """Lay out a pair, after compiling its kernels where needed."""
     device = _launching.gpu_from_device(request.device)
     with torch.cuda.device(device.index):
-        _launching.several(LIBRARIES, first_sources(request), device.index)
+        _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
         state = empty_state(request, fmap1)
         f1, f2, scale, *rest = state
-        _lay_out(request, fmap1, maps, f1, f2, scale)
+        _lay_out_features(request, fmap1, maps, f1, f2, scale)
         if rest:
-            _lay_out(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
+            _lay_out_features(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
         return Cuda(request, state)
 
 
@@ -186,7 +189,7 @@ class _LookupLaunch:
         device = _launching.gpu_from_device(request.device)
         source = shapes.lookup_source(config, out, channels_last)
         self.params = Params()
-        fill(self.params, request, config, state[0], state[1])
+        fill_lookup_params(self.params, request, config, state[0], state[1])
         self.params.scale = state[2].data_ptr()
         tiles, teams = self.params.tiles, device.processors * config.teams
         if config.hopper:
@@ -199,11 +202,11 @@ class _LookupLaunch:
         extra: list[int] = []
         if config.hopper:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
+            self.maps, *extra = encode_tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.active_teams = blocks * config.teams
-        kernels = _launching.kernels(LIBRARIES, source, device.index)
-        shared = shapes.lookup_shared(config, out, channels_last)
+        kernels = _launching.load_kernels(LIBRARIES, source, device.index)
+        shared = shapes.lookup_shared_bytes(config, out, channels_last)
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
@@ -222,7 +225,7 @@ class Cuda(Prepared):
         self._streams = {stream}
         self._features: FeatureGradients | None = None
 
-    def _use_on(self, stream: int) -> None:
+    def _record_stream(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
         if stream not in self._streams:
             current = torch.cuda.current_stream(self._device.index)
@@ -252,15 +255,15 @@ class Cuda(Prepared):
         kind = (out_dtype, channels_last)
         call = self._launches[kind] if kind in self._launches else self._make_launch(*kind)
         if call is None:  # no kernel writes this kind
-            return laid_out(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
+            return convert_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         out = torch.empty(call.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
         if call.launch.blocks == 0:
             return out
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._use_on(stream)
-        counters, own = self._queues.take(stream) if call.persistent else (None, None)
+            self._record_stream(stream)
+        counters, own = self._queues.take_counters(stream) if call.persistent else (None, None)
         params = call.params
         with call.lock:
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
@@ -276,17 +279,17 @@ class Cuda(Prepared):
             self._features = FeatureGradients(self.request, self._config, self._device, self.state)
         return self._features
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
         """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
-            return self._feature_gradients().sums(fmap1, levels)
+            return self._feature_gradients().allocate_sums(fmap1, levels)
 
-    def gradients(self, grads: Gradients) -> Gradients:
+    def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply out what a pass has left."""
         if not isinstance(grads, Sums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
-            self._use_on(raw_stream(self._device.index))
+            self._record_stream(raw_stream(self._device.index))
             return self._feature_gradients().finish(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
@@ -299,11 +302,11 @@ class Cuda(Prepared):
             grad_out = grad_out.to(torch.float32)
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._use_on(stream)
+            self._record_stream(stream)
         if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, Sums):
                 raise TypeError("these accumulators were not made by the cuda backend")
-            self._feature_gradients().add(grad_out, coords, grads, stream)
+            self._feature_gradients().add_lookup(grad_out, coords, grads, stream)
         if not coords_grad:
             return None
         return coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)

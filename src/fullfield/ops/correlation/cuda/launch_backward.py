@@ -13,7 +13,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Device, Launch, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import MAX_LEVELS, Config
-from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill
+from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill_lookup_params
 from fullfield.ops.correlation.protocol import Gradients, Request
 
 # ``mode`` of gradients.cuh.
@@ -26,7 +26,7 @@ WORK = 5 + MAX_LEVELS  # integers of ``Work``
 def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
     own = shapes.gradient_config(config)
-    side, blocks = shapes.patch_side(own, shared), shapes.choose_multiply_blocks(own, shared)
+    side, blocks = shapes.choose_patch_side(own, shared), shapes.choose_multiply_blocks(own, shared)
     return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *blocks)
 
 
@@ -62,21 +62,21 @@ class FeatureGradients:
         self._config, self._forward = shapes.gradient_config(config), config
         self._state = state
         side, multiply_blocks = (
-            shapes.patch_side(self._config, device.shared),
+            shapes.choose_patch_side(self._config, device.shared),
             shapes.choose_multiply_blocks(self._config, device.shared),
         )
-        self._collect_shared = shapes.collect_shared(side)
-        self._multiply_shared = shapes.multiply_shared(self._config, *multiply_blocks)
+        self._collect_shared = shapes.collect_shared_bytes(side)
+        self._multiply_shared = shapes.multiply_shared_bytes(self._config, *multiply_blocks)
         self._side = side
         pair = GradientParams()
-        fill(pair.p, request, self._config, state[3], state[1])
+        fill_lookup_params(pair.p, request, self._config, state[3], state[1])
         pair.p.scale = state[2].data_ptr()
         self._blocks = self._config.channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
-        self._plan(pair)
+        self._plan_launches(pair)
         self._pair = pair
         source = gradient_sources(config, 0, device.shared)[1]
-        self._kernels = _launching.kernels(LIBRARIES, source, device.index)
+        self._kernels = _launching.load_kernels(LIBRARIES, source, device.index)
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
         splits = sum(
@@ -86,7 +86,7 @@ class FeatureGradients:
         max_blocks = self._blocks * (MIN_SPLITS * pair.p.tiles + request.batch * splits)
         self._multiply_blocks = max(1, min(each * device.processors, max_blocks))
 
-    def _plan(self, pair: ctypes.Structure) -> None:
+    def _plan_launches(self, pair: ctypes.Structure) -> None:
         request = self.request
         tiles = pair.p.tiles_x * pair.p.tiles_y
         counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
@@ -96,7 +96,7 @@ class FeatureGradients:
             pair.splits[level] = max(1, min(MAX_SPLITS, round(tiles / (4 * max(count, 1)))))
         self.target_tiles = request.batch * sum(counts)
 
-    def sums(self, fmap1: bool, levels: bool) -> Sums:
+    def allocate_sums(self, fmap1: bool, levels: bool) -> Sums:
         """Return the sums of a new pass for the requested gradients."""
         r, channels, pair = self.request, self._config.channels, self._pair
         new, count = self._state[0].new_zeros, self._collected
@@ -132,11 +132,11 @@ class FeatureGradients:
             stream=raw_stream(self.device.index),
         )
 
-    def add(self, grad_out: Tensor, coords: Tensor, sums: Sums, stream: int) -> None:
+    def add_lookup(self, grad_out: Tensor, coords: Tensor, sums: Sums, stream: int) -> None:
         """Add one lookup's gradient."""
         if self._collected == 0:
             return
-        self._use_on(stream, sums)
+        self._record_stream(stream, sums)
         params, layout = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
         if layout != sums.layout:
             params.grad_type = CODES[layout[0]]
@@ -146,36 +146,36 @@ class FeatureGradients:
             sums.layout = layout
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
-            self._run(sums, FIRST_LOOKUP, stream)
+            self._launch_step(sums, FIRST_LOOKUP, stream)
             sums.empty = False
         else:
-            self._run(sums, ADD, stream)
+            self._launch_step(sums, ADD, stream)
 
     def finish(self, sums: Sums) -> Gradients:
         """Multiply out what is left; return the gradients as views [B, C, H, W]."""
         r = self.request
         stream = raw_stream(self.device.index)
-        self._use_on(stream, sums)
+        self._record_stream(stream, sums)
         if not sums.empty:
-            self._run(sums, END, stream)
+            self._launch_step(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
             raise TypeError("these accumulators were not made by the cuda backend")
-        first = self._unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
+        first = self._view_unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
         if not sums.requested[1]:
             return Gradients(first, None, sums.requested)
         rest, start = [], 0
         for size in r.sizes2:
             count = r.batch * size[0] * size[1] * self._config.channels
-            rest.append(self._unpadded(sums.levels[0][start : start + count], size))
+            rest.append(self._view_unpadded(sums.levels[0][start : start + count], size))
             start += count
         return Gradients(first, rest, sums.requested)
 
-    def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
+    def _view_unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
         """Return a view [B, C, H, W] of [B, H, W, padded channels]."""
         padded = flat.view(self.request.batch, *size, self._config.channels)
         return padded[..., : self.request.channels].permute(0, 3, 1, 2)
 
-    def _use_on(self, stream: int, sums: Sums) -> None:
+    def _record_stream(self, stream: int, sums: Sums) -> None:
         if stream != sums.stream:
             current = torch.cuda.current_stream(self.device.index)
             for tensor in sums.memory:
@@ -184,11 +184,11 @@ class FeatureGradients:
     def _make_collect(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
         source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
-        kernels = _launching.kernels(LIBRARIES, source, self.device.index)
+        kernels = _launching.load_kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
     @staticmethod
-    def _run(sums: Sums, mode: int, stream: int) -> None:
+    def _launch_step(sums: Sums, mode: int, stream: int) -> None:
         if sums.collect is None or sums.multiply is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         sums.params.mode = mode
@@ -207,13 +207,13 @@ def coords_gradient(
         return grad_coords
     source = shapes.coords_source(config, CODES[grad_out.dtype])
     params = CoordsParams()
-    fill(params.p, request, config, state[0], state[1])
+    fill_lookup_params(params.p, request, config, state[0], state[1])
     params.p.scale = state[2].data_ptr()
     _set_strides(params, grad_out.stride(), coords.stride())
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
     params.grad_coords = grad_coords.data_ptr()
-    kernels = _launching.kernels(LIBRARIES, source, device.index)
-    kernels.launch("coords_gradient", blocks, 256, params, shapes.coords_shared(config))
+    kernels = _launching.load_kernels(LIBRARIES, source, device.index)
+    kernels.launch("coords_gradient", blocks, 256, params, shapes.coords_shared_bytes(config))
     return grad_coords
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, capture_id, encode_tensor_map
-from fullfield.ops._launching import structures
+from fullfield.ops._launching import parse_structures
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.protocol import Request
 
 LIBRARIES = Libraries("correlation kernels")
 _FOLDER = Path(__file__).parent
-_DECLARED = structures(
+_DECLARED = parse_structures(
     *(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "coords_gradient.cu", "prepare.cu")),
 )
 Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
@@ -25,13 +25,13 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 )
 
 
-def captured_by(stream: int) -> int:
+def get_capture_id(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
     return capture_id(stream) if capturing else 0
 
 
-def offsets(request: Request, config: Config) -> list[int]:
+def level_offsets(request: Request, config: Config) -> list[int]:
     """Return the first 16-bit element of every level."""
     starts, offset = [], 0
     for height, width in request.sizes2:
@@ -40,12 +40,12 @@ def offsets(request: Request, config: Config) -> list[int]:
     return starts
 
 
-def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
+def fill_lookup_params(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
     """Fill in the parameters that lookups of one pair have in common."""
     params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
     params.batch, params.levels = request.batch, request.levels
     params.height, params.width = request.size1
-    for level, (offset, (height, width)) in enumerate(zip(offsets(request, config), request.sizes2, strict=True)):
+    for level, (offset, (height, width)) in enumerate(zip(level_offsets(request, config), request.sizes2, strict=True)):
         params.level_offset[level], params.level_h[level], params.level_w[level] = offset, height, width
     params.tiles_x, params.tiles_y = -(-params.width // config.block), -(-params.height // config.tile_height)
     params.tiles = params.batch * params.tiles_x * params.tiles_y
@@ -64,7 +64,7 @@ def split_levels(params: ctypes.Structure, levels: int, count: int, full_tiles: 
 
 
 @functools.lru_cache(maxsize=256)
-def tensor_maps(
+def encode_tensor_maps(
     data: int,
     sizes: tuple[tuple[int, int], ...],
     batch: int,
@@ -108,9 +108,9 @@ class Queues:
         self._used = 0
         self._slots: dict[tuple[int, int], int] = {}
 
-    def take(self, stream: int) -> tuple[int, Tensor | None]:
+    def take_counters(self, stream: int) -> tuple[int, Tensor | None]:
         """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
-        key = (stream, captured_by(stream))
+        key = (stream, get_capture_id(stream))
         address = self._slots.get(key)
         if address is not None:
             return address, None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import Kernels, address, structures
+from fullfield.ops._launching import Kernels, get_address, parse_structures
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
@@ -26,9 +26,9 @@ _MARGIN = 1.0 + 1e-5
 _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS, _QUERIES, _BRANCHES = 8, 8, 32
 _FOLDER = Path(__file__).parent
-_DECLARED = structures(*(_FOLDER / name for name in ("radius.cu", "knn.cu", "thin.cu")))
+_DECLARED = parse_structures(*(_FOLDER / name for name in ("radius.cu", "knn.cu", "thin.cu")))
 _Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
-_Radii = _launching.batch(_Radius)
+_Radii = _launching.batch_structure(_Radius)
 
 
 def supports(device: torch.device) -> str | None:
@@ -118,7 +118,7 @@ class _Searches:
 
     def __init__(self, searches: Sequence[Search], sort: bool) -> None:
         self.like = like = searches[0][0]
-        self.kernels = _launching.kernels(LIBRARIES, radius_source(), like.get_device())
+        self.kernels = _launching.load_kernels(LIBRARIES, radius_source(), like.get_device())
         query_counts = [search[1].shape[0] for search in searches]
         sum_counts = [_count_sums(count + 1) for count in query_counts]
         self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in query_counts]
@@ -151,7 +151,7 @@ class _Searches:
         queried = clouds if own else _offsets(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
-        p.points, p.queries, p.offsets, p.query_offsets = map(address, arguments)
+        p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
         p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
         p.inverse, p.mask = 1.0 / (radius * _MARGIN), _slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
@@ -213,12 +213,12 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     low, high = points.amin(0), points.amax(0)
     keys = points.new_empty(count, dtype=torch.int64)
     ordered, boxes = points.new_empty(count, 4), points.new_empty(start, 8)
-    p.points, p.queries, p.offsets, p.query_offsets = map(address, (points, queries, clouds, queried))
-    p.low, p.high, p.keys, p.sorted, p.boxes = map(address, (low, high, keys, ordered, boxes))
+    p.points, p.queries, p.offsets, p.query_offsets = map(get_address, (points, queries, clouds, queried))
+    p.low, p.high, p.keys, p.sorted, p.boxes = map(get_address, (low, high, keys, ordered, boxes))
     p.rows, p.indices = rows.data_ptr(), indices.data_ptr()
     p.count, p.asked, p.batches, p.own, p.k = count, query_count, offsets.numel() - 1, own, k
     p.bits = min(21, (63 - (offsets.numel() - 2).bit_length()) // 3)
-    kernels = _launching.kernels(LIBRARIES, tree_source(k), points.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, tree_source(k), points.get_device())
     kernels.launch("make_keys", -(-count // 256), 256, p)
     order = torch.argsort(keys, stable=True)
     p.order = order.data_ptr()
@@ -251,11 +251,11 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
     clouds = _offsets(cloud.offsets, points.device)
     p = _Thin()
-    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, point_slots, table))
+    p.points, p.offsets, p.slots, p.nearest = map(get_address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
     p.largest = counters.data_ptr() + 8 * (size - 1)
-    kernels = _launching.kernels(LIBRARIES, thin_source(), points.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, thin_source(), points.get_device())
     levels = []
     for number, cell in enumerate(cells):
         table.fill_(-1)

@@ -222,7 +222,7 @@ def _units(request: Request, device: Device) -> int:
 
 def hopper_config(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
-    if not device.hopper or not (operands.code or operands.split):
+    if not device.is_hopper or not (operands.code or operands.split):
         return None
     channels = pad_channels(request)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
@@ -347,7 +347,7 @@ def _wgmma_shared(bf16: bool) -> str:
 
 def hopper_outer_config(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
-    if not device.hopper or not operands.code:
+    if not device.is_hopper or not operands.code:
         return None
     channels, outer = pad_channels(request), OuterHopper()
     if min(channels.inputs, channels.outputs) <= 32:

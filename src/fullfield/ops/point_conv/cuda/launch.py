@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import MAX_BLOCKS, Device, Kernels, address, structures
+from fullfield.ops._launching import MAX_BLOCKS, Device, Kernels, get_address, parse_structures
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
     Multiply,
@@ -29,7 +29,7 @@ from fullfield.ops.point_conv.triplets import Triplets, index_bits
 LIBRARIES = Libraries("point convolution kernels")
 # Of the shares of the weights' gradient, if there is more than one: where every segment has its own, else.
 _SHARE_BYTES, _COMMON_BYTES = 64 << 20, 8 << 20
-_DECLARED = structures(*(Path(__file__).with_name(name) for name in ("common.cuh", "multiply.cuh", "outer.cuh")))
+_DECLARED = parse_structures(*(Path(__file__).with_name(name) for name in ("common.cuh", "multiply.cuh", "outer.cuh")))
 _Triplets, _Magnitude, _Pack, _Multiply, _Outer, _Shares = map(
     _DECLARED.__getitem__,
     ("Triplets", "MagnitudeParams", "PackParams", "MultiplyParams", "OuterParams", "SharesParams"),
@@ -154,13 +154,13 @@ def multiply(
         return out
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
-    device = _launching.device_at(features.get_device())
+    device = _launching.get_device(features.get_device())
     if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
         widened_bias = None if bias is None else bias.float()
         return out.copy_(multiply(widened, features.float(), weight.float(), widened_bias, triplets, transposed))
     rows, entries, cells = triplets
     plan = _multiply_plan(device, _canonical_request(request), cells.numel() > 0)
-    kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
+    kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
     packed = buffer.data_ptr()
@@ -173,8 +173,8 @@ def multiply(
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
-    main.features, main.weights, main.bias, main.out = aligned.data_ptr(), packed, address(bias), out.data_ptr()
-    main.magnitude, main.queue = address(magnitude), packed + plan.weights
+    main.features, main.weights, main.bias, main.out = aligned.data_ptr(), packed, get_address(bias), out.data_ptr()
+    main.magnitude, main.queue = get_address(magnitude), packed + plan.weights
     each = min(plan.max_blocks, -(-request.rows // plan.unit))
     kernels.launch("multiply", plan.columns * each, plan.threads, main, plan.shared)
     return out
@@ -187,12 +187,12 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
         return out
     if not request.entries:
         return out.zero_()
-    device = _launching.device_at(features.get_device())
+    device = _launching.get_device(features.get_device())
     if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
         return out.copy_(outer(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
     plan = _outer_plan(device, _canonical_request(request), cells.numel() > 0)
-    kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
+    kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
     segments, slots, segment_size = _segments(request, columns, cell_blocks, config, device)
@@ -206,12 +206,12 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
     main.features, main.grad, main.shares = aligned.data_ptr(), aligned_grad.data_ptr(), shares.data_ptr()
-    main.turns, main.magnitude = address(turns), address(magnitude)
+    main.turns, main.magnitude = get_address(turns), get_address(magnitude)
     main.segments, main.slots = segments, slots
     blocks = segments * (columns // config.halves) * cell_blocks
     kernels.launch("outer", blocks, plan.threads, main, plan.shared)
     p = _Shares.from_buffer_copy(plan.shares)
-    p.shares, p.out, p.magnitude, p.segments = shares.data_ptr(), out.data_ptr(), address(magnitude), slots
+    p.shares, p.out, p.magnitude, p.segments = shares.data_ptr(), out.data_ptr(), get_address(magnitude), slots
     kernels.launch("add_shares", -(-out.numel() // 256), 256, p)
     return out
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, address, structures
+from fullfield.ops._launching import CODES, get_address, parse_structures
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
 
 LIBRARIES = Libraries("pooling kernels")
 _CODES = {**CODES, torch.float64: 3}
 _SOURCE = Path(__file__).with_name("pooling.cu")
-_Params = structures(_SOURCE)["PoolParams"]
+_Params = parse_structures(_SOURCE)["PoolParams"]
 
 
 def supports(features: Tensor) -> str | None:
@@ -39,11 +39,11 @@ def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets
     features = features.contiguous()
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     p = _Params()
-    p.rows, p.words, _ = map(address, triplets)
-    p.features, p.winners, p.out = map(address, (features, winners, out))
+    p.rows, p.words, _ = map(get_address, triplets)
+    p.features, p.winners, p.out = map(get_address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
     code = source(features.dtype, bool(triplets.cells.numel()))
-    _launching.kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
+    _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 

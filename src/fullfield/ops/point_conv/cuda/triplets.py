@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import address, structures
+from fullfield.ops._launching import get_address, parse_structures
 from fullfield.ops.point_conv.protocol import Transposition, TripletRequest
 from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed
 
@@ -21,7 +21,7 @@ _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
 _SOURCE = Path(__file__).with_name("triplets.cu")
-_Batch = _launching.batch(structures(_SOURCE)["TripletParams"])
+_Batch = _launching.batch_structure(parse_structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
@@ -66,13 +66,13 @@ def assemble_all(requests: Sequence[TripletRequest], *, reuse: bool = True) -> l
             one, out = requests[index], results[index]
             inputs = (out.rows, *(t.contiguous() for t in (one.neighbors[1], one.points, one.centers)))
             arguments.append(inputs)
-            p.from_, p.numbers, p.points, p.centers = map(address, inputs)
-            p.rows, p.words, p.beside = map(address, out)
+            p.from_, p.numbers, p.points, p.centers = map(get_address, inputs)
+            p.rows, p.words, p.beside = map(get_address, out)
             p.count, p.entries, p.grid = out.rows.numel() - 1, out.entries.numel(), one.grid
             p.bits, p.sides[:] = index_bits(math.prod(one.kernel_size)), one.kernel_size
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = results[indices[0]]
-        kernels = _launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
+        kernels = _launching.load_kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
         kernels.launch_batch("assemble_rows", batch, blocks)
     return results
 
@@ -112,13 +112,13 @@ def _transpose(requests: Sequence[Transposition], results: Sequence[Triplets], c
     zeros = rows.new_zeros(words + -(-sum(one.columns for one in requests) // 2))
     batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
     for p, one, out, size in zip(batch.each, requests, results, sum_counts, strict=False):
-        p.from_, p.numbers, p.numbers_beside = map(address, one.triplets)
-        p.rows, p.words, p.beside = map(address, out)
+        p.from_, p.numbers, p.numbers_beside = map(get_address, one.triplets)
+        p.rows, p.words, p.beside = map(get_address, out)
         p.transposed, p.counts, p.passed = p.rows, count, word
         p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
         p.bits = index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
-    kernels = _launching.kernels(LIBRARIES, code, rows.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, code, rows.get_device())
     kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
     kernels.launch_batch("start_rows", batch, sum_counts)
     each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in requests]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, structures
+from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
 
 LIBRARIES = Libraries("spatial correlation kernels")
@@ -28,7 +28,7 @@ SPREADS = ((32, 4), (16, 2))
 
 _COMMON = _FOLDER / "common.cuh"
 _Forward, _Backward = (
-    structures(_COMMON, _FOLDER / f"{name}.cu")[f"{name.title()}Params"] for name in ("forward", "backward")
+    parse_structures(_COMMON, _FOLDER / f"{name}.cu")[f"{name.title()}Params"] for name in ("forward", "backward")
 )
 
 
@@ -201,7 +201,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     out = fmap1.new_empty((batch, *window.patch, *out_size))
     if not out.numel() or not channels:
         return out.zero_()
-    device = _launching.device_at(fmap1.get_device())
+    device = _launching.get_device(fmap1.get_device())
     if fmap1.dtype == torch.bfloat16 and not device.multiplies_bfloat16:
         return out.copy_(forward(fmap1.float(), fmap2.float(), window))
     p = _Forward()
@@ -223,7 +223,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(vectors, columns, rows), "spatial_forward"
         threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
-    kernels = _launching.kernels(LIBRARIES, source, device.index)
+    kernels = _launching.load_kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
@@ -249,13 +249,15 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.channels, p.second = channels, second
     columns = choose_columns(window.patch[1])
     tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
-    device = _launching.device_at(features.get_device())
+    device = _launching.get_device(features.get_device())
     spread = choose_spread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
     vectors = _reads_vectors(window, width, (start,), features)
-    kernels = _launching.kernels(LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index)
+    kernels = _launching.load_kernels(
+        LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index
+    )
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

@@ -25,10 +25,10 @@ from fullfield.ops._launching import (
     Device,
     Kernels,
     Launch,
-    address,
+    get_address,
+    load_several_kernels,
+    parse_structures,
     read_source,
-    several,
-    structures,
 )
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
@@ -36,7 +36,7 @@ from fullfield.ops.tvl1.cuda.passes import Planes
 from fullfield.ops.tvl1.cuda.state import Level
 
 _FOLDER = Path(__file__).parent
-_Fused = structures(_FOLDER / "fused_warp.cu")["FusedParams"]
+_Fused = parse_structures(_FOLDER / "fused_warp.cu")["FusedParams"]
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,9 @@ def source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
 
 def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
     """Return the kernels, compiled together."""
-    return several(passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index)
+    return load_several_kernels(
+        passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index
+    )
 
 
 def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
@@ -233,7 +235,7 @@ def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: 
     params.first, params.second, params.from_ = warp.first.data_ptr(), warp.second.data_ptr(), warp.flow.data_ptr()
     params.target, params.target_plane, params.target_pitch = warp.target[0], warp.target.plane_step, warp.target.pitch
     params.from_item, params.target_item = warp.flow.stride(0), warp.target.item_step
-    params.target_at, params.flags = address(warp.target_at), address(warp.flags)
+    params.target_at, params.flags = get_address(warp.target_at), get_address(warp.flags)
     params.dual = None if warp.zero_dual else level.address(level.dual_plane(level.front))
     params.dual_out = level.address(level.dual_plane(1 - level.front)) if warp.keep_dual else None
     params.image_plane, params.plane, params.item = warp.first.stride(0), level.plane_step, level.item_step

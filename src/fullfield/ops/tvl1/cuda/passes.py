@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, address, read_source, structures
+from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import FLOW, Level
 from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
@@ -29,7 +29,7 @@ _MEDIAN_THREADS = 128
 _WARPS = 8  # of a block of ``resample``: each makes rows of its own
 _SUMS = 8192  # in shared memory
 _FOLDER = Path(__file__).parent
-_DECLARED = structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.cu", "median.cu")))
+_DECLARED = parse_structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.cu", "median.cu")))
 
 
 # ---- sources
@@ -110,7 +110,7 @@ class Passes:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, index = device, _launching.gpu_from_device(device).index
         sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
-        self._pyramid, self._warp, self._median = _launching.several(LIBRARIES, sources, index)
+        self._pyramid, self._warp, self._median = _launching.load_several_kernels(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
 
     def tables(self) -> Iterator[Tensor]:
@@ -146,9 +146,9 @@ class Passes:
             params.frames[number], params.out[number] = frame.data_ptr(), plane.data_ptr()
             params.b[number], params.c[number], params.y[number], params.x[number] = frame.stride()
         params.item, params.pitch = out[0].stride(0), out[0].stride(1)
-        params.flags = address(flags)
-        params.flow = address(flow)
-        params.flow_at = address(flow_at)
+        params.flags = get_address(flags)
+        params.flow = get_address(flow)
+        params.flow_at = get_address(flow_at)
         params.limit, params.count, params.channels = BRIGHTEST, len(frames), channels
         params.kind, params.height, params.width = FRAMES[frames[0].dtype], height, width
         params.tiles = -(-width // _THREADS)
@@ -179,7 +179,7 @@ class Passes:
         horizontal = self._table(across or down, source.width, target.width)
         params = _DECLARED["ResampleParams"]()
         params.source, params.target = source.address, target.address
-        params.source_at = address(source_at)
+        params.source_at = get_address(source_at)
         params.first_y, params.weight_y = vertical.first.data_ptr(), vertical.weight.data_ptr()
         params.first_x, params.weight_x = horizontal.first.data_ptr(), horizontal.weight.data_ptr()
         params.taps_y, params.taps_x = vertical.taps, horizontal.taps
@@ -216,9 +216,9 @@ class Passes:
         params.flow = level.address(level.flow_plane(level.front))
         params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
         params.target, params.target_plane, params.target_pitch = target.address, target.plane_step, target.pitch
-        params.target_at = address(target_at)
+        params.target_at = get_address(target_at)
         params.plane, params.item = level.plane_step, level.item_step
-        params.flags = address(flags)
+        params.flags = get_address(flags)
         params.height, params.width, params.pitch = level.height, level.width, level.pitch
         params.tiles_y, params.tiles_x = -(-level.height // 8), -(-level.width // 64)
         blocks = params.tiles_y * params.tiles_x * FLOW * level.batch

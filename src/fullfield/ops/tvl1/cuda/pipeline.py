@@ -11,7 +11,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import COPIES, HALVES, Device, Launch, read_source, structures
+from fullfield.ops._launching import COPIES, HALVES, Device, Launch, parse_structures, read_source
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.state import Level
@@ -21,7 +21,7 @@ COMMON = Path(__file__).with_name("iterate_common.cuh")
 _MIN_STRIP_ROWS = 4  # of a strip that is chosen
 _FILE = COMMON.with_name("iterate_registers.cu")
 _NAME = "iterate_registers"
-_Params = structures(_FILE)["IterateParams"]
+_Params = parse_structures(_FILE)["IterateParams"]
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class RegisterPipeline:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
         device, shape = _launching.gpu_from_device(level.device), self._shape_for(level)
         plans = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
-        loaded = _launching.several(passes.LIBRARIES, [one.source for one in plans], device.index)
+        loaded = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in plans], device.index)
         for one, kernels in zip(plans, loaded, strict=True):
-            kernels.kernel(_NAME, one.shared)
+            kernels.get_kernel(_NAME, one.shared)
 
     def iterate(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
@@ -148,6 +148,6 @@ class RegisterPipeline:
             params: Any = _Params()
             fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
-            kernels = _launching.kernels(passes.LIBRARIES, one.source, device.index)
+            kernels = _launching.load_kernels(passes.LIBRARIES, one.source, device.index)
             Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = 1 - level.front, False

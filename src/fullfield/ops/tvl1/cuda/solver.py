@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import InOrder, record
+from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values
@@ -64,7 +64,7 @@ class Solver:
                 engine.start.zero_()
             else:
                 if not self._started:
-                    self._in_order.reset()  # of the tables that this makes
+                    self._in_order.register_tensors()  # of the tables that this makes
                     self._started = True
                 engine.start_from(start.contiguous())
             self._run(engine, progress)
@@ -77,7 +77,7 @@ class Solver:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
-            self._in_order.reset()
+            self._in_order.register_tensors()
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 
@@ -91,5 +91,5 @@ class Solver:
             self._used = True
             return
         if self._graph is None:
-            self._graph = record(work, self._device)
+            self._graph = record_graph(work, self._device)
         self._graph.replay()

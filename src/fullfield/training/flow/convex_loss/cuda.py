@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, structures
+from fullfield.ops._launching import CODES, parse_structures
 
 LIBRARIES = Libraries("kernels of the training loss")
 FACTOR, VALUES = 8, 6
 _CELLS, _THREADS, _PARTIAL_SUMS = 4, 256, 64
 _SOURCE = Path(__file__).with_name("loss.cu")
 _POINTERS = ("field", "mask", "truth", "counted", "grad_mask", "partial", "grad_field", "sums")
-_Params = structures(_SOURCE)["LossParams"]
+_Params = parse_structures(_SOURCE)["LossParams"]
 
 
 def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
@@ -55,7 +55,7 @@ def loss(
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
     p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high
-    kernels = _launching.kernels(LIBRARIES, source(mask.dtype), field.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)
     return sums.sum(0), grad_field, grad_mask

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import structures
+from fullfield.ops._launching import parse_structures
 from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
@@ -25,7 +25,7 @@ _POINTERS = (
 )
 _TRIANGLES = ("points", "mesh_texels", "corners", "mesh_light", "owners", "mesh_pictures", "mesh_colours")
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
-_Params = structures(_LAYERS)["LayeredParams"]
+_Params = parse_structures(_LAYERS)["LayeredParams"]
 
 
 def supports(device: torch.device) -> str | None:
@@ -57,7 +57,7 @@ def render(
         setattr(p, name, tensor.data_ptr())
     p.pictures, p.side, p.levels = atlas.count, atlas.side, atlas.levels
     p.shape_count, p.shape_side = atlas.shapes.shape[:2]
-    pixels, kernels = batch * height * width, _launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
+    pixels, kernels = batch * height * width, _launching.load_kernels(LIBRARIES, source(), scenes.to_card.get_device())
     if triangles is not None and len(triangles.corners):
         for name, tensor in zip(_TRIANGLES, triangles, strict=True):
             setattr(p, name, tensor.data_ptr())
