@@ -121,7 +121,7 @@ def convolution_of(
     """Return the request as the launches change it, and what they multiply."""
     request = points.Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
     if not gpu_from_device(arch).multiplies_bfloat16:
-        request = config.without_bfloat16(request)
+        request = config.replace_bfloat16(request)
     return request, config.choose_operands(request, False)
 
 
@@ -129,8 +129,8 @@ def of_point_convolutions(arch: str) -> Limits:
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch)
         device, hopper = gpu_from_device(arch), arch == "sm_90a"
-        forward = config.multiply_config(request, operands, device)
-        gradient = config.outer_config(request, operands, device)
+        forward = config.choose_multiply(request, operands, device)
+        gradient = config.choose_outer(request, operands, device)
         assert forward.shared(27, operands.parts) <= device.shared
         assert gradient.shared(operands.parts) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
@@ -148,8 +148,8 @@ def of_geometries(arch: str) -> Limits:
     sources = {neighbors.radius_source(): 64, neighbors.thin_source(): 56}
     sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
     sources |= {describing.source(INPUTS, KERNEL): 80}
-    sources |= {triplets.source(*where): 48 for where in product((False, True), repeat=2)}
-    sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
+    sources |= {triplets.triplets_source(*where): 48 for where in product((False, True), repeat=2)}
+    sources |= {pooling.pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
     # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
     for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call
@@ -159,7 +159,7 @@ def of_geometries(arch: str) -> Limits:
 def of_norms(arch: str) -> Limits:
     del arch
     for dtype, (channels, wide, limit) in product(DTYPES, ((64, True, 128), (1000, True, 255), (37, False, 128))):
-        yield norms.source(dtype, dtype, channels, wide), "", limit, 64
+        yield norms.norm_source(dtype, dtype, channels, wide), "", limit, 64
 
 
 # ---- images
@@ -195,7 +195,7 @@ def of_spatial_correlation(arch: str) -> Limits:
         columns = spatial.choose_columns(patch)
         rows = spatial.choose_rows(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
-            limit = 65536 / spatial.forward_threads(columns, rows)
+            limit = 65536 / spatial.count_forward_threads(columns, rows)
             yield spatial.forward_source(True, columns, rows), "spatial_forward", limit, 128
         else:
             half = spatial.choose_half_tiles((patch, patch), 1000)
@@ -229,7 +229,7 @@ def of_fused_warps(arch: str) -> Limits:
             dtype = torch.float16 if small else torch.float32
             cut = tvl1_fused.Tiling(shape, 12, 40, 10, 3, 3, small)
             limit = 65536 / 32 / shape.groups / shape.resident
-            yield tvl1_fused.source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
+            yield tvl1_fused.fused_source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
             assert shape.shared <= SHARED["sm_90a"]
     assert any(shape.shared <= SHARED[arch] for shape in tvl1_fused.SHAPES)
 
@@ -332,7 +332,7 @@ def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
-        forward, gradient = (f(request, operands, device) for f in (config.multiply_config, config.outer_config))
+        forward, gradient = (f(request, operands, device) for f in (config.choose_multiply, config.choose_outer))
         assert forward.shared(cells, operands.parts) <= device.shared
         assert gradient.shared(operands.parts) <= device.shared
         assert 1 <= gradient.warps <= 16
@@ -348,7 +348,7 @@ def test_wgmma_overlaps_other_instructions(dtype: torch.dtype, channels: tuple[i
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (
-        f(request, operands, gpu_from_device("sm_90a")) for f in (config.multiply_config, config.outer_config)
+        f(request, operands, gpu_from_device("sm_90a")) for f in (config.choose_multiply, config.choose_outer)
     )
     assert isinstance(forward, config.MultiplyHopper)
     found = resources(forward.source(operands), "sm_90a")["multiply"][0]

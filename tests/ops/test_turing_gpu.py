@@ -87,8 +87,10 @@ def test_tvl1(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("precision", tvl1.PRECISIONS)
 def test_fused_warps_of_tvl1(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
-    best = fused.best
-    monkeypatch.setattr(fused, "best", lambda *arguments: chosen.append(best(*arguments)) or chosen[-1])
+    best = fused.choose_fastest_tiling
+    monkeypatch.setattr(
+        fused, "choose_fastest_tiling", lambda *arguments: chosen.append(best(*arguments)) or chosen[-1]
+    )
     config = tvl1.QUICK.replace(precision=precision)
     frames = tvl1.scene(90, 131)
     error = (tvl1.solved(frames, config) - tvl1.truth(frames, config)).abs()

@@ -365,14 +365,14 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
     radius = kernel_radius(grid, plan.kernel)
     result = radius_search(points, radius, offsets=offsets)
-    build: Any = protocol.builder(plan.device)
+    build: Any = protocol.choose_builder(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)
     sparse = points[fewer.indices]
     exact = _brute_force(points, offsets, radius)
     works: dict[str, tuple[Call, Callable[[Any], str | None]]] = {
         "radius search": (partial(radius_search, points, radius, offsets=offsets), exact),
         "triplets of found neighbours": (
-            lambda: build.assemble((result.offsets, result.indices), points, points, grid, sides),
+            lambda: build.assemble_triplets((result.offsets, result.indices), points, points, grid, sides),
             lambda t: None if torch.equal(t.rows, result.offsets) else "has other rows",
         ),
         "search and triplets": (

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.points.contenders import Problem
-from fullfield.ops.point_conv.api import adjoint_weight
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, unpack
+from fullfield.ops.point_conv.api import transpose_weight
+from fullfield.ops.point_conv.triplets import Triplets, expand_rows, unpack_triplets
 
 CHECKED = 100
 """Centres, and points."""
@@ -42,7 +42,7 @@ class Truth:
         g = problem.geometry
         generator = torch.Generator().manual_seed(1)
         centers, points = (torch.randperm(n, generator=generator)[:CHECKED].to(g.device) for n in (g.centers, g.points))
-        turned = adjoint_weight(weight, 1, g.mirrored)
+        turned = transpose_weight(weight, 1, g.mirrored)
         back = g.forward if g.backward is None else g.backward
         sums = None
         pairs = ((0, 0), (problem.channels[0] - 1, problem.channels[1] // 2))
@@ -91,7 +91,7 @@ def _rows(triplets: Triplets, rows: Tensor, features: Tensor, weight: Tensor) ->
     row = expand_rows(bounds)
     at = torch.arange(row.numel(), device=row.device) - bounds[row] + starts[row]
     some = Triplets(bounds, triplets.entries[at], triplets.cells[at] if triplets.cells.numel() else triplets.cells)
-    index, cell = unpack(some, weight.shape[0])
+    index, cell = unpack_triplets(some, weight.shape[0])
     out = torch.zeros(len(rows), weight.shape[2], dtype=torch.float64, device=rows.device)
     for part in torch.split(torch.arange(row.numel(), device=row.device), _AT_A_TIME):
         products = torch.bmm(features[index[part]].double()[:, None], weight[cell[part]].double())
@@ -102,7 +102,7 @@ def _rows(triplets: Triplets, rows: Tensor, features: Tensor, weight: Tensor) ->
 def _weights(
     triplets: Triplets, features: Tensor, grad: Tensor, cells: int, pairs: Sequence[tuple[int, int]]
 ) -> Tensor:
-    index, cell = unpack(triplets, cells)
+    index, cell = unpack_triplets(triplets, cells)
     row = expand_rows(triplets.rows)
     sums = []
     for a, b in pairs:

@@ -29,7 +29,7 @@ from fullfield.ops._launching import HALVES, Device, Kernels, Launch, get_addres
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
-from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape, plan, strip_rows
+from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape, choose_strip_rows, plan_passes
 from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
 from fullfield.ops.tvl1.persistent import PersistentSolver
 
@@ -66,7 +66,7 @@ def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: Shape) -> Co
     """Of ``iterations`` that start in memory, averaged over them."""
     half = dtype == torch.float16
     origin = 6 if half else 0  # both components: here, right, below
-    share = len(plan(iterations, shape.depth)) / iterations
+    share = len(plan_passes(iterations, shape.depth)) / iterations
     normalising, stepping = 9, 60 if half else 50
     if schedule == "global":  # flow: 2 and 4, of those 2 left, 2 up; then the flow at 3 places, and the dual again
         words, written = float((2 + 4 + 2 + 2 + DATA) + (3 * FLOW + DUAL) + origin), float(FLOW + DUAL)
@@ -136,7 +136,7 @@ def _lines(level: Level, shape: Shape, depth: int, shared: bool, device: Device)
         raise ValueError(f"expected more than {shape.threads - useful} threads for {depth} iterations a pass")
     columns = -(-_words(level) // useful)
     at_once = device.processors * shape.blocks
-    rows = strip_rows(level.height, shape.rows, columns * level.batch, at_once)
+    rows = choose_strip_rows(level.height, shape.rows, columns * level.batch, at_once)
     strips = level.batch * columns * -(-level.height // rows)
     size, blocks = (depth + 1) * 2 * 6 * 4 * shape.threads, min(strips, at_once)
     places = {"shared": size} if shared else {"scratch": blocks * size}
@@ -157,7 +157,7 @@ def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Dev
     if schedule in ("global_pipeline", "shared_pipeline"):
         return [_lines(level, shape, depth, schedule == "shared_pipeline", device)]
     if schedule == OURS:
-        ours = pipeline.one_pass(level, shape, depth, device)
+        ours = pipeline.build_pass(level, shape, depth, device)
         return [Pass(ours.source, "iterate_registers", *ours[1:])]
     raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
 
@@ -167,7 +167,7 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, devic
     sources = [
         one.source
         for schedule, level, shape in runs
-        for depth in set(plan(iterations, depth_of(schedule, shape)))
+        for depth in set(plan_passes(iterations, depth_of(schedule, shape)))
         for one in passes_of(schedule, level, depth, shape, device)
     ]
     if sources:
@@ -192,7 +192,7 @@ class Romera:
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""
-        for depth in set(plan(iterations, self._depth)):
+        for depth in set(plan_passes(iterations, self._depth)):
             for one, kernels in self._launches(level, depth):
                 kernels.get_kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
@@ -203,13 +203,13 @@ class Romera:
     ) -> None:
         """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.iterate`."""
         in_place = self._schedule == "global"
-        for depth in plan(iterations, self._depth):
+        for depth in plan_passes(iterations, self._depth):
             to = level.front if in_place else 1 - level.front
             for one, kernels in self._launches(level, depth):
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     raise ValueError(f"prepare was not called for {self._schedule} of this level")
                 params: Any = _Params()
-                pipeline.fill(params, level, config, to, zero_dual=zero_dual)
+                pipeline.fill_params(params, level, config, to, zero_dual=zero_dual)
                 params.rows, params.columns, params.strips = one.rows, one.columns, one.strips
                 params.scratch = get_address(self._scratch)
                 Launch(kernels, one.name, one.blocks, one.threads, params, one.shared)(stream)

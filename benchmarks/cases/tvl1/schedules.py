@@ -26,7 +26,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import Device
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
-from fullfield.ops.tvl1.cuda.pipeline import plan
+from fullfield.ops.tvl1.cuda.pipeline import plan_passes
 from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.ops.tvl1.reference import iterate
 
@@ -184,7 +184,7 @@ def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], in
         name, level = version.schedule, levels[version.precision]
         shape = shape_for(name, level.dtype, here)
         shape = shape if version.depth is None else dataclasses.replace(shape, depth=version.depth)
-        for depth in set(plan(iterations(version), depth_of(name, shape))):
+        for depth in set(plan_passes(iterations(version), depth_of(name, shape))):
             with suppress(ValueError):  # what a schedule refuses is told when its turn comes
                 result += [one.source for one in passes_of(name, level, depth, shape, here)]
     return list(dict.fromkeys(result))

@@ -25,7 +25,7 @@ from fullfield.ops.neighbors import radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
-from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed
+from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 from fullfield.registration.cuda import Describer
 from fullfield.registration.descriptors import kernels, parallel, surface_rows
 
@@ -37,7 +37,7 @@ _EDGES = (*RINGS[:-1], *_ELEVATIONS, *map(math.cos, _BENDS))
 KERNEL = (len(RINGS), len(_ELEVATIONS) + 1, 5)
 """Rings, elevations, bends."""
 CELLS = math.prod(KERNEL)
-BITS = index_bits(CELLS)  # of an entry's index
+BITS = count_index_bits(CELLS)  # of an entry's index
 INPUTS = 37
 """Numbers per point: its shape, 4, and its FPFH, 33."""
 WIDTH = INPUTS + len(RINGS) * INPUTS + CELLS

@@ -23,7 +23,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
-from fullfield.ops.neighbors.downsampling import thinned
+from fullfield.ops.neighbors.downsampling import thin_repeatedly
 from fullfield.ops.neighbors.ragged import check_shape
 from fullfield.ops.point_conv import (
     PointGeometry,
@@ -47,7 +47,7 @@ def gpu(test: Any) -> Any:
 
 
 def alike(found: PointGeometry, right: PointGeometry) -> bool:
-    ways = zip(found.directions(), right.directions(), strict=True)
+    ways = zip(found.list_directions(), right.list_directions(), strict=True)
     return all(torch.equal(a.cpu(), b.cpu()) for one, two in ways for a, b in zip(one, two, strict=True))
 
 
@@ -81,7 +81,7 @@ def test_neighbors_cuda_tree_of_three_levels() -> None:
 
 @emulated
 def test_buckets_that_cells_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "_slots", lambda _: 64)
+    monkeypatch.setattr(neighbors, "_count_slots", lambda _: 64)
     check_radius(surface(300), 0.1)
 
 
@@ -98,10 +98,10 @@ def test_several_searches_at_once() -> None:
         (points[:100], points[:100], torch.tensor([0, 100]), torch.tensor([0, 100]), 0.1),
         (points, none, offsets, torch.tensor([0, 0]), 0.1),
     ]
-    for found, search in zip(neighbors.radius_searches(searches), searches, strict=True):
+    for found, search in zip(neighbors.search_radii(searches), searches, strict=True):
         right = neighbors_by_brute_force.radius_search(*search)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    assert neighbors.radius_searches([]) == []
+    assert neighbors.search_radii([]) == []
 
 
 _SUMS = """
@@ -174,7 +174,9 @@ def test_sums_take_one_launch(machine: Emulator) -> None:
         ["count_points", "start_buckets", "place_points", "count_neighbors", "start_rows", "write_neighbors"]
     )
     machine.launched.clear()
-    triplets.transpose(triplets.assemble((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27)
+    triplets.transpose_triplets(
+        triplets.assemble_triplets((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
+    )
     assert sorted(machine.launched) == sorted(
         ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
     )
@@ -190,8 +192,8 @@ def test_sums_of_several_blocks() -> None:
     check_radius(points, 0.02)
     found = radius_search(points, 0.05, backend="cuda")
     given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
-    made = triplets.assemble(*given)
-    assert same(triplets.transpose(made, 2500, 27), reference.transpose(made, 2500, 27))
+    made = triplets.assemble_triplets(*given)
+    assert same(triplets.transpose_triplets(made, 2500, 27), reference.transpose_triplets(made, 2500, 27))
 
 
 @emulated
@@ -199,10 +201,10 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, found = thinned(check_shape(points, clouds), cells)
+        first, found = thin_repeatedly(check_shape(points, clouds), cells)
         assert first.largest == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, again = thinned(check_shape(points, clouds), cells)
+        _, again = thin_repeatedly(check_shape(points, clouds), cells)
         for one, two, cell in zip(found, again, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:
@@ -231,7 +233,7 @@ def test_coordinates_that_are_not_finite(bad: float) -> None:
 def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
     made: list[weakref.ref[object]] = []
-    fill, finish = neighbors._Tables.fill, neighbors._Searches.finish
+    fill, finish = neighbors._Tables.fill_tables, neighbors._Searches.write_indices
 
     def filling(*arguments: Any) -> Any:
         tables = fill(*arguments)
@@ -243,8 +245,8 @@ def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPa
         assert all(table() is not None for table in made)
         return finish(searches, totals)
 
-    monkeypatch.setattr(neighbors._Tables, "fill", filling)
-    monkeypatch.setattr(neighbors._Searches, "finish", finishing)
+    monkeypatch.setattr(neighbors._Tables, "fill_tables", filling)
+    monkeypatch.setattr(neighbors._Searches, "write_indices", finishing)
     check_radius(surface(300), 0.1)
 
 
@@ -253,7 +255,7 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
     machine.launched.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(conv_kernels, "builds", lambda _: None)
+        patch.setattr(conv_kernels, "explain_no_build", lambda _: None)
         found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
     names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
@@ -286,10 +288,10 @@ def test_triplets(kernel: tuple[int, int, int]) -> None:
     for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
         near = radius_search(points, radius, centers, backend="reference")
         given = ((near.offsets, near.indices), points, centers, 0.11, kernel)
-        found = triplets.assemble(*given)
-        assert same(found, reference.assemble(*given))
+        found = triplets.assemble_triplets(*given)
+        assert same(found, reference.assemble_triplets(*given))
         cells = kernel[0] * kernel[1] * kernel[2]
-        assert same(triplets.transpose(found, 200, cells), reference.transpose(found, 200, cells))
+        assert same(triplets.transpose_triplets(found, 200, cells), reference.transpose_triplets(found, 200, cells))
 
 
 @emulated
@@ -298,9 +300,9 @@ def test_long_rows_and_none() -> None:
     for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
         near = radius_search(points, 9.0, centers, backend="reference")
         given = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
-        found = triplets.assemble(*given)
-        assert same(found, reference.assemble(*given))
-        assert same(triplets.transpose(found, 300, 27), reference.transpose(found, 300, 27))
+        found = triplets.assemble_triplets(*given)
+        assert same(found, reference.assemble_triplets(*given))
+        assert same(triplets.transpose_triplets(found, 300, 27), reference.transpose_triplets(found, 300, 27))
 
 
 @emulated
@@ -308,7 +310,7 @@ def test_halves_go_to_the_even_cell() -> None:
     points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
     rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
     given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
-    assert same(triplets.assemble(*given), reference.assemble(*given))
+    assert same(triplets.assemble_triplets(*given), reference.assemble_triplets(*given))
 
 
 # ---- pooling

@@ -205,7 +205,7 @@ def test_strides_do_not_matter(backend: str) -> None:
 def test_registered_operators(backend: str) -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, grad = (t.requires_grad_() for t in case(4, 6, 2, geometry))
-    ways = geometry.directions()
+    ways = geometry.list_directions()
     ops = torch.ops.fullfield
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_dynamic",) if backend == "reference" else ()
@@ -229,7 +229,7 @@ def test_eager_calls_are_the_registered_operator(monkeypatch: pytest.MonkeyPatch
     *given, grad = case(4, 6, 2, geometry, torch.float64)
     inputs = [t.requires_grad_() for t in given]
     registered = torch.ops.fullfield.point_conv
-    rest = (*geometry.directions(), geometry.mirrored, 2, "reference")
+    rest = (*geometry.list_directions(), geometry.mirrored, 2, "reference")
     ways = (lambda f, w, b: point_conv(f, w, geometry, b, 2, backend="reference"), lambda *t: registered(*t, *rest))
     found = []
     for run in ways:

@@ -165,12 +165,12 @@ def test_forms_of_the_forward_give_the_same_bits(
     columns, slabs = (64 if tiles == 2 else 32), 2
 
     def result(*form: Any) -> Tensor:
-        monkeypatch.setattr(launch, "multiply_config", lambda *_: config.Multiply(columns, slabs, *form))
-        launch._multiply_plan.cache_clear()
+        monkeypatch.setattr(launch, "choose_multiply", lambda *_: config.Multiply(columns, slabs, *form))
+        launch._plan_multiply.cache_clear()
         return results(tensors, geometry, 1, "cuda")[0]
 
     assert torch.equal(result(tiles, resident, 64, 1), result(1, False, 128, 3))
-    launch._multiply_plan.cache_clear()
+    launch._plan_multiply.cache_clear()
 
 
 @pytest.mark.usefixtures("machine")
@@ -183,19 +183,19 @@ def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
     geometry = random_geometry(50, 80, 900)
     form = config.Multiply(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "multiply_config", lambda *_: form)
-        launch._multiply_plan.cache_clear()
+        patch.setattr(launch, "choose_multiply", lambda *_: form)
+        launch._plan_multiply.cache_clear()
         check(geometry, (128, 128), 1, dtype)
         if dtype == torch.float16:
             check(geometry, (128, 128), 2, dtype)
-    launch._multiply_plan.cache_clear()
+    launch._plan_multiply.cache_clear()
 
 
 def test_few_rows_are_shared_and_many_are_not() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = Device(0, "", "sm_80", 108, 163 << 10)
-        found = config.multiply_config(request, config.choose_operands(request, False), device)
+        found = config.choose_multiply(request, config.choose_operands(request, False), device)
         assert found.threads % (32 * found.sharing) == 0
         return found.slab_parts, found.cell_parts
 
@@ -237,8 +237,8 @@ def test_hopper(
         sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
     request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
     operands = config.choose_operands(request, False)
-    assert isinstance(config.multiply_config(request, operands, gpu), config.MultiplyHopper)
-    assert isinstance(config.outer_config(request, operands, gpu), config.OuterHopper) == wide
+    assert isinstance(config.choose_multiply(request, operands, gpu), config.MultiplyHopper)
+    assert isinstance(config.choose_outer(request, operands, gpu), config.OuterHopper) == wide
     for one, two in zip(*sets, strict=True):
         assert torch.equal(one, two)
 
@@ -315,8 +315,8 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
     tensors = [large.half(), weight, bias, (grad * 1e-4).half()]
     given = tensors[0], tensors[3]
     request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
-    assert isinstance(config.outer_config(request, config.choose_operands(request, False), HOPPER), config.OuterHopper)
-    found = launch.outer(request, *given, geometry.forward)
+    assert isinstance(config.choose_outer(request, config.choose_operands(request, False), HOPPER), config.OuterHopper)
+    found = launch.sum_outer_products(request, *given, geometry.forward)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
     buckets = weight_of_sums(geometry, *given, 1)
     assert float(exact.abs().max()) < 60_000
@@ -329,7 +329,7 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
     assert bool((away[:, 40:44] <= 2e-3 * exact[:, 40:44].abs().max()).all())
     spoiled = tensors[0].clone()
     spoiled[int(points[first][0])] = torch.inf  # comes to an end
-    assert not launch.outer(request, spoiled, given[1], geometry.forward).isfinite().all()
+    assert not launch.sum_outer_products(request, spoiled, given[1], geometry.forward).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])
@@ -337,9 +337,9 @@ def test_shares_take_little_memory(rows: int) -> None:
     device = replace(HOPPER, processors=132)
     request = Request(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
     operands = config.choose_operands(request, False)
-    form = config.outer_config(request, operands, device)
+    form = config.choose_outer(request, operands, device)
     columns, cell_blocks = form.halves, -(-27 // form.cells)
-    segments, slots, share = launch._segments(request, columns, cell_blocks, form, device)
+    segments, slots, share = launch._split_into_segments(request, columns, cell_blocks, form, device)
     assert slots * share * 4 <= 8 << 20
     assert segments * cell_blocks >= min(device.processors, rows // 32)
 
@@ -348,7 +348,7 @@ def test_few_rows_and_other_gpus_take_mma_sync() -> None:
     def forms(rows: int, device: Device) -> set[str]:
         request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
         operands = config.choose_operands(request, False)
-        found = config.multiply_config(request, operands, device), config.outer_config(request, operands, device)
+        found = config.choose_multiply(request, operands, device), config.choose_outer(request, operands, device)
         return {type(form).__name__ for form in found}
 
     large = replace(HOPPER, processors=132)
@@ -404,7 +404,7 @@ def test_values_that_are_not_finite_stay_with_their_centres() -> None:
         assert torch.equal(got[~seen], clean[~seen])
         assert not got[seen].isfinite().all(1).any()
         weights = torch.ops.fullfield.point_conv_weight(
-            features, grad, *geometry.directions(), False, geometry.cells, 1, "cuda"
+            features, grad, *geometry.list_directions(), False, geometry.cells, 1, "cuda"
         )
         hit = torch.zeros(geometry.cells, dtype=torch.bool)
         hit[k[(j == 7) | (j == 9)]] = True
@@ -518,10 +518,10 @@ def test_within_float64_budget_on_a_gpu(dtype: torch.dtype, channels: tuple[int,
 def _bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few rows take mma.sync; the forms with wgmma are for many, but right for any."""
     monkeypatch.setattr(config, "_BANDS", request.param)
-    for plan in (launch._multiply_plan, launch._outer_plan):
+    for plan in (launch._plan_multiply, launch._plan_outer):
         plan.cache_clear()
     yield
-    for plan in (launch._multiply_plan, launch._outer_plan):
+    for plan in (launch._plan_multiply, launch._plan_outer):
         plan.cache_clear()
 
 
@@ -592,9 +592,9 @@ def test_offsets_past_two_to_the_31() -> None:
     # Not against the kernels on the small cloud: fewer rows are multiplied in another form, with another order of sums.
     check_close(out[shift:], point_conv(features.double(), weight.double(), small, backend="reference"), "out")
     assert not out[:shift].any()
-    grad = torch.ops.fullfield.point_conv_weight(wide, out, *geometry.directions(), True, 27, 1, "cuda")
+    grad = torch.ops.fullfield.point_conv_weight(wide, out, *geometry.list_directions(), True, 27, 1, "cuda")
     near = (features.double(), out[shift:].double())
-    true = torch.ops.fullfield.point_conv_weight(*near, *small.directions(), True, 27, 1, "reference")
+    true = torch.ops.fullfield.point_conv_weight(*near, *small.list_directions(), True, 27, 1, "reference")
     assert float((grad.double() - true).abs().max()) <= 0.01 * float(true.abs().max())
 
 

@@ -109,15 +109,15 @@ def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel
     points, _ = ragged((300,), seed=5)
     rows, index = radius_search(points, 0.21, points[:111])
     args = ((rows, index), points, points[:111].contiguous(), 0.05, (kernel,) * 3)
-    one, two = reference.assemble(*args), cpu.assemble(*args)
+    one, two = reference.assemble_triplets(*args), cpu.assemble_triplets(*args)
     assert (one.cells.numel() > 0) == (way == "beside")
     for a, b in zip(one, two, strict=True):
         assert torch.equal(a, b)
-    turned = [backend.transpose(one, 300, kernel**3) for backend in (reference, cpu)]
+    turned = [backend.transpose_triplets(one, 300, kernel**3) for backend in (reference, cpu)]
     for a, b in zip(*turned, strict=True):
         assert torch.equal(a, b)
-    i, (j, k) = triplets.expand_rows(one.rows), triplets.unpack(one, kernel**3)
-    jj, (ii, kk) = triplets.expand_rows(turned[0].rows), triplets.unpack(turned[0], kernel**3)
+    i, (j, k) = triplets.expand_rows(one.rows), triplets.unpack_triplets(one, kernel**3)
+    jj, (ii, kk) = triplets.expand_rows(turned[0].rows), triplets.unpack_triplets(turned[0], kernel**3)
     assert {*zip(i.tolist(), j.tolist(), k.tolist(), strict=True)} == {
         *zip(ii.tolist(), jj.tolist(), kk.tolist(), strict=True)
     }
@@ -159,15 +159,15 @@ def test_given_triplets_come_back_sorted() -> None:
 
 @pytest.mark.parametrize(("cells", "bits"), [(1, 31), (27, 27), (125, 25), (343, 23), (512, 23)])
 def test_words_hold_the_largest_numbers(cells: int, bits: int) -> None:
-    assert triplets.index_bits(cells) == bits
+    assert triplets.count_index_bits(cells) == bits
     largest = 2**31 - 1
     for columns in (min(1 << bits, largest), min((1 << bits) + 1, largest), largest):
         index = torch.tensor([0, columns - 1, 5, columns - 1])
         cell = torch.tensor([0, 0, cells - 1, cells - 1])
-        packed = triplets.pack(torch.tensor([0, 4]), index, cell, columns, cells)
+        packed = triplets.pack_triplets(torch.tensor([0, 4]), index, cell, columns, cells)
         assert packed.entries.dtype == torch.int32
         assert bool(packed.cells.numel()) == (columns > 1 << bits)
-        for got, expected in zip(triplets.unpack(packed, cells), (index, cell), strict=True):
+        for got, expected in zip(triplets.unpack_triplets(packed, cells), (index, cell), strict=True):
             assert torch.equal(got, expected)
 
 

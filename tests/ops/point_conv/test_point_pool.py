@@ -69,7 +69,7 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
 def test_registered_and_compiled() -> None:
     geometry = random_geometry(6, 9, 30)
     features = torch.randn(9, 4, requires_grad=True)
-    ways = (*geometry.directions(), geometry.cells)
+    ways = (*geometry.list_directions(), geometry.cells)
     torch.library.opcheck(torch.ops.fullfield.point_sum.default, (features, *ways))
     torch.library.opcheck(torch.ops.fullfield.point_max.default, (features, *ways))
     out, winners = torch.ops.fullfield.point_max(features, *ways)

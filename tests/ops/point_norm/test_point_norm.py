@@ -18,7 +18,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import point_conv, protocol, radius_geometry, reference
 from fullfield.ops.point_conv.api import point_conv_norm
 from fullfield.ops.point_norm import KINDS, Running, cuda, point_norm
-from fullfield.ops.point_norm.reference import normalised
+from fullfield.ops.point_norm.reference import normalize
 
 SIZES = (37, 0, 1, 82)
 
@@ -149,7 +149,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
     emulate(cuda, serve=True)
-    monkeypatch.setattr(protocol, "builder", lambda _: reference)
+    monkeypatch.setattr(protocol, "choose_builder", lambda _: reference)
     monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
 
 
@@ -162,7 +162,7 @@ def results(tensors: list[Tensor], extra: tuple[bool, bool], fast: bool) -> list
         out = point_norm(features, weight, bias, residual=more, relu=extra[1])
         assert type(out.grad_fn).__name__ == "_NormBackward"
     else:
-        out = normalised(features, weight, bias, "layer", 1e-5, (), None, more, extra[1])
+        out = normalize(features, weight, bias, "layer", 1e-5, (), None, more, extra[1])
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 

@@ -59,7 +59,7 @@ def test_emulated_kernels_are_the_reference(number: int, gpu: Device, emulate: C
     emulate(cuda, gpu=gpu).schedule = 3 * (number % 2) if gpu is AMPERE else 0
     found = [cuda.forward(*tensors[:2], window), *cuda.backward(*tensors, window, (True, True))]
     exact = [t.double() for t in tensors]
-    truth = [reference.compared(*exact[:2], window), *reference.backward(*exact, window, (True, True))]
+    truth = [reference.correlate(*exact[:2], window), *reference.backward(*exact, window, (True, True))]
     compare(found, truth, dtype)
 
 
@@ -151,13 +151,13 @@ def test_every_patch_fits_into_a_block(shared: int) -> None:
         for others in (1, 10_000):
             rows = cuda.choose_rows(patch[0], columns, others, shared)
             assert 1 <= rows <= patch[0]
-            assert cuda.forward_threads(columns, rows) <= 512
-            assert cuda.forward_shared(columns, rows) <= shared
+            assert cuda.count_forward_threads(columns, rows) <= 512
+            assert cuda.forward_shared_bytes(columns, rows) <= shared
             half = cuda.choose_half_tiles(patch, others)
             assert half.columns * half.blocks >= patch[1]
             assert 1 <= half.rows <= patch[0]
             assert half.shared <= shared
-            assert cuda.backward_shared(columns, cuda.choose_spread(columns, others, 256, shared)) <= shared
+            assert cuda.backward_shared_bytes(columns, cuda.choose_spread(columns, others, 256, shared)) <= shared
 
 
 def test_windows_of_odd_kinds_are_refused_or_dense() -> None:

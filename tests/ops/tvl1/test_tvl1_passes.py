@@ -71,7 +71,7 @@ def test_grey_reads_frames_of_any_layout(dtype: torch.dtype, channels: int) -> N
     frames[1] = frames[1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as videos are
     out, flow_at = torch.empty(2, 2, 5, 320), torch.zeros(1, dtype=torch.int64)
     flow = torch.empty(2, 2, 5, 300)
-    Passes(CPU, torch.float32).grey(tuple(frames), tuple(out), None, flow, flow_at)(0)
+    Passes(CPU, torch.float32).build_grey(tuple(frames), tuple(out), None, flow, flow_at)(0)
     luma = torch.tensor([0.299, 0.587, 0.114] if channels == 3 else [1.0]).view(1, -1, 1, 1)
     for frame, image in zip(frames, out, strict=True):
         want = (frame.float() * 255 / scale * luma).sum(1)
@@ -85,7 +85,7 @@ def test_grey_notes_values_out_of_range(value: float, bad: int) -> None:
     frames = torch.rand(2, 1, 3, 4, 6)
     frames[1, 0, 2, 3, 5] = value
     out, flags = torch.empty(2, 1, 4, 32), torch.zeros(1, dtype=torch.int32)
-    Passes(CPU, torch.float32).grey(tuple(frames), tuple(out), flags)(0)
+    Passes(CPU, torch.float32).build_grey(tuple(frames), tuple(out), flags)(0)
     assert int(flags) == bad
 
 
@@ -108,11 +108,11 @@ def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int
     values = torch.randn(2, 3, *size)
     source, target = padded(values), torch.empty(2, 3, to[0], row_pitch(to[1], torch.float32))
     kit = Passes(CPU, torch.float32)
-    kit.resample(describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0))(0)
+    kit.build_resample(describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0))(0)
     table = gaussian_table if kind == "gaussian" else linear_table
     for item in range(2):
         for plane in range(3):
-            want = reference.resample(values[item, plane].double(), to, table) * (1.5, -2.0)[plane % 2]
+            want = reference.resample_plane(values[item, plane].double(), to, table) * (1.5, -2.0)[plane % 2]
             torch.testing.assert_close(target[item, plane, :, : to[1]].double(), want, atol=2e-5, rtol=1e-5)
     assert target[..., to[1] :].isnan().all()
 
@@ -130,7 +130,7 @@ def test_median(side: int, dtype: torch.dtype, size: tuple[int, int]) -> None:
         level.origin.copy_(torch.randn(2, 2, *size) * 40)
         flow = level.flow.float() + level.origin.float()
     target = torch.empty(2, 2, *size)
-    Passes(CPU, dtype).median(level, side, describe_planes(target))(0)
+    Passes(CPU, dtype).build_median(level, side, describe_planes(target))(0)
     want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
     assert torch.equal(target, want)
 
@@ -142,7 +142,7 @@ def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
     for bad in (0.0, value):
         level.flow.zero_()
         level.flow[0, 1, 4, 8] = bad
-        Passes(CPU, torch.float32).median(level, 0, describe_planes(target), flags=flags)(0)
+        Passes(CPU, torch.float32).build_median(level, 0, describe_planes(target), flags=flags)(0)
         assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
 
 
@@ -153,7 +153,7 @@ def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
     first[:, :, : size[1] // 3], second[:, :, : size[1] // 3] = 7.0, 7.0  # flat: no gradient to follow
     flow[1, :, 0, 0] = float("nan")
     level = Level(2, *size, dtype, CPU)
-    Passes(CPU, dtype).linearise(padded(first), padded(second), padded(flow), level, 0.25)(0)
+    Passes(CPU, dtype).build_linearise(padded(first), padded(second), padded(flow), level, 0.25)(0)
     half = dtype == torch.float16
     origin = flow.half().double() if half else flow.double()
     rest = (flow.double() - origin).half().double() if half else origin
@@ -207,7 +207,7 @@ class ReferenceIterations:
 def reference_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every level."""
     monkeypatch.setattr(engines, "RegisterPipeline", ReferenceIterations)
-    monkeypatch.setattr(fused, "best", lambda *_: None)
+    monkeypatch.setattr(fused, "choose_fastest_tiling", lambda *_: None)
 
 
 def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tensor, Tensor]:
@@ -221,11 +221,11 @@ def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tens
 def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
     batch, _, height, width = frames[0].shape
     flow = torch.empty(batch, 2, height, width)
-    engine.read(frames, 0, flow, flags=True)
+    engine.read_frames(frames, 0, flow, flags=True)
     engine.start.zero_()
     if start is not None:
         engine.start_from(start)
-    engine.pyramid(0, 2)
+    engine.build_pyramid(0, 2)
     engine.solve(0, flags=True)
     return flow
 
@@ -273,7 +273,9 @@ def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
     """All levels in tiles of this shape."""
     shapes = (fused.Shape(*shape),)
     monkeypatch.setattr(
-        fused, "best", lambda _, height, width, config, __: fused.tiling(height, width, config, shapes[0])
+        fused,
+        "choose_fastest_tiling",
+        lambda _, height, width, config, __: fused.choose_tiling(height, width, config, shapes[0]),
     )
 
 
@@ -342,14 +344,21 @@ def test_large_motion_in_a_tile_needs_no_patch(shape: tuple[int | bool, ...], mo
 def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
     default = TVL1Config()
-    small, middle = fused.best(1, 27, 48, default, gpu), fused.best(1, 275, 488, default, gpu)
+    small, middle = (
+        fused.choose_fastest_tiling(1, 27, 48, default, gpu),
+        fused.choose_fastest_tiling(1, 275, 488, default, gpu),
+    )
     assert small is not None and middle is not None  # noqa: PT018
     assert small.shape.part * small.shape.each < middle.shape.part * middle.shape.each
     blocks = middle.shape.cluster * middle.across * middle.down
     assert blocks <= 132 < 2 * blocks
-    assert fused.best(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, "100 iterations reach too far"
-    assert fused.best(1, 275, 488, default.replace(iterations=55), gpu) is None, "too much would be computed again"
-    ampere = fused.best(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
+    assert fused.choose_fastest_tiling(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, (
+        "100 iterations reach too far"
+    )
+    assert fused.choose_fastest_tiling(1, 275, 488, default.replace(iterations=55), gpu) is None, (
+        "too much would be computed again"
+    )
+    ampere = fused.choose_fastest_tiling(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
     assert ampere is not None
     assert ampere.shape.shared <= 99 << 10
     assert ampere.shape.cluster == 1 < middle.shape.cluster, "clusters from Hopper on"
@@ -360,12 +369,12 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
     """fused_warp.cu waits from sm_90 on, before it reads or writes anything."""
     config, level = TVL1Config(), Level(1, 40, 60, torch.float32, CPU)
     planes, gpu = torch.zeros(3, 1, 2, 40, 64), Device(0, "", arch, 8, 227 << 10)
-    cut = fused.tiling(40, 60, config, fused.SHAPES[0])
+    cut = fused.choose_tiling(40, 60, config, fused.SHAPES[0])
     assert cut is not None
     image, flow, to = planes[0, :, 0], planes[1], describe_planes(planes[2], 60)
-    launch = fused.launch(cut, level, config, gpu, fused.Warp(image, image, flow, to, None, None, True, False))
+    launch = fused.build_launch(cut, level, config, gpu, fused.Warp(image, image, flow, to, None, None, True, False))
     assert launch.early is early
-    text = fused.source(config, cut, torch.float32).text
+    text = fused.fused_source(config, cut, torch.float32).text
     body = text[text.index("fused_warp(const") :]
     wait = body.index("griddepcontrol.wait")
     assert "#if __CUDA_ARCH__ >= 900" in body[:wait]
@@ -411,8 +420,8 @@ def test_tvl1_emulated_initial_flow_and_sequence() -> None:
     engine.start_from_last()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
-    engine.read((third,), 0, flow)  # the second frame's pyramid lies at place 1
-    engine.pyramid(0)
+    engine.read_frames((third,), 0, flow)  # the second frame's pyramid lies at place 1
+    engine.build_pyramid(0)
     engine.solve(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
@@ -466,7 +475,7 @@ def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(module, "record", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
     monkeypatch.setattr(persistent, "_resolve_device", lambda *_: CPU)
-    monkeypatch.setattr(persistent, "_event", Clock)
+    monkeypatch.setattr(persistent, "_create_event", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
@@ -497,7 +506,7 @@ def test_persistent_solver_runs_sequence(warm_start: bool) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "best", lambda *_: pytest.fail("a schedule leaves no whole warps"))
+    monkeypatch.setattr(fused, "choose_fastest_tiling", lambda *_: pytest.fail("a schedule leaves no whole warps"))
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = ((frame * 255).byte() for frame in scene(35, 40))
     flow = make_solver((1, 1, 35, 40), config, CPU, "shared_pipeline")(first, second)
@@ -507,7 +516,7 @@ def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("without_gpu")
 def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
-    read, solve = Engine.read, Engine.solve
+    read, solve = Engine.read_frames, Engine.solve
 
     def noting(engine: Engine, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, **options: bool) -> None:
         if flow is not None:
@@ -525,7 +534,7 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.Solver(35, 40, config, CPU).queue(*frames, None, None)
+    solver_module.Solver(35, 40, config, CPU).queue_pair(*frames, None, None)
     assert len(living) == 4
 
 
@@ -534,9 +543,9 @@ def test_tvl1_cuda_records_each_batch_size_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.Solver(35, 40, config, CPU)
-    flow, flags = solver.queue(*frames, None, None)
+    flow, flags = solver.queue_pair(*frames, None, None)
     assert solver._graph is None
-    warm, _ = solver.queue(*frames, start, None)
+    warm, _ = solver.queue_pair(*frames, start, None)
     graph = solver._graph
     assert graph is not None
     again, _ = solver.queue(*frames, None, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullfield.ops import _recording
-from fullfield.ops.tvl1.cuda.pipeline import plan
+from fullfield.ops.tvl1.cuda.pipeline import plan_passes
 from fullfield.ops.tvl1.cuda.state import Level, count_planes, row_pitch
 
 
@@ -27,7 +27,7 @@ def test_levels_are_one_allocation() -> None:
     planes = level.memory[:, :, :, :70].float().mean((0, 2, 3)).tolist()
     assert planes == [1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 3, 4, 5, 5]
     assert not level.memory[:, :, :, 70:].any()
-    assert level.address(3) - level.address(0) == 3 * 5 * 128 * 2
+    assert level.plane_address(3) - level.plane_address(0) == 3 * 5 * 128 * 2
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_levels_are_one_allocation() -> None:
     [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],
 )
 def test_passes_are_even(iterations: int, depth: int, passes: list[int]) -> None:
-    assert plan(iterations, depth) == passes
+    assert plan_passes(iterations, depth) == passes
 
 
 class Stream:

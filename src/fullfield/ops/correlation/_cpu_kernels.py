@@ -241,7 +241,7 @@ def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyp
 
 @_jit
 def _read_taps(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
-    """Read what _write writes: its adjoint; lanes outside the image read zero."""
+    """Read what _write_taps writes, its adjoint; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
     top, left = _locate_tile(tile, width)

@@ -25,7 +25,7 @@ _jit = jit_in(CACHE)
 
 
 @_jit
-def _squared(points, i, queries, q):
+def _squared_distance(points, i, queries, q):
     x = queries[q, 0] - points[i, 0]
     y = queries[q, 1] - points[i, 1]
     z = queries[q, 2] - points[i, 2]
@@ -46,7 +46,7 @@ def _lower_bound(keys, value):
 
 
 @_jit
-def _runs(keys, starts, shape, cells, q, runs):
+def _find_cell_runs(keys, starts, shape, cells, q, runs):
     """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
     x0 = max(cells[3, q] - 1, 0)
@@ -64,7 +64,7 @@ def _runs(keys, starts, shape, cells, q, runs):
 
 
 @_jit
-def _sort(numbers, count):
+def _sort_numbers(numbers, count):
     """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
     if count > _LEAF_SIZE:
         for n in range(1, count):
@@ -81,7 +81,7 @@ def _sort(numbers, count):
 
 
 @_jit
-def _same_cell(cells, visit, step, last):
+def _find_end_of_cell(cells, visit, step, last):
     """Return the end of the queries from ``visit[step]`` on, before ``last``, that are in the same cell."""
     q, end = visit[step], step + 1
     while end < last:
@@ -93,7 +93,7 @@ def _same_cell(cells, visit, step, last):
 
 
 @_jit
-def _candidates(points, columns, order, runs, sort, who, coordinates, squares):
+def _gather_candidates(points, columns, order, runs, sort, who, coordinates, squares):
     """Write the points of nine runs into ``who`` and their coordinates into ``coordinates``; return their number.
 
     Arrays that are too short are replaced by longer ones.
@@ -110,7 +110,7 @@ def _candidates(points, columns, order, runs, sort, who, coordinates, squares):
             who[at], xs[at], ys[at], zs[at] = order[i], columns[0, i], columns[1, i], columns[2, i]
             at += np.uintp(1)
     if sort:
-        _sort(who, count)
+        _sort_numbers(who, count)
         for n in range(np.uintp(count)):
             i = np.uintp(who[n])
             coordinates[0, n], coordinates[1, n], coordinates[2, n] = points[i, 0], points[i, 1], points[i, 2]
@@ -121,7 +121,7 @@ def _candidates(points, columns, order, runs, sort, who, coordinates, squares):
 
 # Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def _measure(coordinates, count, queries, q, squares):
+def _measure_squared_distances(coordinates, count, queries, q, squares):
     """Write the squared distances of the first ``count`` places from a query."""
     x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
     xs, ys, zs = coordinates[0], coordinates[1], coordinates[2]
@@ -131,7 +131,7 @@ def _measure(coordinates, count, queries, q, squares):
 
 
 @_jit
-def radius_rows(
+def find_within_radius(
     points, columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
 ):
     """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
@@ -146,8 +146,8 @@ def radius_rows(
     for step in range(first, last):
         q = visit[step]
         if step == end:
-            end = _same_cell(cells, visit, step, last)
-            _runs(keys, starts, shape, cells, q, runs)
+            end = _find_end_of_cell(cells, visit, step, last)
+            _find_cell_runs(keys, starts, shape, cells, q, runs)
             sort_all = False
             if fill and sort:
                 hits = 0
@@ -156,12 +156,12 @@ def radius_rows(
                 # Few queries have fewer neighbours than candidates: then sorting each row takes less time.
                 sort_all = hits > np.sum(runs[:, 1] - runs[:, 0])
             sort_rows = sort and not sort_all
-            count, who, coordinates, squares = _candidates(
+            count, who, coordinates, squares = _gather_candidates(
                 points, columns, order, runs, sort_all, who, coordinates, squares
             )
             if fill and neighbors.size < who.size:
                 neighbors = np.empty(who.size, np.int32)
-        _measure(coordinates, count, queries, q, squares)
+        _measure_squared_distances(coordinates, count, queries, q, squares)
         if not fill:
             within = np.int32(0)
             for n in range(np.uintp(count)):
@@ -172,14 +172,14 @@ def radius_rows(
         for n in range(0, count, LANES):
             at = put_within(squares, n, limit, who, n, neighbors, at)
         if sort_rows:
-            _sort(neighbors, at)
+            _sort_numbers(neighbors, at)
         start = np.uintp(rows[q])
         for n in range(np.uintp(at)):
             indices[start + n] = neighbors[n]
 
 
 @_jit
-def _in_cell(points, i, cell):
+def _locate_in_cell(points, i, cell):
     """Return the cell of a point, whole float64 numbers of x, y and z, and its squared distance from the middle."""
     x, y, z = points[i, 0] / cell, points[i, 1] / cell, points[i, 2] / cell
     corner = np.floor(x), np.floor(y), np.floor(z)
@@ -188,7 +188,7 @@ def _in_cell(points, i, cell):
 
 
 @_jit
-def _scrambled(corner):
+def _hash_cell(corner):
     """Return a number that spreads cells over a table."""
     key = np.uint64(0)
     for axis in range(3):
@@ -198,7 +198,7 @@ def _scrambled(corner):
 
 
 @_jit
-def thin_rows(points, offsets, cell, slots, remains):
+def mark_remaining_points(points, offsets, cell, slots, remains):
     """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
 
     ``slots`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points of
@@ -207,10 +207,10 @@ def thin_rows(points, offsets, cell, slots, remains):
     mask = np.uint64(slots.size - 1)
     for cloud in range(offsets.size - 1):
         for i in range(offsets[cloud], offsets[cloud + 1]):
-            corner, distance = _in_cell(points, i, cell)
-            slot = _scrambled(corner) & mask
+            corner, distance = _locate_in_cell(points, i, cell)
+            slot = _hash_cell(corner) & mask
             while slots[slot] >= offsets[cloud]:
-                other, nearest_distance = _in_cell(points, slots[slot], cell)
+                other, nearest_distance = _locate_in_cell(points, slots[slot], cell)
                 if corner == other:
                     break
                 slot = (slot + np.uint64(1)) & mask
@@ -223,7 +223,7 @@ def thin_rows(points, offsets, cell, slots, remains):
 
 
 @_jit
-def _select(points, order, low, high, middle, axis):
+def _partition_at_middle(points, order, low, high, middle, axis):
     """Reorder ``order[low:high]`` so that what stands at ``middle`` separates smaller from larger coordinates."""
     high -= 1
     while low < high:
@@ -273,7 +273,7 @@ def build_tree(points, order, axes, cuts, first, last):
                 widest = largest - smallest
                 axis = candidate
         middle = (low + high) >> 1
-        _select(points, order, low, high, middle, axis)
+        _partition_at_middle(points, order, low, high, middle, axis)
         axes[middle] = axis
         cuts[middle] = points[order[middle], axis]
         stack[size, 0] = low
@@ -284,7 +284,7 @@ def build_tree(points, order, axes, cuts, first, last):
 
 
 @_jit
-def nearest_rows(points, order, axes, cuts, bounds, queries, batches, k, rows, indices, first, last):
+def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, indices, first, last):
     """Find the ``k`` nearest of queries ``first ... last``, by distance, then index; ``points`` are in tree order."""
     stack = np.empty((_DEPTH, 2), np.int64)
     lower_bounds = np.empty(_DEPTH, np.float32)
@@ -321,7 +321,7 @@ def nearest_rows(points, order, axes, cuts, bounds, queries, batches, k, rows, i
                 lower_bounds[size] = squared
                 size += 1
             for i in range(low, high):
-                distance = _squared(points, i, queries, q)
+                distance = _squared_distance(points, i, queries, q)
                 index = order[i]
                 if count == row_size:
                     worst = best[row_size - 1]
@@ -349,8 +349,8 @@ _long = types.int64[::1]
 _int = types.int32[::1]
 
 ENTRY_POINTS = {
-    "radius_rows": (
-        radius_rows,
+    "find_within_radius": (
+        find_within_radius,
         (
             _points,
             _points,
@@ -370,10 +370,13 @@ ENTRY_POINTS = {
             _i,
         ),
     ),
-    "thin_rows": (thin_rows, (types.float64[:, ::1], _long, types.float64, _int, types.boolean[::1])),
+    "mark_remaining_points": (
+        mark_remaining_points,
+        (types.float64[:, ::1], _long, types.float64, _int, types.boolean[::1]),
+    ),
     "build_tree": (build_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
-    "nearest_rows": (
-        nearest_rows,
+    "find_nearest": (
+        find_nearest,
         (_points, _int, types.int8[::1], _flat, _long, _points, _long, _i, _long, _int, _i, _i),
     ),
 }

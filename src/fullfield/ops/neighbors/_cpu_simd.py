@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from fullfield._kernels.simd import INDEX, INTEGERS, LANES, number, place, put_load, put_splat, put_store, target_has
 
 
-def packing(packs: bool) -> Any:
+def build_put_within(packs: bool) -> Any:
     """Return the intrinsic; ``packs``: use AVX-512's instruction for this where numba's target has it."""
 
     @intrinsic
@@ -44,4 +44,4 @@ def packing(packs: bool) -> Any:
 
 # put_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
 # squares[sn : sn + 16] are at most limit, and returns the end. It may overwrite found[at : at + 16].
-put_within = packing(True)
+put_within = build_put_within(True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._backends import Backends
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_length, check_pair, recentred
+from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_distance, check_pair, recenter_clouds
 
 BACKENDS = ("cuda", "cpu", "reference")
 """Backends, preferred first: kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
@@ -45,10 +45,10 @@ def radius_search(
         InputError: if coordinates are not finite, the radius is not from 1e-18 to 1e18, offsets do not fit, or the
             backend cannot run.
     """
-    check_length(radius, "radius")
+    check_distance(radius, "radius")
     cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
-    pair = recentred(cloud, query_cloud)
-    search = _choose(backend, points).radius_search
+    pair = recenter_clouds(cloud, query_cloud)
+    search = _choose_module(backend, points).radius_search
     neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
     return neighbors
 
@@ -72,14 +72,14 @@ def knn_search(
     """
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
-    return nearest_neighbors(cloud, query_cloud, recentred(cloud, query_cloud), int(k), backend)
+    return search_nearest(cloud, query_cloud, recenter_clouds(cloud, query_cloud), int(k), backend)
 
 
-def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
+def search_radii(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
     """Run :func:`radius_search` on checked clouds and results of :func:`recentred`; GPUs wait once for all."""
     if not searches:
         return []
-    module = _choose(None, searches[0][2][0])
+    module = _choose_module(None, searches[0][2][0])
     arguments = [(*pair, cloud.offsets, query_cloud.offsets, radius) for cloud, query_cloud, pair, radius in searches]
     if hasattr(module, "radius_searches"):
         neighbors: list[Neighbors] = module.radius_searches(arguments)
@@ -87,15 +87,15 @@ def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor],
     return [module.radius_search(*search) for search in arguments]
 
 
-def nearest_neighbors(
+def search_nearest(
     cloud: Cloud, query_cloud: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
     """Run :func:`knn_search` on checked clouds and a result of :func:`recentred`."""
-    neighbors: Neighbors = _choose(backend, pair[0]).knn_search(*pair, cloud.offsets, query_cloud.offsets, k)
+    neighbors: Neighbors = _choose_module(backend, pair[0]).knn_search(*pair, cloud.offsets, query_cloud.offsets, k)
     return neighbors
 
 
-def _choose(backend: str | None, points: Tensor) -> Any:
+def _choose_module(backend: str | None, points: Tensor) -> Any:
     return SEARCHES.load(SEARCHES.choose(backend, points.device))
 
 
@@ -112,11 +112,11 @@ def spatial_order(
     """
     cloud = check_cloud(points, offsets)
     edges = cloud.offsets.tolist()
-    orders = [_along(cloud.points[first:last]) + first for first, last in pairwise(edges)]
+    orders = [_order_along_curve(cloud.points[first:last]) + first for first, last in pairwise(edges)]
     return torch.cat(orders) if orders else torch.zeros(0, dtype=torch.int64, device=points.device)
 
 
-def _along(points: Tensor) -> Tensor:
+def _order_along_curve(points: Tensor) -> Tensor:
     if not points.shape[0]:
         return torch.zeros(0, dtype=torch.int64, device=points.device)
     low, high = points.amin(0).double(), points.amax(0).double()
@@ -126,11 +126,11 @@ def _along(points: Tensor) -> Tensor:
 
 def morton_code(cells: Tensor) -> Tensor:
     """Return the codes [N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x is the most significant."""
-    x, y, z = (_spaced_bits(cells[:, axis]) for axis in range(3))
+    x, y, z = (_space_bits(cells[:, axis]) for axis in range(3))
     return x << 2 | y << 1 | z
 
 
-def _spaced_bits(x: Tensor) -> Tensor:
+def _space_bits(x: Tensor) -> Tensor:
     """Insert two zero bits between the bits of int64 numbers."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),

@@ -31,30 +31,30 @@ def supports(device: torch.device) -> str | None:
 _kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
-def _parallel(count: int, task: Any) -> None:
+def _run_in_parallel(count: int, task: Any) -> None:
     run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
-def _writable(tensor: Tensor) -> NDArray[np.float32]:
+def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.numpy()
     return array if array.flags.writeable else array.copy()
 
 
-def _batches(offsets: Tensor) -> NDArray[np.int64]:
+def _number_batches(offsets: Tensor) -> NDArray[np.int64]:
     return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
 
 
-def _cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
+def _locate_cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
     """Return cells [4, M] of ``columns`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
     cells = np.empty((4, columns.shape[1]), np.int64)
-    cells[0] = _batches(offsets)
+    cells[0] = _number_batches(offsets)
     for axis, column in enumerate(columns):
         cell_index = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
         np.floor(cell_index, out=cells[3 - axis], casting="unsafe")
     return cells
 
 
-def _numbers(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
+def _number_cells(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a number for each cell of the grid; x runs fastest."""
     numbers: NDArray[np.int64] = ((cells[0] * shape[0] + cells[1]) * shape[1] + cells[2]) * shape[2] + cells[3]
     return numbers
@@ -67,8 +67,8 @@ def radius_search(
 
     Without ``sort`` the points of a query are in no particular order.
     """
-    kernel = _kernels().radius_rows
-    spots, query_spots = _writable(points), _writable(queries)
+    kernel = _kernels().find_within_radius
+    spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     if not len(spots) or not len(query_spots):
         return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
@@ -79,16 +79,16 @@ def radius_search(
         cell *= 2.0
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
-    cells = _cells(columns, offsets, low, cell)
-    keys = _numbers(cells, shape)
+    cells = _locate_cells(columns, offsets, low, cell)
+    keys = _number_cells(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
     around, visit = cells, order
     if queries is not points:
-        around = _cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
+        around = _locate_cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
-        visit = np.argsort(_numbers(around, shape), kind="stable")  # queries of a cell together
+        visit = np.argsort(_number_cells(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
     columns = columns.take(order, 1)
     common = (
@@ -105,36 +105,36 @@ def radius_search(
     )
 
     nothing = np.empty(0, np.int32)
-    _parallel(len(query_spots), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
+    _run_in_parallel(len(query_spots), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _parallel(len(query_spots), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
+    _run_in_parallel(len(query_spots), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
     """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
     kernels = _kernels()
-    spots, query_spots = _writable(points), _writable(queries)
+    spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
     bounds = offsets.numpy()
     order = np.arange(len(spots), dtype=np.int32)
     axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         kernels.build_tree(spots, order, axes, cuts, first, last)
     sizes = np.minimum(np.diff(bounds), k)
-    batches = _batches(query_offsets)
+    batches = _number_batches(query_offsets)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
     common = (spots[order], order, axes, cuts, bounds, query_spots, batches, k, rows, indices)
-    _parallel(len(query_spots), lambda a, b: kernels.nearest_rows(*common, a, b))
+    _run_in_parallel(len(query_spots), lambda a, b: kernels.find_nearest(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
-def thin(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
+def thin_to_cells(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
     """Return the kept points [K]; see :func:`fullfield.ops.neighbors.grid_downsample`."""
-    spots = _writable(points.to(torch.float64).contiguous())
+    spots = _as_writable_array(points.to(torch.float64).contiguous())
     mask = np.zeros(len(spots), bool)
     slots = np.full(1 << (len(spots) + len(spots) // 2).bit_length(), -1, np.int32)
-    _kernels().thin_rows(spots, offsets.numpy(), cell, slots, mask)
+    _kernels().mark_remaining_points(spots, offsets.numpy(), cell, slots, mask)
     return torch.from_numpy(np.flatnonzero(mask))

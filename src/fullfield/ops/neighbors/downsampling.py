@@ -40,11 +40,11 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    (thinned_cloud,) = thinned(check_shape(points, offsets), [float(cell)])[1]
+    (thinned_cloud,) = thin_repeatedly(check_shape(points, offsets), [float(cell)])[1]
     return Downsampled(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
-def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
+def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
     """Apply :func:`grid_downsample` repeatedly, each time to the kept points, with at least one cell size.
 
     GPUs wait once for all sizes, except for large clouds. The cloud's coordinates need no check before.
@@ -61,14 +61,14 @@ def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thin
         left = cells[len(results) :]
         if fast:
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
-            largest, thinner = cuda.thin(last, some)
+            largest, thinner = cuda.thin_repeatedly(last, some)
             if not results:
                 cloud = _check_cells(cloud, largest, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
                 thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
             results += thinner
         else:
-            results.append(_thin(last, left[0]))
+            results.append(_thin_once(last, left[0]))
         last = results[-1].cloud
     return cloud, results
 
@@ -82,11 +82,11 @@ def _check_cells(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
     return cloud._replace(largest=largest)
 
 
-def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
+def _thin_once(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.supports(cloud.points.device) is None
-    indices = cpu.thin(cloud.points, cloud.offsets, cell) if on_cpu else _select_nearest(cloud, cell)
+    indices = cpu.thin_to_cells(cloud.points, cloud.offsets, cell) if on_cpu else _select_nearest(cloud, cell)
     offsets = torch.searchsorted(indices, cloud.offsets.to(indices.device)).cpu()
     return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.largest))
 

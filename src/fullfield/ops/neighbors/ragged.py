@@ -48,7 +48,7 @@ class Cloud(NamedTuple):
         return torch.repeat_interleave(numbers, sizes, output_size=count)
 
 
-def check_length(value: object, name: str) -> None:
+def check_distance(value: object, name: str) -> None:
     """Check a length; InputError if float32 distances cannot be compared with it."""
     _check.number(value, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
@@ -122,7 +122,7 @@ def largest_coordinate(points: Tensor) -> float:
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
-def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
+def recenter_clouds(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     """Return both as float32; if they are one cloud, the same tensor twice.
 
     Float64 coordinates become relative to the middle of their cloud first: the median of some of its points, on which a
@@ -139,7 +139,7 @@ def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     _check.require(
         is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{largest_coordinate:g}"
     )
-    middle = _middles(cloud)
+    middle = _find_middles(cloud)
 
     def shifted(c: Cloud) -> Tensor:
         return (c.points - middle[c.batch_index()]).to(torch.float32).contiguous()
@@ -148,7 +148,7 @@ def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     return points, points if queries is cloud else shifted(queries)
 
 
-def _middles(cloud: Cloud) -> Tensor:
+def _find_middles(cloud: Cloud) -> Tensor:
     """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)

@@ -17,13 +17,13 @@ def supports(device: torch.device) -> str | None:  # noqa: ARG001 - any device
     return None
 
 
-def _squared(queries: Tensor, points: Tensor) -> Tensor:
+def _squared_distances(queries: Tensor, points: Tensor) -> Tensor:
     """Return squared distances [M, N], summed in the order of the contract."""
     x, y, z = ((queries[:, None, axis] - points[None, :, axis]).square() for axis in range(3))
     return (x + y) + z
 
 
-def _rows(
+def _search_row_by_row(
     points: Tensor,
     queries: Tensor,
     offsets: Tensor,
@@ -36,7 +36,7 @@ def _rows(
         own = points[bounds[batch] : bounds[batch + 1]]
         step = max(1, _BLOCK // max(1, own.shape[0]))
         for queries_chunk in torch.split(queries[query_bounds[batch] : query_bounds[batch + 1]], step):
-            count, indices = choose(_squared(queries_chunk, own))
+            count, indices = choose(_squared_distances(queries_chunk, own))
             counts.append(count)
             chunks.append((indices + bounds[batch]).to(torch.int32))
     none = torch.zeros(1, dtype=torch.int64, device=points.device)
@@ -60,7 +60,7 @@ def radius_search(
         is_within = distances <= limit
         return is_within.sum(1), is_within.nonzero()[:, 1]
 
-    return _rows(points, queries, offsets, query_offsets, choose)
+    return _search_row_by_row(points, queries, offsets, query_offsets, choose)
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
@@ -71,4 +71,4 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         count = torch.full((distances.shape[0],), nearest.shape[1], dtype=torch.int64, device=points.device)
         return count, nearest.reshape(-1)
 
-    return _rows(points, queries, offsets, query_offsets, choose)
+    return _search_row_by_row(points, queries, offsets, query_offsets, choose)

@@ -26,7 +26,7 @@ _jit = jit_in(CACHE)
 
 
 @_jit
-def _cell(entries, cells, bits, at):
+def _read_cell(entries, cells, bits, at):
     word = np.int64(entries[at])
     if cells.size > 0:
         return np.int64(cells[at]) | (word >> 31 << 8)
@@ -34,7 +34,7 @@ def _cell(entries, cells, bits, at):
 
 
 @_jit
-def _index(entries, cells, bits, at):
+def _read_index(entries, cells, bits, at):
     word = np.int64(entries[at])
     if cells.size > 0:
         return word & 0x7FFFFFFF
@@ -42,7 +42,7 @@ def _index(entries, cells, bits, at):
 
 
 @_jit
-def _put(index, cell, bits, entries, cells, at):
+def _write_entry(index, cell, bits, entries, cells, at):
     if cells.size > 0:
         entries[at] = np.uint32(index | (cell >> 8 << 31))
         cells[at] = np.uint8(cell & 0xFF)
@@ -51,7 +51,7 @@ def _put(index, cell, bits, entries, cells, at):
 
 
 @_jit
-def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row_offsets, p):
+def _multiply_panels(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row_offsets, p):
     """Multiply all panels of ``pitch`` channels: ``b`` holds them in sequence, ``depth`` rows each, or side by side."""
     channel = 0
     while channel < pitch:
@@ -67,28 +67,28 @@ def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row
 
 
 @_jit
-def _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
+def _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
     """Put the cursors on the first entries of rows; returns the first cell in use."""
     lowest = kernel
     for r in range(count):
         cursor[r] = rows[top + r]
         upcoming[r] = kernel
         if cursor[r] < rows[top + r + 1]:
-            upcoming[r] = _cell(entries, cells, bits, cursor[r])
+            upcoming[r] = _read_cell(entries, cells, bits, cursor[r])
         lowest = min(lowest, upcoming[r])
     return lowest
 
 
 @_jit
-def _sum_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums, to):
+def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums, to):
     """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums[to]`` on."""
     together, vector_width = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
     for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
-        start = _index(entries, cells, bits, first_entry) * channels + c0 + c
+        start = _read_index(entries, cells, bits, first_entry) * channels + c0 + c
         w, x = load(features, start), load(features, start + LANES)
         y, z = load(features, start + 2 * LANES), load(features, start + 3 * LANES)
         for at in range(first_entry + 1, end):
-            start = _index(entries, cells, bits, at) * channels + c0 + c
+            start = _read_index(entries, cells, bits, at) * channels + c0 + c
             w, x = w + load(features, start), x + load(features, start + LANES)
             y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
         store(sums, to + c, w)
@@ -96,19 +96,19 @@ def _sum_rows(features, channels, entries, cells, bits, first_entry, end, c0, wi
         store(sums, to + c + 2 * LANES, y)
         store(sums, to + c + 3 * LANES, z)
     for c in range(together, vector_width, LANES):
-        total = load(features, _index(entries, cells, bits, first_entry) * channels + c0 + c)
+        total = load(features, _read_index(entries, cells, bits, first_entry) * channels + c0 + c)
         for at in range(first_entry + 1, end):
-            total = total + load(features, _index(entries, cells, bits, at) * channels + c0 + c)
+            total = total + load(features, _read_index(entries, cells, bits, at) * channels + c0 + c)
         store(sums, to + c, total)
     for c in range(vector_width, width):
-        value = features[_index(entries, cells, bits, first_entry) * channels + c0 + c]
+        value = features[_read_index(entries, cells, bits, first_entry) * channels + c0 + c]
         for at in range(first_entry + 1, end):
-            value += features[_index(entries, cells, bits, at) * channels + c0 + c]
+            value += features[_read_index(entries, cells, bits, at) * channels + c0 + c]
         sums[to + c] = value
 
 
 @_jit
-def _buckets(
+def _sum_buckets_of_cell(
     features,
     channels,
     rows,
@@ -137,12 +137,12 @@ def _buckets(
             at = start + 1
             upcoming[r] = kernel
             while at < end:
-                cell = _cell(entries, cells, bits, at)
+                cell = _read_cell(entries, cells, bits, at)
                 if cell != k:
                     upcoming[r] = cell
                     break
                 at += 1
-            _sum_rows(features, channels, entries, cells, bits, start, at, c0, width, sums, n * pitch)
+            _sum_feature_rows(features, channels, entries, cells, bits, start, at, c0, width, sums, n * pitch)
             cursor[r] = at
             used[n] = r
             n += 1
@@ -169,9 +169,9 @@ def multiply_tiles(
         count = min(TILE, rows.size - 1 - top)
         for g in range(groups):
             result[:] = np.float32(0.0)
-            k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+            k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
             while k < kernel:
-                n, following = _buckets(
+                n, following = _sum_buckets_of_cell(
                     flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
                     g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
@@ -182,7 +182,7 @@ def multiply_tiles(
                 q = 0
                 while q < n:
                     row_count = min((n - q + 1) // 2 * 2, MOST)
-                    _product(
+                    _multiply_panels(
                         row_count,
                         inputs,
                         sums,
@@ -206,7 +206,7 @@ def multiply_tiles(
 
 
 @_jit
-def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, outputs, block, out, first, last):
+def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, inputs, outputs, block, out, first, last):
     """Add tiles [first, last) to ``out`` [kernel][channels in, rounded up to 16][pitch], for one block of channels."""
     pitch = (outputs + LANES - 1) // LANES * LANES
     height = (inputs + LANES - 1) // LANES * LANES
@@ -226,9 +226,9 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
         for r in range(count):
             for c in range(outputs):
                 outer[r * pitch + c] = grad[top + r, g * outputs + c]
-        k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+        k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
         while k < kernel:
-            n, following = _buckets(
+            n, following = _sum_buckets_of_cell(
                 flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip
@@ -236,7 +236,9 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
                 used[q] *= pitch
             start = (k * height + block * BLOCK) * pitch
             for channel in range(0, min(BLOCK, height - block * BLOCK), SQUARE):
-                _product(SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, row_starts, channel)
+                _multiply_panels(
+                    SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, row_starts, channel
+                )
             k = following
 
 
@@ -263,29 +265,29 @@ def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entri
                 cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
             keys[n] = (cell << 32) | j
         keys[:count].sort()
-        _write(keys, count, bits, entries, cells, start)
+        _write_sorted_entries(keys, count, bits, entries, cells, start)
 
 
 @_jit
-def _write(keys, count, bits, entries, cells, start):
+def _write_sorted_entries(keys, count, bits, entries, cells, start):
     for n in range(count):
-        _put(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries, cells, start + n)
+        _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries, cells, start + n)
 
 
 @_jit
-def scatter_rows(rows, entries, cells, bits, starts, others, other_cells):
+def transpose_rows(rows, entries, cells, bits, starts, others, other_cells):
     """Put every entry into the row of its index; ``starts`` then holds the rows' ends."""
     for row in range(rows.size - 1):
         for at in range(rows[row], rows[row + 1]):
-            j = _index(entries, cells, bits, at)
-            k = _cell(entries, cells, bits, at)
+            j = _read_index(entries, cells, bits, at)
+            k = _read_cell(entries, cells, bits, at)
             to = starts[j]
             starts[j] = to + 1
-            _put(row, k, bits, others, other_cells, to)
+            _write_entry(row, k, bits, others, other_cells, to)
 
 
 @_jit
-def sort_rows(rows, entries, cells, bits, first, last):
+def sort_row_entries(rows, entries, cells, bits, first, last):
     capacity = 0
     for row in range(first, last):
         capacity = max(capacity, rows[row + 1] - rows[row])
@@ -294,15 +296,15 @@ def sort_rows(rows, entries, cells, bits, first, last):
         start = rows[row]
         count = rows[row + 1] - start
         for n in range(count):
-            keys[n] = (_cell(entries, cells, bits, start + n) << 32) | _index(entries, cells, bits, start + n)
+            keys[n] = (_read_cell(entries, cells, bits, start + n) << 32) | _read_index(entries, cells, bits, start + n)
         keys[:count].sort()
-        _write(keys, count, bits, entries, cells, start)
+        _write_sorted_entries(keys, count, bits, entries, cells, start)
 
 
 @_jit
 def count_entries(entries, cells, bits, counts):
     for at in range(entries.size):
-        counts[_index(entries, cells, bits, at)] += 1
+        counts[_read_index(entries, cells, bits, at)] += 1
 
 
 _i = types.intp
@@ -316,12 +318,12 @@ _triplets = (_long, _words, _cells, _i)
 
 ENTRY_POINTS = {
     "multiply_tiles": (multiply_tiles, (_floats, _flat, _flat, *_triplets, *[_i] * 4, _floats, _i, _i)),
-    "outer_tiles": (outer_tiles, (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i)),
+    "add_outer_products": (add_outer_products, (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i)),
     "assemble_rows": (
         assemble_rows,
         (_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
     ),
-    "scatter_rows": (scatter_rows, (*_triplets, _long, _words, _cells)),
-    "sort_rows": (sort_rows, (*_triplets, _i, _i)),
+    "transpose_rows": (transpose_rows, (*_triplets, _long, _words, _cells)),
+    "sort_row_entries": (sort_row_entries, (*_triplets, _i, _i)),
     "count_entries": (count_entries, (_words, _cells, _i, _long)),
 }

@@ -21,13 +21,13 @@ from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.ops.point_norm import cuda as layer_norm
 from fullfield.ops.point_norm import point_norm
-from fullfield.ops.point_norm.api import gradients_before_relu
+from fullfield.ops.point_norm.api import recompute_gradients_before_relu
 
 # Rows summed at a time in a bias gradient.
 _BLOCK = 1024
 
 
-def serve(
+def choose_backend_module(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
 ) -> tuple[Any, Request]:
     """Return the backend's module, and the request for it."""
@@ -45,7 +45,7 @@ def serve(
 _AS_IT_IS = nullcontext()
 
 
-def plain_mode(device: str) -> AbstractContextManager[Any]:
+def disable_autocast(device: str) -> AbstractContextManager[Any]:
     """Return a context without graph and autocast; a null context if both are off, because entering costs host time."""
     if not torch.is_grad_enabled() and not torch.is_autocast_enabled(device):
         return _AS_IT_IS
@@ -55,40 +55,40 @@ def plain_mode(device: str) -> AbstractContextManager[Any]:
     return stack
 
 
-def product(
+def convolve_features(
     features: Tensor, weight: Tensor, bias: Tensor | None, forward: list[Tensor], _backward: list[Tensor],
     _mirrored: bool, groups: int, backend: str | None,
 ) -> Tensor:  # fmt: skip
     """Convolve features with weights and add the bias."""
     triplets = Triplets(*forward)
-    module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-    with plain_mode(features.device.type):
+    module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+    with disable_autocast(features.device.type):
         operands = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
-        out: Tensor = module.multiply(request, *operands, triplets)
+        out: Tensor = module.multiply_triplets(request, *operands, triplets)
     return out
 
 
-def transposed_product(
+def compute_feature_gradient(
     grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, groups: int,
     backend: str | None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the features, without a transposed copy of the weights if the backend can."""
     triplets = Triplets(*(forward if mirrored else backward))
-    module, request = serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
-    with plain_mode(grad.device.type):
+    module, request = choose_backend_module(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
+    with disable_autocast(grad.device.type):
         return multiply_transposed(module, request, grad.contiguous(), weight, triplets, mirrored)
 
 
 def multiply_transposed(
     module: Any, request: Request, grad: Tensor, weight: Tensor, triplets: Triplets | None, mirrored: bool
 ) -> Tensor:
-    """Compute :func:`transposed_product` with the backend's module."""
+    """Compute :func:`compute_feature_gradient` with the backend's module."""
     out: Tensor
     if getattr(module, "TRANSPOSES", False):
-        out = module.multiply(request, grad, weight.contiguous(), None, triplets, 2 if mirrored else 1)
+        out = module.multiply_triplets(request, grad, weight.contiguous(), None, triplets, 2 if mirrored else 1)
     else:
-        transposed = adjoint_weight(weight, request.groups, mirrored).contiguous()
-        out = module.multiply(request, grad, transposed, None, triplets)
+        transposed = transpose_weight(weight, request.groups, mirrored).contiguous()
+        out = module.multiply_triplets(request, grad, transposed, None, triplets)
     return out
 
 
@@ -96,15 +96,15 @@ def _conv_fake(features: Tensor, weight: Tensor, _bias: Tensor | None, forward: 
     return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
 
 
-def weight_product(
+def compute_weight_gradient(
     features: Tensor, grad: Tensor, forward: list[Tensor], _backward: list[Tensor], _mirrored: bool, cells: int,
     groups: int, backend: str | None,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of the weight."""
     triplets = Triplets(*forward)
-    module, request = serve(features, grad.shape[1], triplets, cells, groups, backend)
-    with plain_mode(features.device.type):
-        out: Tensor = module.outer(request, features.contiguous(), grad.contiguous(), triplets)
+    module, request = choose_backend_module(features, grad.shape[1], triplets, cells, groups, backend)
+    with disable_autocast(features.device.type):
+        out: Tensor = module.sum_outer_products(request, features.contiguous(), grad.contiguous(), triplets)
     return out
 
 
@@ -113,7 +113,7 @@ def _weight_fake(features: Tensor, grad: Tensor, *rest: Any) -> Tensor:
     return features.new_empty(cells, features.shape[1] // groups, grad.shape[1])
 
 
-def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
+def transpose_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
     """Convert [K, Cin / groups, Cout] to [K, Cout / groups, Cin], with mirrored cells if requested."""
     cells, inputs, outputs = weight.shape
     transposed = weight.view(cells, inputs, groups, outputs // groups).permute(0, 3, 2, 1)
@@ -121,40 +121,40 @@ def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
     return transposed.flip(0) if mirrored else transposed
 
 
-def _adjoint(
+def _convolve_adjoint(
     grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
 ) -> Tensor:
     """Return the gradient of the features as a convolution, which can be differentiated again."""
     directions = (forward, backward) if mirrored else (backward, forward)
-    out: Tensor = _CONVOLVE(grad, adjoint_weight(weight, rest[0], mirrored), None, *directions, mirrored, *rest)
+    out: Tensor = _CONVOLVE(grad, transpose_weight(weight, rest[0], mirrored), None, *directions, mirrored, *rest)
     return out
 
 
-def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_conv_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     features, weight, _, forward, backward, mirrored, groups, backend = inputs
     ctx.save_for_backward(features, weight, *forward, *backward)
     ctx.options = (mirrored, groups, backend)
     ctx.count = (len(forward), len(backward))
 
 
-def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
+def _load_saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
     one, two, *rest = ctx.saved_tensors
     return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, directions = _saved(ctx)
+    features, weight, directions = _load_saved(ctx)
     mirrored, groups, backend = ctx.options
     requested = ctx.needs_input_grad
     two = None
     if requested[1]:
         two = _WEIGHT(features, grad, *directions, mirrored, weight.shape[0], groups, backend)
-    one = _adjoint(grad, weight, *directions, *ctx.options) if requested[0] else None
-    three = _column_sums(grad) if requested[2] else None
+    one = _convolve_adjoint(grad, weight, *directions, *ctx.options) if requested[0] else None
+    three = _sum_rows(grad) if requested[2] else None
     return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
 
 
-def _column_sums(rows: Tensor) -> Tensor:
+def _sum_rows(rows: Tensor) -> Tensor:
     """Sum over rows in the accumulating dtype, block by block, in an order that no number of threads changes."""
     exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
     rows, blocks = rows.contiguous(), rows.shape[0] // _BLOCK
@@ -163,7 +163,7 @@ def _column_sums(rows: Tensor) -> Tensor:
     return total.to(rows.dtype)
 
 
-def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_weight_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     features, grad, forward, backward, mirrored, _, groups, backend = inputs
     ctx.save_for_backward(features, grad, *forward, *backward)
     ctx.options = (mirrored, groups, backend)
@@ -171,9 +171,9 @@ def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 
 
 def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-    features, grad, directions = _saved(ctx)
+    features, grad, directions = _load_saved(ctx)
     requested = ctx.needs_input_grad
-    one = _adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
+    one = _convolve_adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
     two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if requested[1] else None
     return (one, two, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None, None)
 
@@ -183,12 +183,12 @@ def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
 _CONVOLVE = register_for_func(
     "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "int groups, str? backend) -> Tensor",
-    product, _conv_fake, _conv_setup, _conv_backward,
+    convolve_features, _conv_fake, _save_conv_inputs, _conv_backward,
 )  # fmt: skip
 _WEIGHT = register_for_func(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
-    weight_product, _weight_fake, _weight_setup, _weight_backward,
+    compute_weight_gradient, _weight_fake, _save_weight_inputs, _weight_backward,
 )  # fmt: skip
 
 
@@ -199,7 +199,7 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         ctx.save_for_backward(features, weight)
         ctx.rest = rest
-        return product(features, weight, bias, *rest)
+        return convolve_features(features, weight, bias, *rest)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -209,12 +209,12 @@ class _Eager(torch.autograd.Function):
         one = two = three = None
         if requested[1]:
             forward, backward, mirrored, groups, backend = ctx.rest
-            outer = _WEIGHT if is_recomputed else weight_product
+            outer = _WEIGHT if is_recomputed else compute_weight_gradient
             two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
         if requested[0]:  # last: the other's partial sums are free by then
-            one = (_adjoint if is_recomputed else transposed_product)(grad, weight, *ctx.rest)
+            one = (_convolve_adjoint if is_recomputed else compute_feature_gradient)(grad, weight, *ctx.rest)
         if requested[2]:
-            three = _column_sums(grad)
+            three = _sum_rows(grad)
         return (one, two, three, None, None, None, None, None)
 
 
@@ -229,7 +229,7 @@ def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) 
         return out
     if wants_gradient(features, weight, bias):
         return _apply(features, weight, bias, *rest)
-    return product(features, weight, bias, *rest)
+    return convolve_features(features, weight, bias, *rest)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
@@ -295,7 +295,7 @@ def point_conv(
     check_conv(features, weight, bias, geometry.points, geometry.cells, device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    return convolve(features, weight, bias, *geometry.directions(), geometry.mirrored, groups, backend)
+    return convolve(features, weight, bias, *geometry.list_directions(), geometry.mirrored, groups, backend)
 
 
 def point_conv_norm(
@@ -325,8 +325,10 @@ def point_conv_norm(
                 if features.requires_grad:
                     geometry.require_gradient()
                 return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, eps, relu)
-            rest = (*geometry.directions(), geometry.mirrored, groups, backend)
-            return layer_norm.forward(product(features, weight, None, *rest), scale, shift, residual, eps, relu)
+            rest = (*geometry.list_directions(), geometry.mirrored, groups, backend)
+            return layer_norm.forward(
+                convolve_features(features, weight, None, *rest), scale, shift, residual, eps, relu
+            )
     convolved = point_conv(features, weight, geometry, None, groups, backend=backend)
     return point_norm(convolved, scale, shift, "layer", eps, residual=residual, relu=relu)
 
@@ -347,8 +349,8 @@ class _ConvNorm(torch.autograd.Function):
         relu: bool,
     ) -> Tensor:
         triplets = geometry.forward
-        module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-        convolved = module.multiply(request, features.contiguous(), weight.contiguous(), None, triplets)
+        module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+        convolved = module.multiply_triplets(request, features.contiguous(), weight.contiguous(), None, triplets)
         out = layer_norm.forward(convolved, scale, shift, residual, eps, relu)
         ctx.save_for_backward(features, weight, scale, shift, convolved, out if relu else None)
         ctx.geometry, ctx.backend, ctx.eps = geometry, backend, eps
@@ -364,20 +366,20 @@ class _ConvNorm(torch.autograd.Function):
             request = request._replace(precision=torch.get_float32_matmul_precision())
         nothing = (None,) * 5  # for arguments that are no tensors
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
-            rest = (*geometry.directions(), geometry.mirrored, request.groups, ctx.backend)
+            rest = (*geometry.list_directions(), geometry.mirrored, request.groups, ctx.backend)
 
             def recompute(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
                 return point_norm(convolve(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
 
-            return *gradients_before_relu(
+            return *recompute_gradients_before_relu(
                 recompute, (features, weight, scale, shift), out, grad, requested[:5]
             ), *nothing
         gradients = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
         grad_convolved, grad_scale, grad_shift, grad_residual = gradients
         one = two = None
-        with plain_mode(grad.device.type):
+        with disable_autocast(grad.device.type):
             if requested[1]:
-                two = module.outer(request, features.contiguous(), grad_convolved, geometry.forward)
+                two = module.sum_outer_products(request, features.contiguous(), grad_convolved, geometry.forward)
             if requested[0]:
                 triplets = geometry.forward if geometry.mirrored else geometry.backward
                 transposed = request._replace(

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.point_conv.protocol import Request
-from fullfield.ops.point_conv.triplets import Triplets, count_offsets, index_bits, is_packed
+from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, count_offsets, is_packed
 
 LANES = 16
 # The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
@@ -31,7 +31,7 @@ def supports(request: Request) -> str | None:
     return explain_refusal()
 
 
-def builds(device: torch.device) -> str | None:
+def explain_no_build(device: torch.device) -> str | None:
     """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
     return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_refusal()
 
@@ -39,21 +39,21 @@ def builds(device: torch.device) -> str | None:
 _kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
-def _parallel(count: int, grain: int, task: Any) -> None:
+def _run_in_parallel(count: int, grain: int, task: Any) -> None:
     run_chunks(count, grain, torch.get_num_threads(), task)
 
 
-def _floats(tensor: Tensor) -> NDArray[np.float32]:
+def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).contiguous().numpy()
     return array
 
 
-def _arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
+def _as_arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
     rows, entries, side_cells = (t.numpy() for t in triplets)
-    return rows, entries.view(np.uint32), side_cells, index_bits(cells)
+    return rows, entries.view(np.uint32), side_cells, count_index_bits(cells)
 
 
-def _joined(request: Request) -> tuple[int, int]:
+def _count_joined_groups(request: Request) -> tuple[int, int]:
     """Return the number of groups, and how many of the request's form one: enough to fill a vector."""
     each = request.channels[1] // request.groups
     joined = 1
@@ -62,7 +62,7 @@ def _joined(request: Request) -> tuple[int, int]:
     return request.groups // joined, joined
 
 
-def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
+def _join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
     """Convert [K, Cin / g, Cout] of g = groups * joined to [groups, K, joined inputs, joined outputs]."""
     cells, inputs, outputs = weight.shape
     split = weight.detach().to(torch.float32).view(cells, inputs, groups, joined, outputs // (groups * joined))
@@ -72,7 +72,7 @@ def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
     return out.view(groups, cells, joined * inputs, -1)
 
 
-def _packed(weight: Tensor) -> Tensor:
+def _pack_weight(weight: Tensor) -> Tensor:
     """Return the weight flat, [groups, K, inputs, outputs], in the kernels' order."""
     from fullfield.ops.point_conv._cpu_simd import PANEL
 
@@ -82,7 +82,9 @@ def _packed(weight: Tensor) -> Tensor:
     return torch.cat(panels, dim=2).flatten()
 
 
-def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+def multiply_triplets(
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
+) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     from fullfield.ops.point_conv._cpu_kernels import TILE
 
@@ -91,29 +93,29 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
     out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
         return out.to(request.dtype)
-    groups, joined = _joined(request)
-    flat = _packed(_block_diagonal(weight, groups, joined)).numpy()
-    added = _floats(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
-    arrays = (_floats(features), flat, added, *_arrays(triplets, request.cells))
+    groups, joined = _count_joined_groups(request)
+    flat = _pack_weight(_join_groups(weight, groups, joined)).numpy()
+    added = _as_float_array(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
+    arrays = (_as_float_array(features), flat, added, *_as_arrays(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
-    _parallel(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
+    _run_in_parallel(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
     return out.to(request.dtype)
 
 
-def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
-    kernel = _kernels().outer_tiles
-    groups, joined = _joined(request)
+    kernel = _kernels().add_outer_products
+    groups, joined = _count_joined_groups(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
     tiles = -(-request.rows // TILE)
     output_bytes = 4 * groups * request.cells * height * pitch
     segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(output_bytes, 1)))
     sums = torch.zeros(segments, groups, request.cells, height, pitch, dtype=torch.float32)
-    arrays = (_floats(features), _floats(grad), *_arrays(triplets, request.cells), request.cells)
+    arrays = (_as_float_array(features), _as_float_array(grad), *_as_arrays(triplets, request.cells), request.cells)
     blocks = -(-inputs // BLOCK)
 
     def task(first: int, last: int) -> None:
@@ -123,14 +125,14 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
             kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
 
     if sums.numel():
-        _parallel(segments * groups * blocks, 1, task)
+        _run_in_parallel(segments * groups * blocks, 1, task)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
     own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)
     return own.permute(2, 3, 0, 1, 4).flatten(2).to(request.dtype)
 
 
-def assemble(
+def assemble_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -141,33 +143,33 @@ def assemble(
     kernel = _kernels().assemble_rows
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
-    triplets = _empty(rows.contiguous(), points.shape[0], indices.numel(), count)
-    _, entries, cells, bits = _arrays(triplets, count)
+    triplets = _allocate_triplets(rows.contiguous(), points.shape[0], indices.numel(), count)
+    _, entries, cells, bits = _as_arrays(triplets, count)
     arguments = (
         triplets.rows.numpy(),
         indices.contiguous().numpy(),
-        _floats(points),
-        _floats(centers),
+        _as_float_array(points),
+        _as_float_array(centers),
         np.float32(grid),
     )
     sides = np.array(kernel_size, np.int64)
-    _parallel(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
+    _run_in_parallel(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
     return triplets
 
 
-def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     kernels = _kernels()
-    rows, entries, cell_array, bits = _arrays(triplets, cells)
+    rows, entries, cell_array, bits = _as_arrays(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
     kernels.count_entries(entries, cell_array, bits, counts.numpy())
-    out = _empty(count_offsets(counts), len(rows) - 1, len(entries), cells)
-    others = _arrays(out, cells)
-    kernels.scatter_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
-    _parallel(columns, 256, lambda a, b: kernels.sort_rows(*others, a, b))
+    out = _allocate_triplets(count_offsets(counts), len(rows) - 1, len(entries), cells)
+    others = _as_arrays(out, cells)
+    kernels.transpose_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
+    _run_in_parallel(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
     return out
 
 
-def _empty(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
+def _allocate_triplets(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
     cell_count = 0 if is_packed(columns, cells) else entries
     return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(cell_count, dtype=torch.uint8))

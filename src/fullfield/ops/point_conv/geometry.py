@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.api import MAX_NEIGHBORS, nearest_neighbors, several_within
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
+from fullfield.ops.neighbors.api import MAX_NEIGHBORS, search_nearest, search_radii
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_distance, check_pair, check_real, recenter_clouds
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import Transposition, TripletRequest, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, unpack
+from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, unpack_triplets
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +61,10 @@ class PointGeometry:
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (i, j, k), int64 [T] each, sorted by i, then k, then j."""
-        index, cell = unpack(self.forward, self.cells)
+        index, cell = unpack_triplets(self.forward, self.cells)
         return expand_rows(self.forward.rows), index, cell
 
-    def directions(self) -> tuple[list[Tensor], list[Tensor]]:
+    def list_directions(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the triplets of both directions as the registered operators take them."""
         if self.mirrored:
             return list(self.forward), list(self.forward)
@@ -124,11 +124,11 @@ def radius_geometry(
     Raises:
         InputError: if coordinates are not finite, grid or radius are not from 1e-18 to 1e18, or offsets do not fit.
     """
-    check_length(grid, "grid")
+    check_distance(grid, "grid")
     sides = kernel_sides(kernel_size)
     search_radius = kernel_radius(grid, sides) if radius is None else radius
-    check_length(search_radius, "radius")
-    clouds = _clouds(points, offsets, centers, center_offsets)
+    check_distance(search_radius, "radius")
+    clouds = _check_clouds(points, offsets, centers, center_offsets)
     (geometry,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
     return geometry
 
@@ -148,18 +148,19 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     """Compute :func:`radius_geometry` of each; GPUs wait once for all and make a dozen launches."""
     if not requests:
         return []
-    pairs = [recentred(r.points, r.centers) for r in requests]
-    every = several_within([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
+    pairs = [recenter_clouds(r.points, r.centers) for r in requests]
+    every = search_radii([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
     assemblies = [
         TripletRequest(neighbors, *pair, r.grid, r.sides)
         for r, pair, neighbors in zip(requests, pairs, every, strict=True)
     ]
-    triplets = _assemble(assemblies)
+    triplets = _assemble_requests(assemblies)
     del every, assemblies  # before the other direction takes its memory
     directions = [
-        _Directions(r.points, r.centers, r.sides, r.centers is r.points and _odd(r.sides), r.gradient) for r in requests
+        _Directions(r.points, r.centers, r.sides, r.centers is r.points and _has_odd_sides(r.sides), r.gradient)
+        for r in requests
     ]
-    return _add_backward(triplets, directions)
+    return _add_backward_rows(triplets, directions)
 
 
 def knn_geometry(
@@ -174,14 +175,14 @@ def knn_geometry(
     gradient: bool = True,
 ) -> PointGeometry:
     """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
-    check_length(grid, "grid")
+    check_distance(grid, "grid")
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
-    clouds = _clouds(points, offsets, centers, center_offsets)
-    pair = recentred(*clouds)
-    neighbors = nearest_neighbors(*clouds, pair, int(k))
-    triplets = _assemble([TripletRequest(neighbors, *pair, float(grid), sides)])
-    return _add_backward(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
+    clouds = _check_clouds(points, offsets, centers, center_offsets)
+    pair = recenter_clouds(*clouds)
+    neighbors = search_nearest(*clouds, pair, int(k))
+    triplets = _assemble_requests([TripletRequest(neighbors, *pair, float(grid), sides)])
+    return _add_backward_rows(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -204,10 +205,10 @@ def voxel_geometry(
     """
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
-    cloud, center_cloud = _clouds(points, offsets, centers, center_offsets)
-    triplets = _voxel_triplets(cloud, center_cloud, float(grid), sides)
-    return _add_backward(
-        [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _odd(sides), gradient)]
+    cloud, center_cloud = _check_clouds(points, offsets, centers, center_offsets)
+    triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
+    return _add_backward_rows(
+        [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
     )[0]
 
 
@@ -248,8 +249,8 @@ def triplet_geometry(
         Cloud(blank.expand(0, 3), _check_offsets(rows, count, name))
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
-    triplets = reference.sort(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _add_backward([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
+    triplets = reference.sort_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
+    return _add_backward_rows([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
 def sorted_geometry(
@@ -262,7 +263,7 @@ def sorted_geometry(
 ) -> PointGeometry:
     """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
     cloud = Cloud(points, offsets)
-    return _add_backward([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
+    return _add_backward_rows([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
 def _check_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
@@ -271,11 +272,11 @@ def _check_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
     return check_cloud(stand_in, offsets, "points", name).offsets
 
 
-def _odd(sides: tuple[int, int, int]) -> bool:
+def _has_odd_sides(sides: tuple[int, int, int]) -> bool:
     return all(side % 2 == 1 for side in sides)
 
 
-def _clouds(
+def _check_clouds(
     points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
 ) -> tuple[Cloud, Cloud]:
     return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
@@ -291,23 +292,27 @@ class _Directions(NamedTuple):
     gradient: bool
 
 
-def _assemble(requests: Sequence[TripletRequest]) -> list[Triplets]:
+def _assemble_requests(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
-    build: Any = protocol.builder(requests[0].points.device)
-    if hasattr(build, "assemble_all"):
-        triplets: list[Triplets] = build.assemble_all(requests)
+    build: Any = protocol.choose_builder(requests[0].points.device)
+    if hasattr(build, "assemble_all_triplets"):
+        triplets: list[Triplets] = build.assemble_all_triplets(requests)
         return triplets
-    return [build.assemble(*one) for one in requests]
+    return [build.assemble_triplets(*one) for one in requests]
 
 
-def _add_backward(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
+def _add_backward_rows(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
     """Return the geometry, with the rows of the other side if they are requested."""
     counts = [int(direction.points.offsets[-1]) for direction in directions]
     indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
     transpositions = [Transposition(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
-    build: Any = protocol.builder(triplets[0].rows.device)
-    several = hasattr(build, "transpose_all") and bool(transpositions)
-    transposed = build.transpose_all(transpositions) if several else [build.transpose(*one) for one in transpositions]
+    build: Any = protocol.choose_builder(triplets[0].rows.device)
+    several = hasattr(build, "transpose_all_triplets") and bool(transpositions)
+    transposed = (
+        build.transpose_all_triplets(transpositions)
+        if several
+        else [build.transpose_triplets(*one) for one in transpositions]
+    )
     backward = dict(zip(indices, transposed, strict=True))
     return [
         PointGeometry(
@@ -323,7 +328,7 @@ def _add_backward(triplets: Sequence[Triplets], directions: Sequence[_Directions
     ]
 
 
-def _voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
+def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
     device = cloud.points.device
     # A tensor, for CUDA would multiply by the reciprocal of a number.
     side = torch.tensor(grid, dtype=torch.float64, device=device)
@@ -331,7 +336,7 @@ def _voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple
     both = torch.cat([spots, center_cells])
     if not spots.shape[0] or not center_cells.shape[0]:
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return reference.sort(none, none, none, (center_cells.shape[0], spots.shape[0]), math.prod(sides))
+        return reference.sort_triplets(none, none, none, (center_cells.shape[0], spots.shape[0]), math.prod(sides))
     # A margin on either side, so that a step out of the grid meets no voxel of the next line.
     low = both.amin(0) - max(sides)
     shape = (both.amax(0) + max(sides) + 1 - low).tolist()
@@ -357,4 +362,4 @@ def _voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
     size = (center_cells.shape[0], spots.shape[0])
-    return reference.sort(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))
+    return reference.sort_triplets(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))

@@ -17,7 +17,7 @@ from fullfield.ops._operators import register_for_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_rows
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, row_chunks, unpack
+from fullfield.ops.point_conv.triplets import Triplets, expand_rows, split_rows_into_chunks, unpack_triplets
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 16 << 20
@@ -48,12 +48,13 @@ def point_pool(
     refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    directions = (*geometry.directions(), geometry.cells)
+    directions = (*geometry.list_directions(), geometry.cells)
     out: Tensor
     if mode == "max":
         if is_eager(features):
-            needs_gradient = torch.is_grad_enabled() and features.requires_grad
-            pooled: Tensor = _Max.apply(features, *directions) if needs_gradient else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
+            if not (torch.is_grad_enabled() and features.requires_grad):
+                return _pool_max(features, *directions)[0]
+            pooled: Tensor = _Max.apply(features, *directions)  # type: ignore[no-untyped-call]
             return pooled
         out = _MAX(features, *directions)[0]
         return out
@@ -64,39 +65,39 @@ def point_pool(
     return (out / counts).to(features.dtype)
 
 
-def _limit(features: Tensor) -> int:
+def _max_entries(features: Tensor) -> int:
     return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
 
 
-def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+def _pool_sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
     if is_usable("point_pool", "cuda", kernels.supports(features)):
-        return kernels.pool_sum(features, triplets, cells)
+        return kernels.sum_rows(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
-    for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
-        index, _ = unpack(triplets, cells, start, end)
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(features)):
+        index, _ = unpack_triplets(triplets, cells, start, end)
         bounds = triplets.rows[first : last + 1] - start
         gathered = features.index_select(0, index)
         out[first:last] = torch.segment_reduce(gathered, "sum", offsets=bounds, initial=0, unsafe=True)
     return out
 
 
-def _sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
+def _pool_sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, features.shape[1])
 
 
-def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _pool_max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
     if is_usable("point_pool", "cuda", kernels.supports(features)):
-        return kernels.pool_max(features, triplets, cells)
+        return kernels.max_rows(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
-    for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(features)):
         if start == end:
             continue
-        index, _ = unpack(triplets, cells, start, end)
+        index, _ = unpack_triplets(triplets, cells, start, end)
         row = expand_rows(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
         gathered = features.index_select(0, index)
         best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
@@ -108,20 +109,20 @@ def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells:
     return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
 
 
-def _max_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    out = _sum_fake(features, forward)
+def _pool_max_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    out = _pool_sum_fake(features, forward)
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
-def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
+def _backpropagate_max(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
     """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
     if is_usable("point_pool", "cuda", kernels.supports(grad)):
-        return kernels.pool_max_backward(grad, winners, triplets, cells)
+        return kernels.backpropagate_max(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
-    for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):
-        index, _ = unpack(triplets, cells, start, end)
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(grad)):
+        index, _ = unpack_triplets(triplets, cells, start, end)
         rows = triplets.rows[first : last + 1] - start
         point = expand_rows(rows)[:, None] + first
         contribution = torch.where(winners[index] == point, grad[index], 0).to(exact)
@@ -129,37 +130,37 @@ def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: 
     return out
 
 
-def _max_backward_fake(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     return grad.new_empty(backward[0].shape[0] - 1, grad.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, forward, backward, cells = inputs
     winners = [output[1]] if isinstance(output, tuple) else []
     ctx.save_for_backward(*forward, *backward, *winners)
     ctx.count, ctx.cells = (len(forward), len(backward)), cells
 
 
-def _sum_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _compute_sum_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     forward, backward = saved[: ctx.count[0]], saved[ctx.count[0] :]
     grads = _SUM(grad.contiguous(), backward, forward, ctx.cells)
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
-def _max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+def _compute_max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     backward, winners = saved[ctx.count[0] : -1], saved[-1]
     grads = _COLLECT(grad, winners, backward, ctx.cells)
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
-def _double_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.save_for_backward(inputs[1])
     ctx.count = len(inputs[2])
 
 
-def _double_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _compute_second_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Differentiate the backward pass, which is linear in its gradient: gather at the points of the maxima."""
     (winners,) = ctx.saved_tensors
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
@@ -168,15 +169,15 @@ def _double_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 _SUM = register_for_func(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
-    _sum, _sum_fake, _setup, _sum_gradient,
+    _pool_sum, _pool_sum_fake, _save_for_backward, _compute_sum_gradient,
 )  # fmt: skip
 _MAX = register_for_func(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
-    _max, _max_fake, _setup, _max_gradient,
+    _pool_max, _pool_max_fake, _save_for_backward, _compute_max_gradient,
 )  # fmt: skip
 _COLLECT = register_for_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
-    _max_backward, _max_backward_fake, _double_setup, _double_backward,
+    _backpropagate_max, _backpropagate_max_fake, _save_for_double_backward, _compute_second_gradient,
 )  # fmt: skip
 
 
@@ -185,7 +186,7 @@ class _Max(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
-        out, winners = _max(features, forward, backward, cells)
+        out, winners = _pool_max(features, forward, backward, cells)
         ctx.save_for_backward(winners)
         ctx.backward_rows, ctx.cells = backward, cells
         return out
@@ -194,5 +195,5 @@ class _Max(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (winners,) = ctx.saved_tensors
         is_recomputed = torch.is_grad_enabled()  # for gradients of the gradient
-        collect = _COLLECT if is_recomputed else _max_backward
+        collect = _COLLECT if is_recomputed else _backpropagate_max
         return collect(grad, winners, ctx.backward_rows, ctx.cells), None, None, None

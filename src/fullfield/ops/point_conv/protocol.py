@@ -4,21 +4,21 @@ A backend is a module with
 
 ``supports(request) -> str | None``
     As :class:`fullfield.ops._backends.Backends` asks.
-``builds(device) -> str | None``
+``explain_no_build(device) -> str | None``
     The same question about making triplets there.
-``multiply(request, features, weight, bias, triplets) -> Tensor``
+``multiply_triplets(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
 ``TRANSPOSES``
-    True where ``multiply`` takes ``transposed`` beside: 1 for the weights of the other direction, whose
-    :func:`adjoint_weight` it multiplies with, 2 for the same with the cells mirrored.
-``outer(request, features, grad, triplets) -> Tensor``
+    True where ``multiply_triplets`` also takes ``transposed``: 1 for the weights of the other direction, whose
+    :func:`transpose_weight` it multiplies with, 2 for the same with the cells mirrored.
+``sum_outer_products(request, features, grad, triplets) -> Tensor``
     VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
-``assemble(neighbors, points, centers, grid, kernel_size) -> Triplets``
+``assemble_triplets(neighbors, points, centers, grid, kernel_size) -> Triplets``
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
-``transpose(triplets, columns, cells) -> Triplets``
+``transpose_triplets(triplets, columns, cells) -> Triplets``
     The rows of the other side.
-``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(wanted) -> list[Triplets]``
+``assemble_all_triplets(requests) -> list[Triplets]``, ``transpose_all_triplets(requests) -> list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
 Features, weights and bias arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded.
@@ -41,7 +41,7 @@ FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TripletRequest(NamedTuple):
-    """Request of ``assemble``."""
+    """Request of ``assemble_triplets``."""
 
     neighbors: tuple[Tensor, Tensor]
     points: Tensor
@@ -51,7 +51,7 @@ class TripletRequest(NamedTuple):
 
 
 class Transposition(NamedTuple):
-    """Request of ``transpose``."""
+    """Request of ``transpose_triplets``."""
 
     triplets: Triplets
     columns: int
@@ -148,7 +148,7 @@ BACKENDS = ("cuda", "cpu", "reference")
 
 class _Builders(Backends):
     def explain_refusal(self, name: str, *request: torch.device) -> str | None:
-        reason: str | None = self.load(name).builds(*request)
+        reason: str | None = self.load(name).explain_no_build(*request)
         return reason
 
 
@@ -156,6 +156,6 @@ CONVOLUTIONS = Backends("point_conv", f"{__package__}.", BACKENDS)
 _BUILDERS = _Builders("point_conv", f"{__package__}.", BACKENDS)
 
 
-def builder(device: torch.device) -> Any:
+def choose_builder(device: torch.device) -> Any:
     """Return the backend that builds triplets on ``device``; the reference can on any."""
     return _BUILDERS.load(_BUILDERS.choose(None, device))

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.point_conv.protocol import FEATURES, Request
-from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, pack, row_chunks, unpack
+from fullfield.ops.point_conv.triplets import (
+    Triplets,
+    count_offsets,
+    expand_rows,
+    pack_triplets,
+    split_rows_into_chunks,
+    unpack_triplets,
+)
 
 # Gathered features and products worked on at a time; a row that alone needs more is still done at once.
 CHUNK_BYTES = 16 << 20
@@ -23,17 +30,17 @@ def supports(request: Request) -> str | None:
     return None
 
 
-def builds(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+def explain_no_build(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     """Return None: the reference builds triplets on any device."""
     return None
 
 
-def _chunks(request: Request, rows: Tensor) -> list[tuple[int, int, int, int]]:
+def _split_into_chunks(request: Request, rows: Tensor) -> list[tuple[int, int, int, int]]:
     width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
-    return row_chunks(rows, CHUNK_BYTES // width)
+    return split_rows_into_chunks(rows, CHUNK_BYTES // width)
 
 
-def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
+def _group_by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
     """Return (cell, positions) of the cells in use."""
     order = torch.argsort(cell, stable=True)
     counts = torch.bincount(cell, minlength=cells).tolist()
@@ -41,21 +48,23 @@ def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
     return [(k, group) for k, group in enumerate(groups) if counts[k]]
 
 
-def _grouped(rows: Tensor, groups: int) -> Tensor:
+def _split_groups(rows: Tensor, groups: int) -> Tensor:
     """Return [n, C] as [groups, n, C / groups]."""
     return rows.view(rows.shape[0], groups, -1).transpose(0, 1)
 
 
-def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+def multiply_triplets(
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
+) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
     out = features.new_empty(request.rows, request.channels[1])
-    for first, last, start, end in _chunks(request, triplets.rows):
-        index, cell = unpack(triplets, request.cells, start, end)
+    for first, last, start, end in _split_into_chunks(request, triplets.rows):
+        index, cell = unpack_triplets(triplets, request.cells, start, end)
         products = features.new_empty((end - start, request.channels[1]), dtype=exact)
-        for k, at in _by_cell(cell, request.cells):
-            matrices = _grouped(weight[k].to(exact), groups)
-            inputs = _grouped(features.index_select(0, index[at]).to(exact), groups)
+        for k, at in _group_by_cell(cell, request.cells):
+            matrices = _split_groups(weight[k].to(exact), groups)
+            inputs = _split_groups(features.index_select(0, index[at]).to(exact), groups)
             products[at] = torch.bmm(inputs, matrices).transpose(0, 1).flatten(1)
         bounds = triplets.rows[first : last + 1] - start
         sums = torch.segment_reduce(products, "sum", offsets=bounds, initial=0, unsafe=True)
@@ -63,22 +72,22 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
     return out
 
 
-def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
     out = features.new_zeros(shape, dtype=exact)
-    for first, last, start, end in _chunks(request, triplets.rows):
-        index, cell = unpack(triplets, request.cells, start, end)
+    for first, last, start, end in _split_into_chunks(request, triplets.rows):
+        index, cell = unpack_triplets(triplets, request.cells, start, end)
         row = expand_rows(triplets.rows[first : last + 1] - start) + first
-        for k, at in _by_cell(cell, request.cells):
-            inputs = _grouped(features.index_select(0, index[at]).to(exact), groups)
-            outputs = _grouped(grad.index_select(0, row[at]).to(exact), groups)
+        for k, at in _group_by_cell(cell, request.cells):
+            inputs = _split_groups(features.index_select(0, index[at]).to(exact), groups)
+            outputs = _split_groups(grad.index_select(0, row[at]).to(exact), groups)
             out[k] += torch.bmm(inputs.transpose(1, 2), outputs)
     return out.transpose(1, 2).flatten(2).to(features.dtype)
 
 
-def assemble(
+def assemble_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -94,18 +103,20 @@ def assemble(
     for axis, size in enumerate(kernel_size):
         steps = torch.round((points[index, axis] - centers[row, axis]) / step)
         cell = cell * size + (steps + size // 2).clamp_(0, size - 1).to(torch.int64)
-    return sort(row, index, cell, (rows.numel() - 1, points.shape[0]), kernel_size[0] * kernel_size[1] * kernel_size[2])
+    return sort_triplets(
+        row, index, cell, (rows.numel() - 1, points.shape[0]), kernel_size[0] * kernel_size[1] * kernel_size[2]
+    )
 
 
-def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
-    index, cell = unpack(triplets, cells)
-    return sort(index, expand_rows(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
+    index, cell = unpack_triplets(triplets, cells)
+    return sort_triplets(index, expand_rows(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
 
 
-def sort(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
+def sort_triplets(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
     """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
     order = order[torch.argsort((row * cells + cell)[order], stable=True)]
     rows = count_offsets(torch.bincount(row, minlength=shape[0]))
-    return pack(rows, index[order], cell[order], shape[1], cells)
+    return pack_triplets(rows, index[order], cell[order], shape[1], cells)

@@ -21,30 +21,30 @@ class Triplets(NamedTuple):
     cells: Tensor  # [T] uint8; empty where the entries hold the cells
 
 
-def index_bits(cells: int) -> int:
+def count_index_bits(cells: int) -> int:
     """Return the bits of a word for the index, for a kernel of ``cells`` cells."""
     return min(31, 32 - (cells - 1).bit_length())
 
 
 def is_packed(columns: int, cells: int) -> bool:
     """Return whether a word holds a cell and an index below ``columns``."""
-    return columns <= 1 << index_bits(cells)
+    return columns <= 1 << count_index_bits(cells)
 
 
-def pack(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
+def pack_triplets(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
     """Pack int64 indices and cells that are already sorted."""
     if is_packed(columns, cells):
-        entries = (cell << index_bits(cells) | index).to(torch.int32)
+        entries = (cell << count_index_bits(cells) | index).to(torch.int32)
         return Triplets(rows, entries, torch.empty(0, dtype=torch.uint8, device=rows.device))
     return Triplets(rows, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
 
 
-def unpack(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+def unpack_triplets(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
     """Return indices and cells, int64, of entries ``first:last``."""
     words = triplets.entries[first:last].to(torch.int64) & 0xFFFFFFFF
     if triplets.cells.numel():
         return words & 0x7FFFFFFF, words >> 31 << 8 | triplets.cells[first:last].to(torch.int64)
-    bits = index_bits(cells)
+    bits = count_index_bits(cells)
     return words & ((1 << bits) - 1), words >> bits
 
 
@@ -58,7 +58,7 @@ def count_offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def row_chunks(rows: Tensor, limit: int) -> list[tuple[int, int, int, int]]:
+def split_rows_into_chunks(rows: Tensor, limit: int) -> list[tuple[int, int, int, int]]:
     """Return (first row, last, first entry, last) of chunks of about ``limit`` entries; a row is never cut."""
     count, step = rows.numel() - 1, max(1, limit)
     marks = torch.arange(step, int(rows[-1]) + step, step, device=rows.device)

@@ -13,7 +13,7 @@ from fullfield.ops._backends import is_usable
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import get_direct_apply, recompute_gradients, wants_gradient
 from fullfield.ops.point_norm import cuda
-from fullfield.ops.point_norm.reference import Running, normalised
+from fullfield.ops.point_norm.reference import Running, normalize
 
 KINDS = ("layer", "batch", "instance")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -63,7 +63,7 @@ def point_norm(
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     fast = kind == "layer" and is_eager(features, weight, bias, residual)
     if not fast or not is_usable("point_norm", "cuda", cuda.supports(features, weight, bias, residual)):
-        return normalised(features, weight, bias, kind, eps, sizes, running, residual, relu)
+        return normalize(features, weight, bias, kind, eps, sizes, running, residual, relu)
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
     if wants_gradient(features, weight, bias, residual):
@@ -93,7 +93,7 @@ def _check_norm(
         _check.require(False, "features", "at least two points to train a batch norm", features)
 
 
-def gradients_before_relu(
+def recompute_gradients_before_relu(
     recompute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     out: Tensor | None,
@@ -126,9 +126,13 @@ class _Norm(torch.autograd.Function):
         if torch.is_grad_enabled():  # for second-order gradients
 
             def recompute(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-                return normalised(features, weight, bias, "layer", ctx.eps, (), None, None, False)
+                return normalize(features, weight, bias, "layer", ctx.eps, (), None, None, False)
 
-            return *gradients_before_relu(recompute, (features, weight, bias), out, grad, requested), None, None
+            return (
+                *recompute_gradients_before_relu(recompute, (features, weight, bias), out, grad, requested),
+                None,
+                None,
+            )
         return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, requested[3]), None, None
 
 

@@ -22,7 +22,7 @@ MAX_CHANNELS = 32 * _MAX_VALUES
 _BLOCKS = 528
 
 
-def _layout(channels: int, vector: int) -> tuple[int, int]:
+def _choose_lanes(channels: int, vector: int) -> tuple[int, int]:
     """Return the lanes of a row, and the loads of each lane."""
     vectors = -(-channels // vector)
     lanes = min(32, 1 << (vectors - 1).bit_length())
@@ -45,10 +45,10 @@ def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | 
 
 
 @functools.cache
-def source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
+def norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
     """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
     vector = 16 // dtype.itemsize if uses_vectors else 1
-    lanes, steps = _layout(channels, vector)
+    lanes, steps = _choose_lanes(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
@@ -59,7 +59,7 @@ def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
     for at in rows:
         together |= at or 0
     return _launching.load_kernels(
-        LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
+        LIBRARIES, norm_source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
     )
 
 

@@ -20,7 +20,7 @@ class Running(NamedTuple):
     """True if the rows are normalised by their own statistics, which update the running ones; else those are used."""
 
 
-def normalised(
+def normalize(
     features: Tensor,
     weight: Tensor,
     bias: Tensor,

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from fullfield import _check
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import get_direct_apply, recompute_gradients, register_operator, wants_gradient
-from fullfield.ops.spatial_correlation.protocol import FEATURES, SAMPLERS, Pair, Request, Window, choose
-from fullfield.ops.spatial_correlation.reference import compared
+from fullfield.ops.spatial_correlation.protocol import FEATURES, SAMPLERS, Pair, Request, Window, choose_backend
+from fullfield.ops.spatial_correlation.reference import correlate
 
 _FLOATS = (*FEATURES, torch.float64)
 
@@ -25,44 +25,44 @@ def _parse_window(numbers: Sequence[int]) -> Window:
     return Window(*pairs)
 
 
-def _numbers(window: Window) -> list[int]:
+def _window_to_numbers(window: Window) -> list[int]:
     return [*window.patch, *window.dilation_patch, *window.stride, *window.padding]
 
 
-def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
+def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
     parsed = _parse_window(window)
-    out: Tensor = choose(parsed, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), parsed)
+    out: Tensor = choose_backend(parsed, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), parsed)
     return out
 
 
-def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
+def _correlate_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
     parsed = _parse_window(window)
     return fmap1.new_empty((fmap1.shape[0], *parsed.patch, *parsed.out_size((fmap1.shape[2], fmap1.shape[3]))))
 
 
-def _backward(
+def _compute_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, requested: list[bool]
 ) -> list[Tensor]:
     parsed = _parse_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    grads: list[Tensor] = choose(parsed, fmap1, backend).backward(*maps, parsed, (requested[0], requested[1]))
+    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).backward(*maps, parsed, (requested[0], requested[1]))
     return grads
 
 
-def _backward_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
+def _compute_gradients_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
     return [m.new_empty(m.shape) for m, is_requested in zip((fmap1, fmap2), rest[-1], strict=True) if is_requested]
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     fmap1, fmap2, ctx.window, ctx.backend = inputs
     ctx.save_for_backward(fmap1, fmap2)
 
 
-def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        recompute = partial(compared, window=_parse_window(ctx.window))
+        recompute = partial(correlate, window=_parse_window(ctx.window))
         return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
@@ -72,12 +72,12 @@ def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 # window: patch, dilation_patch, stride, padding; height before width.
 register_operator(
     "spatial_correlation(Tensor fmap1, Tensor fmap2, int[] window, str? backend) -> Tensor",
-    _forward, _forward_fake, _setup, _autograd,
+    _correlate, _correlate_fake, _save_for_backward, _backpropagate,
 )  # fmt: skip
 register_operator(
     "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, bool[] wanted) "
     "-> Tensor[]",
-    _backward, _backward_fake,
+    _compute_gradients, _compute_gradients_fake,
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ class _Compared(torch.autograd.Function):
         fmap1, fmap2 = ctx.saved_tensors
         requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            recompute = partial(compared, window=ctx.window)
+            recompute = partial(correlate, window=ctx.window)
             return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
         left = iter(ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
         return *(next(left) if is_requested else None for is_requested in requested), None, None
@@ -145,16 +145,16 @@ def spatial_correlation(
 
     Source: Dosovitskiy et al., FlowNet, 2015 (the layer); Pinard's Pytorch-Correlation-extension (the form).
     """
-    window = _window(patch_size, dilation_patch, stride, padding)
+    window = _check_window(patch_size, dilation_patch, stride, padding)
     _check.tensor(fmap1, "fmap1", ("B", "C", "H", "W"), dtypes=_FLOATS)
     _check.tensor(fmap2, "fmap2", tuple(fmap1.shape), dtypes=(fmap1.dtype,), device=fmap1.device)
     if not is_eager(fmap1, fmap2):
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-            return compared(fmap1, fmap2, window)
-        result: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
+            return correlate(fmap1, fmap2, window)
+        result: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _window_to_numbers(window), backend)
         return result
-    module = choose(window, fmap1, backend)
+    module = choose_backend(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
     if wants_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, window, module)
@@ -162,7 +162,9 @@ def spatial_correlation(
     return out
 
 
-def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
+def _check_window(
+    patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair
+) -> Window:
     """Check the arguments and return the window, which is kept for later calls."""
     sizes = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in sizes)
@@ -171,17 +173,17 @@ def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pa
 
 def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
     return Window(
-        _pair(patch_size, "patch_size", 1),
-        _pair(dilation_patch, "dilation_patch", 1),
-        _pair(stride, "stride", 1),
-        _pair(padding, "padding", 0),
+        _check_pair(patch_size, "patch_size", 1),
+        _check_pair(dilation_patch, "dilation_patch", 1),
+        _check_pair(stride, "stride", 1),
+        _check_pair(padding, "padding", 0),
     )
 
 
 _cached_window: Callable[..., Window] = functools.lru_cache(256)(_build_window)
 
 
-def _pair(value: object, name: str, low: int) -> Pair:
+def _check_pair(value: object, name: str, low: int) -> Pair:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for side in pair:

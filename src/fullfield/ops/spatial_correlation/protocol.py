@@ -63,7 +63,7 @@ BACKENDS = ("cuda", "reference")
 SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
 
-def choose(window: Window, fmap: Tensor, backend: str | None) -> Any:
+def choose_backend(window: Window, fmap: Tensor, backend: str | None) -> Any:
     """Return the backend's module for maps like this one; InputError if the named ``backend`` cannot serve them."""
     return _choose(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
 

@@ -14,7 +14,7 @@ def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' sign
     return None
 
 
-def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+def correlate(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     """Compute the correlation of checked arguments, one displacement at a time."""
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
     (height, width), (ph, pw) = window.out_size((fmap1.shape[2], fmap1.shape[3])), window.padding
@@ -38,7 +38,7 @@ def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
-    return compared(fmap1, fmap2, window)
+    return correlate(fmap1, fmap2, window)
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
@@ -46,5 +46,5 @@ def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, request
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]
         differentiable = [m.requires_grad_() for m, is_requested in zip(maps, requested, strict=True) if is_requested]
-        gradients = torch.autograd.grad(compared(maps[0], maps[1], window), differentiable, grad)
+        gradients = torch.autograd.grad(correlate(maps[0], maps[1], window), differentiable, grad)
     return list(gradients)

@@ -48,7 +48,7 @@ _jit = jit_in(CACHE)
 
 
 @_jit
-def _row_u(s, size, start, stop, up, bound, theta):
+def _update_u_row(s, size, start, stop, up, bound, theta):
     """Update u <- v + theta div p on one row segment; v is from the clamped data step."""
     high = splat(bound)
     low = splat(-bound)
@@ -77,7 +77,7 @@ def _row_u(s, size, start, stop, up, bound, theta):
 
 
 @_jit
-def _row_p(s, size, start, stop, down, slope):
+def _update_p_row(s, size, start, stop, down, slope):
     """Update p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
     one = splat(np.float32(1.0))
     k = splat(slope)
@@ -97,7 +97,7 @@ def _row_p(s, size, start, stop, down, slope):
 
 
 @_jit
-def _guided_row_u(s, size, start, stop, up, slowness):
+def _update_guided_u_row(s, size, start, stop, up, slowness):
     """Update u <- M (u / tau + div p) + B on one row segment."""
     k = splat(slowness)
     for i in range(start, stop, 16):
@@ -113,7 +113,7 @@ def _guided_row_u(s, size, start, stop, up, slowness):
 
 
 @_jit
-def _guided_row_p(s, size, start, stop, down, sigma):
+def _update_guided_p_row(s, size, start, stop, down, sigma):
     """Update p <- p + sigma grad u, projected to |p| <= edge, on one row segment."""
     k = splat(sigma)
     minimum = splat(np.float32(1e-6))
@@ -134,7 +134,7 @@ def _guided_row_p(s, size, start, stop, down, sigma):
 
 
 @_jit
-def _segment(panel, columns, k):
+def _segment_columns(panel, columns, k):
     """Return the columns [x0, x1) of a panel in iteration k: shifted left by 16 per iteration, see README."""
     x0 = max(0, panel * PANEL - _SKEW * k)
     x1 = columns if (panel + 1) * PANEL >= columns else max(0, (panel + 1) * PANEL - _SKEW * k)
@@ -142,29 +142,29 @@ def _segment(panel, columns, k):
 
 
 @_jit
-def _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
-    x0, x1 = _segment(panel, columns, k)
+def _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
+    x0, x1 = _segment_columns(panel, columns, k)
     if x0 < x1:
         row = (y + 1) * pitch + LEFT
         if kind == GUIDED:
-            _guided_row_u(s, size, row + x0, row + x1, pitch, rule[0])
+            _update_guided_u_row(s, size, row + x0, row + x1, pitch, rule[0])
         else:
-            _row_u(s, size, row + x0, row + x1, pitch if kind == ADJOINT or y > 0 else 0, rule[0], rule[1])
+            _update_u_row(s, size, row + x0, row + x1, pitch if kind == ADJOINT or y > 0 else 0, rule[0], rule[1])
         if x1 == columns:  # the forward difference vanishes at the right border
             s[row + width + U * size] = s[row + width - 1 + U * size]
             s[row + width + V * size] = s[row + width - 1 + V * size]
 
 
 @_jit
-def _p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
-    x0, x1 = _segment(panel, columns, k + 1)
+def _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
+    x0, x1 = _segment_columns(panel, columns, k + 1)
     if x0 < x1:
         row = (y + 1) * pitch + LEFT
         down = pitch if y < height - 1 else 0
         if kind == GUIDED:
-            _guided_row_p(s, size, row + x0, row + x1, down, rule[1])
+            _update_guided_p_row(s, size, row + x0, row + x1, down, rule[1])
         else:
-            _row_p(s, size, row + x0, row + x1, down, rule[2])
+            _update_p_row(s, size, row + x0, row + x1, down, rule[2])
         if x0 == 0 and kind == CLAMP:
             s[row - 1 + P11 * size] = s[row + P11 * size]
             s[row - 1 + P21 * size] = s[row + P21 * size]
@@ -190,9 +190,9 @@ def sweep_strip(s, size, pitch, height, width, top, bottom, depth, kind, rule):
                 if y < low:
                     break
                 if y < (bottom if final else bottom - k):
-                    _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
+                    _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
                 if low <= y - 1 < (bottom if final else bottom - 1 - k):
-                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, kind, rule)
+                    _update_p_segment(s, size, pitch, height, columns, panel, k, y - 1, kind, rule)
 
 
 @_jit
@@ -203,13 +203,13 @@ def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
     for panel in range(panels):
         for k in range(depth):
             for y in range(seam - k, seam + k):
-                _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
+                _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
             for y in range(seam - k - 1, seam + k):
-                _p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule)
+                _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule)
 
 
 @_jit
-def _gradient(image, height, width, y, x):
+def _central_differences(image, height, width, y, x):
     """Return central differences, borders replicated."""
     half = np.float32(0.5)
     return (
@@ -219,17 +219,17 @@ def _gradient(image, height, width, y, x):
 
 
 @_jit
-def first_rows(s, size, pitch, height, width, top, bottom, image):
+def write_first_frame(s, size, pitch, height, width, top, bottom, image):
     """Write the first frame and its gradient to planes I1, I1X, I1Y."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):
             s[row + x + I1 * size] = image[y, x]
-            s[row + x + I1X * size], s[row + x + I1Y * size] = _gradient(image, height, width, y, x)
+            s[row + x + I1X * size], s[row + x + I1Y * size] = _central_differences(image, height, width, y, x)
 
 
 @_jit
-def second_rows(image, packed, height, width, top, bottom):
+def pack_second_frame(image, packed, height, width, top, bottom):
     """Interleave (I, dI/dx, dI/dy, 0) of the second frame, with one replicated pixel before and two behind.
 
     ``image`` is [height, width]; ``packed`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it are written.
@@ -240,7 +240,7 @@ def second_rows(image, packed, height, width, top, bottom):
         for column in range(width + 3):
             x = min(max(column - 1, 0), width - 1)
             packed[out] = image[y, x]
-            packed[out + 1], packed[out + 2] = _gradient(image, height, width, y, x)
+            packed[out + 1], packed[out + 2] = _central_differences(image, height, width, y, x)
             packed[out + 3] = np.float32(0.0)
             out += 4
 
@@ -261,7 +261,7 @@ def _store_cubic(weights, at, t):
 
 
 @_jit
-def _targets(u, v, x, y, right, low, weights, corners):
+def _locate_targets(u, v, x, y, right, low, weights, corners):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + lane_numbers() + u
@@ -279,8 +279,8 @@ def _targets(u, v, x, y, right, low, weights, corners):
 
 
 @_jit
-def _sample(packed, stride, weights, corners, n):
-    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_targets`` put lane ``n``."""
+def _sample_packed(packed, stride, weights, corners, n):
+    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_targets`` put lane ``n``."""
     at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
     taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
     taps = taps + (
@@ -309,9 +309,9 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            inside = _targets(u, v, x, y, right, low, weights, corners)
+            inside = _locate_targets(u, v, x, y, right, low, weights, corners)
             for k in range(16):
-                value, gx, gy, _ = _sample(packed, stride, weights, corners, k)
+                value, gx, gy, _ = _sample_packed(packed, stride, weights, corners, k)
                 s[i + k + RHO * size] = value
                 s[i + k + GX * size] = gx
                 s[i + k + GY * size] = gy
@@ -370,7 +370,7 @@ def _median3(a, b, c):
 
 
 @_jit
-def _replicate(s, row, width, margin):
+def _replicate_borders(s, row, width, margin):
     for d in range(1, margin + 1):
         s[row - d] = s[row]
         s[row + width - 1 + d] = s[row + width - 1]
@@ -390,7 +390,7 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
             store(line, LEFT + x + n, b)
             store(line, LEFT + x + 2 * n, c)
         for rank in range(3):
-            _replicate(line, LEFT + rank * n, width, 1)
+            _replicate_borders(line, LEFT + rank * n, width, 1)
         for x in range(0, width, 16):
             i = LEFT + x
             low = maximum(maximum(load(line, i - 1), load(line, i)), load(line, i + 1))
@@ -430,7 +430,7 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
             store(line, LEFT + x + 3 * n, d)
             store(line, LEFT + x + 4 * n, e)
         for rank in range(5):
-            _replicate(line, LEFT + rank * n, width, 2)
+            _replicate_borders(line, LEFT + rank * n, width, 2)
         for x in range(0, width, 16):
             i = LEFT + x
             _, _, _, a3, a4 = _sorted_rank(line, i)
@@ -465,8 +465,8 @@ _table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
 ENTRY_POINTS = {
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
-    "first_rows": (first_rows, (_flat, *[_i] * 6, _image)),
-    "second_rows": (second_rows, (_image, _flat, *[_i] * 4)),
+    "first_rows": (write_first_frame, (_flat, *[_i] * 6, _image)),
+    "second_rows": (pack_second_frame, (_image, _flat, *[_i] * 4)),
     "warp_rows": (warp_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),
     "resample_rows": (resample_rows, (_flat, _i, _i, _flat, _i, _i, _table, _table, _f, _flat, _i, _i)),
     "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),

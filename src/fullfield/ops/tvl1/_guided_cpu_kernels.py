@@ -20,11 +20,11 @@ from fullfield.ops.tvl1._cpu_kernels import (
     P22,  # noqa: F401
     U,
     V,
-    _gradient,
-    _sample,
-    _targets,
+    _central_differences,
+    _locate_targets,
+    _sample_packed,
     median_rows,  # noqa: F401
-    second_rows,  # noqa: F401
+    pack_second_frame,  # noqa: F401
     sweep_seam,  # noqa: F401
     sweep_strip,  # noqa: F401
 )
@@ -69,9 +69,9 @@ def linearise_rows(
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            inside = _targets(u, v, x, y, right, low, weights, corners)
+            inside = _locate_targets(u, v, x, y, right, low, weights, corners)
             for n in range(16):
-                _, gx, gy, _ = _sample(packed, stride, weights, corners, n)
+                _, gx, gy, _ = _sample_packed(packed, stride, weights, corners, n)
                 s[i + n + B1 * size] = gx
                 s[i + n + B2 * size] = gy
             xx = load(s, i + AXX * size)
@@ -254,11 +254,11 @@ def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
         for x in range(width):
             left = max(x - 1, 0)
             right = min(x + 1, width - 1)
-            s[row + x + AX * size], s[row + x + AY * size] = _gradient(image, height, width, y, x)
-            rx, ry = _gradient(image, height, width, y, right)
-            lx, ly = _gradient(image, height, width, y, left)
-            _, by = _gradient(image, height, width, down, x)
-            _, ay = _gradient(image, height, width, up, x)
+            s[row + x + AX * size], s[row + x + AY * size] = _central_differences(image, height, width, y, x)
+            rx, ry = _central_differences(image, height, width, y, right)
+            lx, ly = _central_differences(image, height, width, y, left)
+            _, by = _central_differences(image, height, width, down, x)
+            _, ay = _central_differences(image, height, width, up, x)
             s[row + x + AXX * size] = half * (rx - lx)
             s[row + x + AXY * size] = half * (ry - ly)
             s[row + x + AYY * size] = half * (by - ay)

@@ -113,7 +113,7 @@ _SCHEMA = (
 )
 
 
-def _dtype(frame: Tensor) -> torch.dtype:
+def _choose_dtype(frame: Tensor) -> torch.dtype:
     return torch.float64 if frame.dtype == torch.float64 else torch.float32
 
 
@@ -122,7 +122,7 @@ def _solve(
 ) -> Tensor:
     height, width = frame1.shape[-2:]
     config = TVL1Config(**parameters)
-    solver = TVL1Solver(height, width, config, dtype=_dtype(frame1), device=frame1.device, backend=backend)
+    solver = TVL1Solver(height, width, config, dtype=_choose_dtype(frame1), device=frame1.device, backend=backend)
     return solver(frame1, frame2, initial_flow=initial_flow)
 
 
@@ -132,7 +132,7 @@ tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve, mutates_args=(), sc
 @tvl1_op.register_fake
 def _(frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, backend: str | None, **parameters: Any) -> Tensor:  # noqa: ARG001
     batch, _, height, width = frame1.shape
-    return frame1.new_empty(batch, 2, height, width, dtype=_dtype(frame1))
+    return frame1.new_empty(batch, 2, height, width, dtype=_choose_dtype(frame1))
 
 
 def tvl1(

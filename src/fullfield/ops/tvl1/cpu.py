@@ -16,11 +16,11 @@ from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32Table,
+    compute_progress,
     gaussian_table,
     level_sizes,
     linear_table,
-    pair_by_pair,
-    progress_after,
+    solve_each_pair,
 )
 
 if TYPE_CHECKING:
@@ -63,18 +63,18 @@ class _Level:
         self.size = (height + 2) * self.pitch + 32  # of a plane, in floats
         self._left = left
 
-    def origin(self, plane: int) -> int:
+    def plane_offset(self, plane: int) -> int:
         """Return the offset of pixel (0, 0) of a plane in the state."""
         return plane * self.size + self.pitch + self._left
 
-    def view(self, state: Plane, plane: int) -> Plane:
+    def view_plane(self, state: Plane, plane: int) -> Plane:
         """Return the pixels of a plane, [height, width]."""
         start = plane * self.size
         padded = state[start : start + (self.height + 2) * self.pitch].reshape(self.height + 2, self.pitch)
         return padded[1 : self.height + 1, self._left : self._left + self.width]
 
 
-def _aligned(size: int) -> Plane:
+def _allocate_aligned(size: int) -> Plane:
     """Return zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
     raw = np.zeros(size + 15, np.float32)
     start = -(raw.ctypes.data // 4) % 16
@@ -93,16 +93,16 @@ class Solver:
         self._pyramid1 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._pyramid2 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._scratch = self._k.PLANES
-        self._state = _aligned((self._scratch + 2) * self._levels[0].size)
+        self._state = _allocate_aligned((self._scratch + 2) * self._levels[0].size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + self._k.LEFT, np.float32)
         self._threads = 1
         self._tables: dict[tuple[str, int, int], Float32Table] = {}
 
     def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
         """Estimate the flow; see :func:`make_solver`."""
-        return pair_by_pair(self._solve, torch.float32, frame1, frame2, start, progress)
+        return solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, start, progress)
 
-    def _solve(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+    def _solve_grey(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
         """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from a start [2, H, W] or None."""
         self._threads = torch.get_num_threads()
         self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame.numpy()) for frame in (frame1, frame2))
@@ -116,24 +116,24 @@ class Solver:
             # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
             self._state[(0 if flow_planes is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
             if flow_planes is not None:
-                self._load(level, flow_planes, "linear" if number < last else "gaussian")
-            self._prepare(number)
+                self._load_flow(level, flow_planes, "linear" if number < last else "gaussian")
+            self._prepare_frames(number)
             for warp in range(self._config.warps):
-                self._warp(level, filtered=warp > 0 and self._config.median > 0)
+                self._warp_and_iterate(level, filtered=warp > 0 and self._config.median > 0)
                 if self._config.median:
-                    self._filter(level)
+                    self._filter_flow(level)
                 if progress is not None:
-                    progress(*progress_after(self._sizes, number, (warp + 1) / self._config.warps))
+                    progress(*compute_progress(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
-            flow_planes = [level.view(self._state, plane).copy() for plane in (flow, flow + 1)]
+            flow_planes = [level.view_plane(self._state, plane).copy() for plane in (flow, flow + 1)]
         self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
         assert flow_planes is not None  # there is at least one level
         return torch.from_numpy(np.stack(flow_planes))
 
-    def _over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
+    def _run_over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
         run([partial(kernel, top, bottom) for top, bottom in rows(height, self._threads)], self._threads)
 
-    def _table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
+    def _get_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
         key = (kind, size_in, size_out)
         if key not in self._tables:
             make = gaussian_table if kind == "gaussian" else linear_table
@@ -147,8 +147,8 @@ class Solver:
         """Resample ``source`` into flat ``target``, which begins at its pixel (0, 0), with ``pitch`` floats a row."""
         height_in, width_in = source.shape
         height, width = size
-        vertical = self._table(kind, height_in, height)
-        horizontal = self._table(kind, width_in, width)
+        vertical = self._get_table(kind, height_in, height)
+        horizontal = self._get_table(kind, width_in, width)
         flat = source.reshape(-1)
 
         def kernel(top: int, bottom: int) -> None:
@@ -156,17 +156,17 @@ class Solver:
             arguments = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
             self._k.resample_rows(*arguments, line, top, bottom)
 
-        self._over_rows(height, kernel)
+        self._run_over_rows(height, kernel)
 
-    def _load(self, level: _Level, planes: list[Plane], kind: str) -> None:
+    def _load_flow(self, level: _Level, planes: list[Plane], kind: str) -> None:
         """Bring a flow of another size into the state of this level."""
         height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
         for plane, (source, ratio) in enumerate(zip(planes, ratios, strict=True)):
-            target = self._state[level.origin(plane) :]
+            target = self._state[level.plane_offset(plane) :]
             self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
 
-    def _prepare(self, number: int) -> None:
+    def _prepare_frames(self, number: int) -> None:
         """Bring the level's frames into the kernels' layouts."""
         k, level, state, packed = self._k, self._levels[number], self._state, self._packed
         frame1, frame2 = self._pyramid1[number], self._pyramid2[number]
@@ -177,14 +177,14 @@ class Solver:
             padded = bottom + 3 if bottom == height else bottom
             k.second_rows(frame2, packed, height, width, top, padded)
 
-        self._over_rows(height, kernel)
+        self._run_over_rows(height, kernel)
 
-    def _warp(self, level: _Level, filtered: bool) -> None:
+    def _warp_and_iterate(self, level: _Level, filtered: bool) -> None:
         """Linearise the data term and iterate on it; ``filtered``: the flow lies in the scratch."""
         config = self._config
         linearise = partial(self._linearise, level, filtered)
         for start in range(0, config.iterations, DEPTH):
-            self._sweep(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
+            self._iterate_rows(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
     def _linearise(self, level: _Level, filtered: bool, top: int, bottom: int) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
@@ -197,7 +197,7 @@ class Solver:
         where = (size, pitch, level.height, level.width, top, bottom)
         k.warp_rows(state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners)
 
-    def _sweep(self, level: _Level, depth: int, first: Callable[[int, int], None] | None = None) -> None:
+    def _iterate_rows(self, level: _Level, depth: int, first: Callable[[int, int], None] | None = None) -> None:
         """Run ``depth`` iterations; before them each strip runs ``first`` on its own rows."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
@@ -214,7 +214,7 @@ class Solver:
         run([partial(strip, top, bottom) for top, bottom in strips], self._threads)
         run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter(self, level: _Level) -> None:
+    def _filter_flow(self, level: _Level) -> None:
         """Write the median of the flow into the scratch planes."""
         scratch = self._state[self._scratch * level.size :]
 
@@ -223,4 +223,4 @@ class Solver:
             where = (level.size, level.pitch, level.height, level.width, top, bottom)
             self._k.median_rows(self._state, *where, scratch, self._config.median, line)
 
-        self._over_rows(level.height, kernel)
+        self._run_over_rows(level.height, kernel)

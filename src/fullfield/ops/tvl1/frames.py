@@ -73,7 +73,7 @@ def check_finite(tensor: Tensor, name: str, expected: str = "finite values") -> 
         raise _check.InputError(f"{name}: expected {expected}, got NaN or infinity")
 
 
-def grey(frame: Tensor) -> Tensor:
+def to_grey(frame: Tensor) -> Tensor:
     """Convert [B, C, H, W] of 0 ... 1 to [B, H, W] of 0 ... 255."""
     if frame.shape[1] == 1:
         return frame[:, 0] * 255.0
@@ -83,7 +83,7 @@ def grey(frame: Tensor) -> Tensor:
     return luma
 
 
-def pair_by_pair(
+def solve_each_pair(
     solve: PairSolver,
     dtype: torch.dtype,
     frame1: Tensor,  # [B, C, H, W], as check_frame lets pass
@@ -101,16 +101,16 @@ def pair_by_pair(
     check_values(frame2, "frame2")
     if start is not None:
         check_finite(start, "initial_flow")
-    grey1, grey2 = grey(frame1), grey(frame2)
+    grey1, grey2 = to_grey(frame1), to_grey(frame2)
     flow = frame1.new_empty(len(frame1), 2, *frame1.shape[2:])
     for item in range(len(frame1)):
         item_start = None if start is None else start[item]
-        flow[item] = solve(grey1[item], grey2[item], item_start, item_progress(progress, item, len(frame1)))
+        flow[item] = solve(grey1[item], grey2[item], item_start, scale_item_progress(progress, item, len(frame1)))
     check_finite(flow, "flow", FINITE_FLOW)
     return flow
 
 
-def item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
+def scale_item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
     """Return the progress callback of one pair of a batch."""
     if progress is None:
         return None
@@ -141,7 +141,7 @@ def level_sizes(height: int, width: int, scales: int | None, factor: float) -> l
     return sizes
 
 
-def progress_after(sizes: list[tuple[int, int]], number: int, item_progress: float) -> tuple[float, str]:
+def compute_progress(sizes: list[tuple[int, int]], number: int, item_progress: float) -> tuple[float, str]:
     """Return the finished share of all pixels' work, and where, once ``item_progress`` of level ``number`` is done."""
     pixels = [h * w for h, w in sizes]
     finished_pixels = sum(pixels[number + 1 :]) + pixels[number] * item_progress
@@ -149,12 +149,12 @@ def progress_after(sizes: list[tuple[int, int]], number: int, item_progress: flo
     return finished_pixels / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
 
 
-def _clamped(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:
+def _clamp_table(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:
     index = first[:, None] + np.arange(weight.shape[1])
     return np.clip(index, 0, size - 1).astype(np.int32), weight
 
 
-def _centres(size_in: int, size_out: int) -> NDArray[np.float64]:
+def _align_centres(size_in: int, size_out: int) -> NDArray[np.float64]:
     return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
 
 
@@ -167,7 +167,7 @@ def gaussian_window(size_in: int, size_out: int) -> Window:
     ratio = size_in / size_out
     sigma = max(0.6 * math.sqrt(max(ratio * ratio - 1.0, 0.0)), 0.3)
     radius = math.ceil(3.0 * sigma)
-    centre = _centres(size_in, size_out)
+    centre = _align_centres(size_in, size_out)
     first = np.floor(centre).astype(np.int64) - radius + 1
     distance = first[:, None] + np.arange(2 * radius) - centre[:, None]
     weight = np.exp(-0.5 * (distance / sigma) ** 2)
@@ -176,7 +176,7 @@ def gaussian_window(size_in: int, size_out: int) -> Window:
 
 def linear_window(size_in: int, size_out: int) -> Window:
     """Return bilinear resampling, pixel centres aligned by area, borders clamped; as ``gaussian_window``, two taps."""
-    centre = np.clip(_centres(size_in, size_out), 0.0, size_in - 1.0)
+    centre = np.clip(_align_centres(size_in, size_out), 0.0, size_in - 1.0)
     first = np.floor(centre).astype(np.int64)
     t = centre - first
     return first, np.stack([1.0 - t, t], axis=1)
@@ -184,9 +184,9 @@ def linear_window(size_in: int, size_out: int) -> Window:
 
 def gaussian_table(size_in: int, size_out: int) -> Table:
     """Return ``gaussian_window`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
-    return _clamped(*gaussian_window(size_in, size_out), size_in)
+    return _clamp_table(*gaussian_window(size_in, size_out), size_in)
 
 
 def linear_table(size_in: int, size_out: int) -> Table:
     """Return ``linear_window`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
-    return _clamped(*linear_window(size_in, size_out), size_in)
+    return _clamp_table(*linear_window(size_in, size_out), size_in)

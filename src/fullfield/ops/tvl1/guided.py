@@ -22,8 +22,8 @@ from fullfield.ops.tvl1.frames import (
     check_finite,
     check_frame,
     check_values,
-    grey,
     resolve_index,
+    to_grey,
 )
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
@@ -142,7 +142,7 @@ class FlowRefiner:
         if self._cuda is not None:
             refined, flags, misfit = self._cuda(first, second, prior, back, rounds)
             return refined, misfit, flags
-        grey1, grey2 = grey(first), grey(second)
+        grey1, grey2 = to_grey(first), to_grey(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
         threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)

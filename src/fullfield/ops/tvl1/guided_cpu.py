@@ -12,7 +12,7 @@ import torch
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cpu import _aligned, _Level
+from fullfield.ops.tvl1.cpu import _allocate_aligned, _Level
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Refiner:
         self._config, self._height, self._width = config, height, width
         self._k = k = kernels()
         self._level = _Level(height, width, k.LEFT)
-        self._state = _aligned((k.PLANES + 2) * self._level.size)
+        self._state = _allocate_aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
         self._blurred = np.empty((2, height, width), np.float32)
         self._guide = np.empty(0, np.float32)
@@ -74,7 +74,7 @@ class Refiner:
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, _NONE if backward is None else backward)
-        fit, round_misfits = torch.from_numpy(level.view(self._state, k.FIT)), []
+        fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
@@ -121,7 +121,7 @@ class Refiner:
         self._over_rows(blur)
         self._over_rows(load)
         for plane in (k.U, k.V):
-            level.view(state, plane)[:] = level.view(state, plane + k.FU - k.U)
+            level.view_plane(state, plane)[:] = level.view_plane(state, plane + k.FU - k.U)
 
     def _linearise(self, top: int, bottom: int) -> None:
         level, config = self._level, self._config

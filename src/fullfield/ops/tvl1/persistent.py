@@ -85,7 +85,7 @@ class PersistentSolver:
     ) -> None:
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
-        self.shape = _shape(shape)
+        self.shape = _check_shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _resolve_device(device, self.config)
@@ -95,8 +95,8 @@ class PersistentSolver:
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._make_engine(batch, height, width)
             self._warm_up()
-            self._pair = record_graph(partial(self._work, 0, 2), self.device)
-            self._steps = [record_graph(partial(self._work, index, 1), self.device) for index in (0, 1)]
+            self._pair = record_graph(partial(self._compute_flow, 0, 2), self.device)
+            self._steps = [record_graph(partial(self._compute_flow, index, 1), self.device) for index in (0, 1)]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 
@@ -108,14 +108,14 @@ class PersistentSolver:
         Raises:
             InputError: if a frame has another shape, dtype or device.
         """
-        frames = self._frame(frame1, "frame1"), self._frame(frame2, "frame2")
+        frames = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.tensors):
-            flow = self._flow(out)
+            flow = self._check_out(out)
             start = self._start_timing()
             self._engine.start.zero_()
-            self._engine.read(frames, 0, flow)
+            self._engine.read_frames(frames, 0, flow)
             self._pair.replay()
-            self._end(start)
+            self._record_end(start)
             self._previous = 1
         return flow
 
@@ -124,20 +124,20 @@ class PersistentSolver:
 
         The pyramid of the previous frame is reused. With ``warm_start`` the previous flow is the start.
         """
-        tensor = self._frame(frame, "frame")
+        tensor = self._check_frame(frame, "frame")
         with self._lock, self._in_order(self._engine.tensors):
             if self._previous is None:
                 self._previous = 0
                 self._engine.start.zero_()
-                self._engine.read((tensor,), 0, None)
-                self._engine.pyramid(0)
+                self._engine.read_frames((tensor,), 0, None)
+                self._engine.build_pyramid(0)
                 return None
-            flow = self._flow(out)
+            flow = self._check_out(out)
             start = self._start_timing()
             self._previous = 1 - self._previous
-            self._engine.read((tensor,), self._previous, flow)
+            self._engine.read_frames((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
-            self._end(start)
+            self._record_end(start)
         return flow
 
     def restart(self) -> None:
@@ -166,17 +166,17 @@ class PersistentSolver:
 
     # ---- one call
 
-    def _frame(self, frame: Any, name: str) -> Tensor:
-        tensor = _tensor(frame, name)
+    def _check_frame(self, frame: Any, name: str) -> Tensor:
+        tensor = _check_tensor(frame, name)
         _check.tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
         return tensor.detach()
 
-    def _flow(self, out: Any) -> Tensor:
+    def _check_out(self, out: Any) -> Tensor:
         batch, _, height, width = self.shape
         shape = (batch, 2, height, width)
         if out is None:
             return torch.empty(shape, device=self.device, dtype=torch.float32)
-        flow = _tensor(out, "out")
+        flow = _check_tensor(out, "out")
         _check.tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
@@ -184,19 +184,19 @@ class PersistentSolver:
     def _start_timing(self) -> torch.cuda.Event:
         at = self._count % _REMEMBERED
         if at == len(self._times):
-            self._times.append((_event(), _event()))
+            self._times.append((_create_event(), _create_event()))
         self._times[at][0].record()
         return self._times[at][1]
 
-    def _end(self, event: torch.cuda.Event) -> None:
+    def _record_end(self, event: torch.cuda.Event) -> None:
         event.record()
         self._count += 1
 
     # ---- what is recorded
 
-    def _work(self, index: int, frames: int) -> None:
+    def _compute_flow(self, index: int, frames: int) -> None:
         """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``index`` and the flow to it."""
-        self._engine.pyramid(index, frames)
+        self._engine.build_pyramid(index, frames)
         self._engine.solve(0 if frames == 2 else 1 - index)
         if self.warm_start:
             self._engine.start_from_last()
@@ -208,14 +208,14 @@ class PersistentSolver:
     def _warm_up(self) -> None:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        flow = self._flow(None)
-        self._engine.read((frame, frame), 0, flow)
+        flow = self._check_out(None)
+        self._engine.read_frames((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
-            self._work(index, frames)
+            self._compute_flow(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 
-def _shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
+def _check_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     sides = tuple(shape)
     _check.require(len(sides) == 4, "shape", "(B, C, H, W)", str(sides))
     for name, value in zip(("B", "C", "H", "W"), sides, strict=True):
@@ -233,11 +233,11 @@ def _resolve_device(device: str | torch.device, config: TVL1Config) -> torch.dev
     return resolve_index(resolved)
 
 
-def _event() -> torch.cuda.Event:
+def _create_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def _check_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     _check.require(hasattr(value, "__dlpack__"), name, "a tensor or an array with __dlpack__", value)

@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, TVL1Config
-from fullfield.ops.tvl1.frames import Table, gaussian_table, level_sizes, linear_table, pair_by_pair, progress_after
+from fullfield.ops.tvl1.frames import (
+    Table,
+    compute_progress,
+    gaussian_table,
+    level_sizes,
+    linear_table,
+    solve_each_pair,
+)
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -26,7 +33,7 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return a function of checked frames, a start and a progress to the flow."""
-    return partial(pair_by_pair, partial(solve, config=config), dtype)
+    return partial(solve_each_pair, partial(solve, config=config), dtype)
 
 
 def solve(
@@ -38,23 +45,23 @@ def solve(
     pyramid = [(frame1, frame2)]
     for size in sizes[1:]:
         first, second = pyramid[-1]
-        pyramid.append((resample(first, size, gaussian_table), resample(second, size, gaussian_table)))
+        pyramid.append((resample_plane(first, size, gaussian_table), resample_plane(second, size, gaussian_table)))
     last = len(sizes) - 1
     flow = initial_flow
     for number in range(last, -1, -1):
         first, second = pyramid[number]
         kind = linear_table if number < last else gaussian_table
-        flow = _resized_flow(flow, first, kind)
+        flow = _resize_flow(flow, first, kind)
         dual = first.new_zeros(4, *sizes[number])
         for warp in range(config.warps):
-            flow, dual = _warp(first, second, flow, dual, config)
+            flow, dual = _run_warp(first, second, flow, dual, config)
             if progress is not None:
-                progress(*progress_after(sizes, number, (warp + 1) / config.warps))
+                progress(*compute_progress(sizes, number, (warp + 1) / config.warps))
     assert flow is not None  # there is at least one level
     return flow
 
 
-def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
+def _resample_rows(plane: Tensor, table: Table) -> Tensor:
     """Resample rows [H, W] to [H', W] tap by tap: a matrix product would sum in an order that depends on threads."""
     index, weight = (torch.from_numpy(array).to(plane.device) for array in table)
     weight = weight.to(plane.dtype)
@@ -64,19 +71,19 @@ def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
     return out
 
 
-def resample(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
+def resample_plane(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
     """Resample [H, W] to [H', W'] along both axes with the tables of ``make``."""
     height, width = plane.shape
-    rows = _resampled_rows(plane, make(height, size[0]))
-    return _resampled_rows(rows.T, make(width, size[1])).T.contiguous()
+    rows = _resample_rows(plane, make(height, size[0]))
+    return _resample_rows(rows.T, make(width, size[1])).T.contiguous()
 
 
-def _resized_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], Table]) -> Tensor:
+def _resize_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], Table]) -> Tensor:
     height, width = like.shape
     if flow is None:
         return like.new_zeros(2, height, width)
     ratios = (width / flow.shape[2], height / flow.shape[1])
-    return torch.stack([resample(c, (height, width), make) * r for c, r in zip(flow, ratios, strict=True)])
+    return torch.stack([resample_plane(c, (height, width), make) * r for c, r in zip(flow, ratios, strict=True)])
 
 
 def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +118,7 @@ def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     return out, inside
 
 
-def _warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config) -> tuple[Tensor, Tensor]:
+def _run_warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config) -> tuple[Tensor, Tensor]:
     (value, gx, gy), inside = warp_bicubic(torch.stack([second, *image_gradient(second)]), flow)
     ax, ay = image_gradient(first)
     gx = torch.where(inside, gx + config.gradient_blend * (ax - gx), 0)

@@ -36,14 +36,14 @@ def supports(device: torch.device) -> str | None:
     return _launching.explain_refusal(device)
 
 
-def _read(*files: Path) -> str:
+def _read_sources(*files: Path) -> str:
     return _launching.read_source(_launching.HALVES, _FOLDER / "clouds.cuh", *files)
 
 
 @functools.cache
 def radius_source() -> Source:
     """Return the source of the radius search."""
-    text = _read(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
+    text = _read_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
     return Source.defining(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
@@ -51,26 +51,26 @@ def radius_source() -> Source:
 def tree_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.defining(_read(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
+    return Source.defining(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
 def thin_source() -> Source:
     """Return the source of the grid downsampling."""
-    return Source(_read(_launching.BATCHES, _FOLDER / "thin.cu"))
+    return Source(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
 
 
-def _slots(count: int) -> int:
+def _count_slots(count: int) -> int:
     """Return the slots of a table for this number of entries: a power of two."""
     return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
-def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
+def _offsets_on_device(offsets: Tensor, device: torch.device) -> Tensor | None:
     """Return the offsets on the device; None for a single cloud."""
     return offsets.to(device) if offsets.numel() > 2 else None
 
 
-def _count_sums(numbers: int) -> int:
+def _count_sum_blocks(numbers: int) -> int:
     """Return the number of blocks that sum this many numbers."""
     return -(-numbers // _launching.SUMMED)
 
@@ -91,11 +91,11 @@ class _Tables:
             self.params.append(_Radius.from_buffer_copy(params))
         return self._numbers[key]
 
-    def fill(self, kernels: Kernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
+    def fill_tables(self, kernels: Kernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
         """Fill the tables and return their memory, which begins with ``words`` zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
-        sum_counts = [_count_sums(size) for size in slots]
+        sum_counts = [_count_sum_blocks(size) for size in slots]
         zeros = like.new_zeros(words + len(tables) + sum(sum_counts) + -(-sum(slots) // 2), dtype=torch.int64)
         ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
         point_slots = like.new_empty(sum(points), dtype=torch.int32)
@@ -120,7 +120,7 @@ class _Searches:
         self.like = like = searches[0][0]
         self.kernels = _launching.load_kernels(LIBRARIES, radius_source(), like.get_device())
         query_counts = [search[1].shape[0] for search in searches]
-        sum_counts = [_count_sums(count + 1) for count in query_counts]
+        sum_counts = [_count_sum_blocks(count + 1) for count in query_counts]
         self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in query_counts]
         self.totals = like.new_empty(len(query_counts), dtype=torch.int64)
         tables, self.batch = _Tables(), _Radii()
@@ -128,11 +128,11 @@ class _Searches:
         numbers = []
         for number, search in enumerate(searches):
             p = self.batch.each[number]
-            self._describe(p, search)
+            self._set_parameters(p, search)
             p.sort = sort
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
             numbers.append(tables.add_table(search, p))
-        filled = tables.fill(self.kernels, like, len(query_counts) + sum(sum_counts))
+        filled = tables.fill_tables(self.kernels, like, len(query_counts) + sum(sum_counts))
         self._arguments.append(filled)
         word = filled[0].data_ptr()
         for number, table in enumerate(numbers):
@@ -144,19 +144,19 @@ class _Searches:
         self.kernels.launch_batch("count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
         self.kernels.launch_batch("start_rows", self.batch, sum_counts)
 
-    def _describe(self, p: Any, search: Search) -> None:
+    def _set_parameters(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
-        clouds = _offsets(offsets, points.device)
-        queried = clouds if own else _offsets(query_offsets, points.device)
+        clouds = _offsets_on_device(offsets, points.device)
+        queried = clouds if own else _offsets_on_device(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
         p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
         p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
-        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _slots(points.shape[0]) - 1
+        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
 
-    def finish(self, totals: Sequence[int]) -> list[Neighbors]:
+    def write_indices(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
         indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
         for number, row in enumerate(indices):
@@ -165,12 +165,12 @@ class _Searches:
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
-def radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
+def search_radii(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     results: list[Neighbors] = []
     for start in range(0, len(searches), _launching.MAX_PROBLEMS):
         some = _Searches(searches[start : start + _launching.MAX_PROBLEMS], sort)
-        results += some.finish(some.totals.tolist())
+        results += some.write_indices(some.totals.tolist())
     return results
 
 
@@ -178,10 +178,10 @@ def radius_search(
     points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
 ) -> Neighbors:
     """Find the points within a radius; waits for the device once, for the number of pairs."""
-    return radius_searches([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
+    return search_radii([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
 
 
-def _knn_rows(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
+def _compute_knn_offsets(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
     """Return row offsets [M + 1] for ``sizes[b]`` neighbours of every query of cloud b, at offsets ``query_sizes``."""
     if sizes.numel() == 1 and not total:
         return torch.zeros(int(query_sizes[-1]) + 1, dtype=torch.int64, device=device)
@@ -196,13 +196,13 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     count, query_count = points.shape[0], queries.shape[0]
     sizes = offsets.diff().clamp(max=k)
     total = int((sizes * query_offsets.diff()).sum())
-    rows = _knn_rows(sizes, query_offsets, total, points.device)
+    rows = _compute_knn_offsets(sizes, query_offsets, total, points.device)
     indices = points.new_empty(total, dtype=torch.int32)
     if not total:
         return Neighbors(rows, indices)
     own = queries is points
-    clouds = _offsets(offsets, points.device)
-    queried = clouds if own else _offsets(query_offsets, points.device)
+    clouds = _offsets_on_device(offsets, points.device)
+    queried = clouds if own else _offsets_on_device(query_offsets, points.device)
     p = _Tree()
     start, level = 0, count
     while p.levels == 0 or level > _BRANCHES:
@@ -238,18 +238,18 @@ class Thinned(NamedTuple):
     cloud: Cloud
 
 
-def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
+def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     """Thin the cloud repeatedly; also return the largest magnitude of a coordinate, NaN if one is NaN.
 
     Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.
     """
     points = cloud.points.contiguous()
-    count, batches, slots = points.shape[0], cloud.batches, _slots(points.shape[0])
+    count, batches, slots = points.shape[0], cloud.batches, _count_slots(points.shape[0])
     table = points.new_empty(2 * slots, dtype=torch.int64)
     point_slots = points.new_empty(count, dtype=torch.int32)
-    sum_count, size = _count_sums(count), len(cells) * (batches + 1) + 1
+    sum_count, size = _count_sum_blocks(count), len(cells) * (batches + 1) + 1
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
-    clouds = _offsets(cloud.offsets, points.device)
+    clouds = _offsets_on_device(cloud.offsets, points.device)
     p = _Thin()
     p.points, p.offsets, p.slots, p.nearest = map(get_address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots

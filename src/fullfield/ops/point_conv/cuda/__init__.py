@@ -11,13 +11,13 @@ from __future__ import annotations
 import torch
 
 from fullfield.ops import _launching
-from fullfield.ops.point_conv.cuda.launch import multiply as multiply
-from fullfield.ops.point_conv.cuda.launch import outer as outer
-from fullfield.ops.point_conv.cuda.triplets import assemble as assemble
-from fullfield.ops.point_conv.cuda.triplets import assemble_all as assemble_all
-from fullfield.ops.point_conv.cuda.triplets import builds as builds
-from fullfield.ops.point_conv.cuda.triplets import transpose as transpose
-from fullfield.ops.point_conv.cuda.triplets import transpose_all as transpose_all
+from fullfield.ops.point_conv.cuda.launch import multiply_triplets as multiply_triplets
+from fullfield.ops.point_conv.cuda.launch import sum_outer_products as sum_outer_products
+from fullfield.ops.point_conv.cuda.triplets import assemble_all_triplets as assemble_all_triplets
+from fullfield.ops.point_conv.cuda.triplets import assemble_triplets as assemble_triplets
+from fullfield.ops.point_conv.cuda.triplets import explain_no_build as explain_no_build
+from fullfield.ops.point_conv.cuda.triplets import transpose_all_triplets as transpose_all_triplets
+from fullfield.ops.point_conv.cuda.triplets import transpose_triplets as transpose_triplets
 from fullfield.ops.point_conv.protocol import Request
 
 TRANSPOSES = True

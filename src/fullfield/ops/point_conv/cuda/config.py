@@ -80,7 +80,7 @@ def choose_operands(request: Request, has_cells: bool) -> Operands:
     return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", has_cells)
 
 
-def without_bfloat16(request: Request) -> Request:
+def replace_bfloat16(request: Request) -> Request:
     """Return the request that takes this one's place on a GPU whose tensor cores do not multiply bfloat16.
 
     Features become float32 and operands float16, which hold every bfloat16 down to 2⁻²⁸ of the largest magnitude.
@@ -99,7 +99,7 @@ def pad_channels(request: Request) -> Channels:
     return Channels(joined, request.groups // joined, joined * inputs, joined * outputs)
 
 
-def _block(channels: int) -> int:
+def _block_channels(channels: int) -> int:
     return 16 if channels <= 16 else 32 if channels <= 32 else 64
 
 
@@ -108,10 +108,10 @@ class _Variant:
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
-        text, flags = self._describe(operands.bf16)
+        text, flags = self._list_macros(operands.bf16)
         return Source.defining(text, *operands.options, **flags)
 
-    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""
         raise NotImplementedError
 
@@ -123,7 +123,7 @@ class _Forward(_Variant):
     slabs: int
     """Of 32 inputs; with wgmma padded to whole stages."""
 
-    def vectors(self, cells: int, parts: int) -> int:
+    def count_weight_vectors(self, cells: int, parts: int) -> int:
         """Return the number of 16-byte vectors of a block's weights."""
         return cells * self.slabs * parts * (self.columns // 8) * 32
 
@@ -153,16 +153,16 @@ class Multiply(_Forward):
         """Warps that share rows."""
         return self.slab_parts * self.cell_parts
 
-    def shared(self, cells: int, parts: int) -> int:
+    def shared_bytes(self, cells: int, parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
-        return 16 * self.vectors(cells, parts) if self.resident else sums
+        return 16 * self.count_weight_vectors(cells, parts) if self.resident else sums
 
-    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
         flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
         flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
-        return _read("multiply.cuh", "multiply.cu"), flags
+        return _read_sources("multiply.cuh", "multiply.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -195,37 +195,37 @@ class MultiplyHopper(_Forward):
         """Threads of a block."""
         return 128 * self.groups + 128
 
-    def shared(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
+    def shared_bytes(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
         """Return the bytes of shared memory of a block."""
-        ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
+        ring = self.stages * 16 * self.count_weight_vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
-    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         product = product_with_registers(self.columns, bf16, _SIDE_BY_SIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
-        return _read("multiply.cuh") + product + read_source(BARRIERS, _FOLDER / "multiply_hopper.cu"), flags
+        return _read_sources("multiply.cuh") + product + read_source(BARRIERS, _FOLDER / "multiply_hopper.cu"), flags
 
 
-def _read(*names: str) -> str:
+def _read_sources(*names: str) -> str:
     shared = (HALVES, VALUES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
     return read_source(*shared, *(_FOLDER / name for name in names))
 
 
-def _units(request: Request, device: Device) -> int:
+def _units_per_multiprocessor(request: Request, device: Device) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
     channels = pad_channels(request)
-    blocks = channels.groups * -(-channels.outputs // _block(channels.outputs))
+    blocks = channels.groups * -(-channels.outputs // _block_channels(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
 
-def hopper_config(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
+def choose_hopper_multiply(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.is_hopper or not (operands.code or operands.split):
         return None
     channels = pad_channels(request)
-    columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
+    columns, slabs = _block_channels(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
     slabs = -(-slabs // depth) * depth
     groups, stages, registers = 4, 6, 104
@@ -234,22 +234,22 @@ def hopper_config(request: Request, operands: Operands, device: Device) -> Multi
     shape = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
     is_large = request.rows * blocks >= _BANDS * operands.parts * shape.unit * device.processors
-    return shape if is_large and shape.shared(request.cells, operands.parts) <= device.shared else None
+    return shape if is_large and shape.shared_bytes(request.cells, operands.parts) <= device.shared else None
 
 
-def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
+def choose_multiply(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
     """Return the kernel of the multiplication for a request on a device."""
-    hopper = hopper_config(request, operands, device)
+    hopper = choose_hopper_multiply(request, operands, device)
     if hopper is not None:
         return hopper
-    channels, units = pad_channels(request), _units(request, device)
-    columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
+    channels, units = pad_channels(request), _units_per_multiprocessor(request, device)
+    columns, slabs = _block_channels(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
     config = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
-    if units >= 12 * _UNITS and config.shared(request.cells, operands.parts) <= device.shared:
+    if units >= 12 * _UNITS and config.shared_bytes(request.cells, operands.parts) <= device.shared:
         return config
-    slab_parts, cell_parts = _parts(request, operands, slabs, device)
+    slab_parts, cell_parts = _split_slabs_and_cells(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
     if sharing == 1:
         return Multiply(columns, slabs, tiles, False, 128, 2 if needs_registers else 3)
@@ -257,10 +257,10 @@ def multiply_config(request: Request, operands: Operands, device: Device) -> Mul
     return Multiply(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
 
 
-def _parts(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
+def _split_slabs_and_cells(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
     channels = pad_channels(request)
-    tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block(channels.outputs))
+    tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block_channels(channels.outputs))
     max_parts, sharing = 16 if operands.code else 8, 1
     while sharing < max_parts and sharing * tiles < 16 * device.processors:
         sharing *= 2
@@ -291,17 +291,17 @@ class Outer(_Variant):
         """Warps of a block."""
         return self.cells * self.halves
 
-    def shared(self, parts: int) -> int:
+    def shared_bytes(self, parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         features = self.warps * self.buffers * parts * 32 * self.inputs * 2
         gradients = parts * (self.tile + 1) * self.outputs * 2
         index_bytes = self.tile * (8 + 4 * (self.cells + 1))
         return features + gradients + index_bytes + self.warps * _LISTS * 32 * 6
 
-    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
-        return _read("outer.cuh", "outer.cu"), flags
+        return _read_sources("outer.cuh", "outer.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -317,17 +317,17 @@ class OuterHopper(_Variant):
     waves: int = 1
     """Blocks a multiprocessor."""
 
-    def shared(self, _parts: int) -> int:
+    def shared_bytes(self, _parts: int) -> int:
         """Return the bytes of shared memory of a block."""
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
-    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        text = _read("outer.cuh") + _wgmma_shared(bf16) + read_source(_FOLDER / "outer_hopper.cu")
+    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
+        text = _read_sources("outer.cuh") + _wgmma_source(bf16) + read_source(_FOLDER / "outer_hopper.cu")
         return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
-def _wgmma_shared(bf16: bool) -> str:
+def _wgmma_source(bf16: bool) -> str:
     """Return wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
     kind = "bf16" if bf16 else "f16"
     d = ", ".join(f"%{i}" for i in range(96))
@@ -345,7 +345,7 @@ def _wgmma_shared(bf16: bool) -> str:
     )
 
 
-def hopper_outer_config(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
+def choose_hopper_outer(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.is_hopper or not operands.code:
         return None
@@ -356,19 +356,19 @@ def hopper_outer_config(request: Request, operands: Operands, device: Device) ->
     return outer if request.rows * blocks >= 1024 * _BANDS * device.processors else None
 
 
-def outer_config(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
+def choose_outer(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
     """Return the kernel of the outer products for a request on a device."""
-    hopper = hopper_outer_config(request, operands, device)
+    hopper = choose_hopper_outer(request, operands, device)
     if hopper is not None:
         return hopper
     channels = pad_channels(request)
-    inputs, outputs = _block(channels.inputs), _block(channels.outputs)
+    inputs, outputs = _block_channels(channels.inputs), _block_channels(channels.outputs)
     halves = 2 if inputs == 64 else 1
     buffers = 3 if operands.code else 1
     for max_cells in range(_MAX_CELLS, 0, -1):
         cells = -(-request.cells // -(-request.cells // max_cells))  # as equal as can be
         for tile in (512, 256, 128):
             config = Outer(cells, halves, tile, inputs // halves, outputs, buffers)
-            if config.shared(operands.parts) <= device.shared:
+            if config.shared_bytes(operands.parts) <= device.shared:
                 return config
     raise ValueError(f"no block of the weights' gradient fits {device.shared} bytes of shared memory")

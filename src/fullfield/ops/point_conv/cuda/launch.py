@@ -17,14 +17,14 @@ from fullfield.ops.point_conv.cuda.config import (
     Multiply,
     Outer,
     OuterHopper,
+    choose_multiply,
     choose_operands,
-    multiply_config,
-    outer_config,
+    choose_outer,
     pad_channels,
-    without_bfloat16,
+    replace_bfloat16,
 )
 from fullfield.ops.point_conv.protocol import Request
-from fullfield.ops.point_conv.triplets import Triplets, index_bits
+from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
 
 LIBRARIES = Libraries("point convolution kernels")
 # Of the shares of the weights' gradient, if there is more than one: where every segment has its own, else.
@@ -59,12 +59,12 @@ class _MultiplyPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _multiply_plan(device: Device, request: Request, has_cells: bool) -> _MultiplyPlan:
+def _plan_multiply(device: Device, request: Request, has_cells: bool) -> _MultiplyPlan:
     operands, channels = choose_operands(request, has_cells), pad_channels(request)
-    config = multiply_config(request, operands, device)
+    config = choose_multiply(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
-    vectors = columns * config.vectors(request.cells, operands.parts)
+    vectors = columns * config.count_weight_vectors(request.cells, operands.parts)
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     max_blocks = max(1, device.processors * config.blocks // columns)
     if isinstance(config, Multiply) and config.sharing > 1:  # no rows are handed out: a block has its own
@@ -72,12 +72,12 @@ def _multiply_plan(device: Device, request: Request, has_cells: bool) -> _Multip
     pack = _Pack(None, None, None, request.cells, request.groups, *own, config.slabs, blocks)
     row = channels.groups * channels.padded_inputs
     last = (row, request.channels[1], channels.padded_inputs, channels.outputs, config.slabs, blocks, columns)
-    triplets = _Triplets(None, None, None, 0, index_bits(request.cells), request.cells)
+    triplets = _Triplets(None, None, None, 0, count_index_bits(request.cells), request.cells)
     return _MultiplyPlan(
         config.source(operands), operands.scaled, channels.groups, channels.padded_inputs,
         16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts // 256), pack,
         _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.unit, config.threads,
-        config.shared(request.cells, operands.parts),
+        config.shared_bytes(request.cells, operands.parts),
     )  # fmt: skip
 
 
@@ -97,14 +97,14 @@ class _OuterPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _outer_plan(device: Device, request: Request, has_cells: bool) -> _OuterPlan:
+def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan:
     operands, channels = choose_operands(request, has_cells), pad_channels(request)
-    config = outer_config(request, operands, device)
+    config = choose_outer(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
     columns, cell_blocks = channels.groups * input_blocks * output_blocks, -(-request.cells // config.cells)
     rows = (channels.groups * channels.padded_inputs, channels.groups * channels.padded_outputs)
-    triplets = _Triplets(None, None, None, 0, index_bits(request.cells), request.cells)
+    triplets = _Triplets(None, None, None, 0, count_index_bits(request.cells), request.cells)
     main = _Outer(
         triplets, None, None, None, None, None, *rows, channels.padded_inputs, channels.padded_outputs, input_blocks,
         output_blocks, columns, cell_blocks,
@@ -113,18 +113,18 @@ def _outer_plan(device: Device, request: Request, has_cells: bool) -> _OuterPlan
     shares = _Shares(None, None, None, request.cells, request.groups, *own, input_blocks, output_blocks)
     return _OuterPlan(
         config.source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
-        32 * config.warps, config.shared(operands.parts),
+        32 * config.warps, config.shared_bytes(operands.parts),
     )  # fmt: skip
 
 
-def _canonical_request(request: Request) -> Request:
+def _round_request(request: Request) -> Request:
     """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
     return Request(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
-def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
+def _compute_magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
     largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
@@ -134,7 +134,7 @@ def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) ->
     return largest
 
 
-def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
+def _align_rows(values: Tensor, groups: int, padded: int) -> Tensor:
     """Return rows of groups of ``padded`` channels at multiples of 16 bytes, copied if they are not."""
     rows, channels = values.shape
     if channels == groups * padded:
@@ -145,7 +145,7 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
     return padded_values.view(rows, groups * padded)
 
 
-def multiply(
+def multiply_triplets(
     request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
@@ -155,13 +155,15 @@ def multiply(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = _launching.get_device(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
+    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16(request)):
         widened_bias = None if bias is None else bias.float()
-        return out.copy_(multiply(widened, features.float(), weight.float(), widened_bias, triplets, transposed))
+        return out.copy_(
+            multiply_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
+        )
     rows, entries, cells = triplets
-    plan = _multiply_plan(device, _canonical_request(request), cells.numel() > 0)
+    plan = _plan_multiply(device, _round_request(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
+    magnitude = _compute_magnitudes(kernels, device, (features, weight)) if plan.scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
     packed = buffer.data_ptr()
     p = _Pack.from_buffer_copy(plan.pack)
@@ -169,7 +171,7 @@ def multiply(
     if magnitude is not None:
         p.magnitude = magnitude.data_ptr() + 4
     kernels.launch("pack", plan.pack_blocks, 256, p)
-    aligned = _aligned(features, plan.groups, plan.padded)
+    aligned = _align_rows(features, plan.groups, plan.padded)
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
@@ -180,7 +182,7 @@ def multiply(
     return out
 
 
-def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     out = features.new_empty((request.cells, request.channels[0] // request.groups, request.channels[1]))
     if not out.numel():
@@ -188,20 +190,20 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     if not request.entries:
         return out.zero_()
     device = _launching.get_device(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
-        return out.copy_(outer(widened, features.float(), grad.float(), triplets))
+    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16(request)):
+        return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
-    plan = _outer_plan(device, _canonical_request(request), cells.numel() > 0)
+    plan = _plan_outer(device, _round_request(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
+    magnitude = _compute_magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
-    segments, slots, segment_size = _segments(request, columns, cell_blocks, config, device)
+    segments, slots, segment_size = _split_into_segments(request, columns, cell_blocks, config, device)
     shares = features.new_empty((slots * segment_size,), dtype=torch.float32)
     turns = None
     if segments > slots:
         turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
     groups, inputs, outputs = plan.channels.groups, plan.channels.padded_inputs, plan.channels.padded_outputs
-    aligned, aligned_grad = _aligned(features, groups, inputs), _aligned(grad, groups, outputs)
+    aligned, aligned_grad = _align_rows(features, groups, inputs), _align_rows(grad, groups, outputs)
     main = _Outer.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
@@ -216,7 +218,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     return out
 
 
-def _segments(
+def _split_into_segments(
     request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
 ) -> tuple[int, int, int]:
     """Return the segments of rows, the shares that they write, and the floats of a share."""

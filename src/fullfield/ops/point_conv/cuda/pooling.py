@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, get_address, parse_structures
-from fullfield.ops.point_conv.triplets import Triplets, index_bits
+from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
 
 LIBRARIES = Libraries("pooling kernels")
 _CODES = {**CODES, torch.float64: 3}
@@ -29,35 +29,35 @@ def supports(features: Tensor) -> str | None:
 
 
 @functools.cache
-def source(dtype: torch.dtype, has_cells: bool) -> Source:
+def pooling_source(dtype: torch.dtype, has_cells: bool) -> Source:
     """Return the source of all kernels; ``has_cells``: whether triplets keep cells apart from the words."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=_CODES[dtype], BESIDE=has_cells)
 
 
-def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
+def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
     features = features.contiguous()
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     p = _Params()
     p.rows, p.words, _ = map(get_address, triplets)
     p.features, p.winners, p.out = map(get_address, (features, winners, out))
-    p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
-    code = source(features.dtype, bool(triplets.cells.numel()))
+    p.count, p.channels, p.bits = out.numel(), features.shape[1], count_index_bits(cells)
+    code = pooling_source(features.dtype, bool(triplets.cells.numel()))
     _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 
-def pool_sum(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
+def sum_rows(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Sum over every row, in its order."""
-    return _run("pool_sum", features, None, triplets, cells)
+    return _launch_pool("pool_sum", features, None, triplets, cells)
 
 
-def pool_max(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
+def max_rows(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
     """Return the maxima over every row and, int32, the first point that has each; 0 and −1 for empty rows."""
     winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
-    return _run("pool_max", features, winners, triplets, cells), winners
+    return _launch_pool("pool_max", features, winners, triplets, cells), winners
 
 
-def pool_max_backward(grad: Tensor, winners: Tensor, triplets: Triplets, cells: int) -> Tensor:
+def backpropagate_max(grad: Tensor, winners: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Return for every point the sum of the gradients of the centres whose maximum it is."""
-    return _run("pool_max_backward", grad, winners.contiguous(), triplets, cells)
+    return _launch_pool("pool_max_backward", grad, winners.contiguous(), triplets, cells)

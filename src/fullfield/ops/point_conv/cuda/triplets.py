@@ -14,7 +14,7 @@ from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address, parse_structures
 from fullfield.ops.point_conv.protocol import Transposition, TripletRequest
-from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed
+from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 
 LIBRARIES = Libraries("triplet kernels")
 _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
@@ -24,13 +24,13 @@ _SOURCE = Path(__file__).with_name("triplets.cu")
 _Batch = _launching.batch_structure(parse_structures(_SOURCE)["TripletParams"])
 
 
-def builds(device: torch.device) -> str | None:
+def explain_no_build(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
     return _launching.explain_refusal(device)
 
 
 @functools.cache
-def source(has_cells: bool, reads_cells: bool = False) -> Source:
+def triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
     """Return the source; whether written (``has_cells``) and read triplets keep cells apart from the words."""
     key = "unsigned long long" if has_cells else "unsigned"
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
@@ -52,8 +52,8 @@ def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
             yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def assemble_all(requests: Sequence[TripletRequest], *, reuse: bool = True) -> list[Triplets]:
-    """Run :func:`assemble` for each in few launches; with ``reuse`` the result overwrites the neighbours' indices."""
+def assemble_all_triplets(requests: Sequence[TripletRequest], *, reuse: bool = True) -> list[Triplets]:
+    """Run :func:`assemble_triplets` for each in few launches; ``reuse``: overwrite the neighbours' indices."""
     results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
     for one in requests:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
@@ -69,15 +69,17 @@ def assemble_all(requests: Sequence[TripletRequest], *, reuse: bool = True) -> l
             p.from_, p.numbers, p.points, p.centers = map(get_address, inputs)
             p.rows, p.words, p.beside = map(get_address, out)
             p.count, p.entries, p.grid = out.rows.numel() - 1, out.entries.numel(), one.grid
-            p.bits, p.sides[:] = index_bits(math.prod(one.kernel_size)), one.kernel_size
+            p.bits, p.sides[:] = count_index_bits(math.prod(one.kernel_size)), one.kernel_size
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = results[indices[0]]
-        kernels = _launching.load_kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
+        kernels = _launching.load_kernels(
+            LIBRARIES, triplets_source(bool(first.cells.numel())), first.rows.get_device()
+        )
         kernels.launch_batch("assemble_rows", batch, blocks)
     return results
 
 
-def assemble(
+def assemble_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -85,11 +87,11 @@ def assemble(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    return assemble_all([TripletRequest(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
+    return assemble_all_triplets([TripletRequest(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
-def transpose_all(requests: Sequence[Transposition]) -> list[Triplets]:
-    """Run :func:`transpose` for each, in the same four launches where possible."""
+def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
+    """Run :func:`transpose_triplets` for each, in the same four launches where possible."""
     results, none = [], requests[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in requests:
         rows, entries, _ = t.triplets
@@ -99,13 +101,15 @@ def transpose_all(requests: Sequence[Transposition]) -> list[Triplets]:
         (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)
     ]
     for indices in _group_indices(variants):
-        _transpose(
-            [requests[index] for index in indices], [results[index] for index in indices], source(*variants[indices[0]])
+        _launch_transposition(
+            [requests[index] for index in indices],
+            [results[index] for index in indices],
+            triplets_source(*variants[indices[0]]),
         )
     return results
 
 
-def _transpose(requests: Sequence[Transposition], results: Sequence[Triplets], code: Source) -> None:
+def _launch_transposition(requests: Sequence[Transposition], results: Sequence[Triplets], code: Source) -> None:
     rows = results[0].rows
     sum_counts = [max(1, -(-one.columns // _launching.SUMMED)) for one in requests]
     words = len(requests) + sum(sum_counts)
@@ -116,7 +120,7 @@ def _transpose(requests: Sequence[Transposition], results: Sequence[Triplets], c
         p.rows, p.words, p.beside = map(get_address, out)
         p.transposed, p.counts, p.passed = p.rows, count, word
         p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
-        p.bits = index_bits(one.cells)
+        p.bits = count_index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
     kernels = _launching.load_kernels(LIBRARIES, code, rows.get_device())
     kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
@@ -126,6 +130,6 @@ def _transpose(requests: Sequence[Transposition], results: Sequence[Triplets], c
     kernels.launch_batch("sort_rows", batch, [-(-one.columns // _WARPS) for one in requests])
 
 
-def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
-    return transpose_all([Transposition(triplets, columns, cells)])[0]
+    return transpose_all_triplets([Transposition(triplets, columns, cells)])[0]

@@ -59,7 +59,7 @@ def choose_columns(patch: int) -> Columns:
     return Columns(8, groups, -(-patch // (8 * groups)))
 
 
-def _read(columns: Columns) -> int:
+def _count_vector_loads(columns: Columns) -> int:
     """Return the floats of a row of features in shared memory, as RW of common.cuh."""
     span = (_XR + columns.group - 1 + 3) // 4 * 4
     read = (_XG - 1) * _XR + (columns.groups - 1) * columns.group + span
@@ -75,14 +75,14 @@ def _source(name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **ma
 @functools.cache
 def forward_source(vectors: bool, columns: Columns, rows: int) -> Source:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
-    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": forward_threads(columns, rows)}
+    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(columns, rows)}
     return _source("forward.cu", torch.float32, vectors, columns, **macros)
 
 
 @functools.cache
 def backward_source(dtype: torch.dtype, vectors: bool, columns: Columns, spread: tuple[int, int]) -> Source:
     """Return the source of the backward kernel; ``spread``: channels of a block, of a thread."""
-    macros = {"CB": spread[0], "CR": spread[1], "THREADS": backward_threads(spread)}
+    macros = {"CB": spread[0], "CR": spread[1], "THREADS": count_backward_threads(spread)}
     return _source("backward.cu", dtype, vectors, columns, **macros)
 
 
@@ -129,26 +129,26 @@ def half_source(dtype: torch.dtype, vectors: bool, half: Half) -> Source:
     )  # fmt: skip
 
 
-def forward_threads(columns: Columns, rows: int) -> int:
+def count_forward_threads(columns: Columns, rows: int) -> int:
     """Return the threads of a block."""
     return -(-_XG * rows * columns.groups * _TILE[0] // 32) * 32
 
 
-def forward_shared(columns: Columns, rows: int) -> int:
+def forward_shared_bytes(columns: Columns, rows: int) -> int:
     """Return the bytes of shared memory of a block."""
-    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _read(columns) + _TILE[0] * _TILE[1])
-    stage = forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
+    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_vector_loads(columns) + _TILE[0] * _TILE[1])
+    stage = count_forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
     return 4 * max(2 * chunk, stage)
 
 
-def backward_shared(columns: Columns, spread: tuple[int, int]) -> int:
+def backward_shared_bytes(columns: Columns, spread: tuple[int, int]) -> int:
     """Return the bytes of shared memory of a block."""
     weights = columns.groups * columns.group * _TILE[0] * _PITCH
-    ring = spread[0] * (_TILE[0] + 1) * _read(columns)
-    return 4 * max(2 * weights + ring, backward_threads(spread) // 32 * (32 // _XG * _PITCH))
+    ring = spread[0] * (_TILE[0] + 1) * _count_vector_loads(columns)
+    return 4 * max(2 * weights + ring, count_backward_threads(spread) // 32 * (32 // _XG * _PITCH))
 
 
-def backward_threads(spread: tuple[int, int]) -> int:
+def count_backward_threads(spread: tuple[int, int]) -> int:
     """Return the threads of a block."""
     return _XG * _TILE[0] * spread[0] // spread[1]
 
@@ -162,7 +162,7 @@ def choose_rows(patch: int, columns: Columns, others: int, shared: int) -> int:
     if block_count * others < _MIN_BLOCKS:
         block_count = min(3 * block_count, patch)
     rows = -(-patch // block_count)
-    while forward_shared(columns, rows) > shared:
+    while forward_shared_bytes(columns, rows) > shared:
         rows -= 1
     return rows
 
@@ -170,10 +170,10 @@ def choose_rows(patch: int, columns: Columns, others: int, shared: int) -> int:
 def choose_spread(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
     """Return the channels of a block of the backward kernel, and of a thread; arguments as in :func:`rows_of`."""
     is_large = others * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
-    return SPREADS[0] if is_large and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
+    return SPREADS[0] if is_large and backward_shared_bytes(columns, SPREADS[0]) <= shared else SPREADS[1]
 
 
-def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
+def _set_axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
     """Fill in both axes; return the total number of tiles."""
     total = 1
     for index, axis in enumerate((p.y, p.x)):
@@ -206,7 +206,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         return out.copy_(forward(fmap1.float(), fmap2.float(), window))
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
-    tiles = _axes(p, window, (height, width), out_size) * batch
+    tiles = _set_axes(p, window, (height, width), out_size) * batch
     vectors = _reads_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
         half = choose_half_tiles(window.patch, tiles)
@@ -222,7 +222,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         rows = choose_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(vectors, columns, rows), "spatial_forward"
-        threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
+        threads, shared = count_forward_threads(columns, rows), forward_shared_bytes(columns, rows)
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
@@ -231,13 +231,13 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     return [
-        _gradient(fmap1 if second else fmap2, grad, window, second)
+        _compute_gradient(fmap1 if second else fmap2, grad, window, second)
         for second, is_requested in zip((False, True), requested, strict=True)
         if is_requested
     ]
 
 
-def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
+def _compute_gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
     """Return the gradient of fmap2 if ``second``, else of fmap1; ``features`` are the other map's."""
     batch, channels, height, width = features.shape
     covers_all = window.stride == (1, 1)  # else there are pixels that nothing was compared with
@@ -248,7 +248,7 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
     p.channels, p.second = channels, second
     columns = choose_columns(window.patch[1])
-    tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
+    tiles = _set_axes(p, window, (height, width), window.out_size((height, width)), second) * batch
     device = _launching.get_device(features.get_device())
     spread = choose_spread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
@@ -258,6 +258,6 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     kernels = _launching.load_kernels(
         LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index
     )
-    threads, shared = backward_threads(spread), backward_shared(columns, spread)
+    threads, shared = count_backward_threads(spread), backward_shared_bytes(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

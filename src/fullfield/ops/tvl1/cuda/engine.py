@@ -15,7 +15,7 @@ from fullfield.ops.tvl1.cuda import fused
 from fullfield.ops.tvl1.cuda.passes import Passes, Planes, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, count_elements, row_pitch
-from fullfield.ops.tvl1.frames import level_sizes, progress_after
+from fullfield.ops.tvl1.frames import compute_progress, level_sizes
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -63,20 +63,23 @@ class Engine:
         self._dtype = dtype = DTYPES[config.precision]
         self._passes, self._about = Passes(device, dtype), _launching.gpu_from_device(device)
         pitches = [row_pitch(w, torch.float32) for _, w in sizes]
-        self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
+        self._images = [self._allocate((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.
-        flows = [self._new((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
+        flows = [self._allocate((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
         self._flows = [
             flows[n % 2][: batch * FLOW * h * p].view(batch, FLOW, h, p)
             for n, ((h, _), p) in enumerate(zip(sizes, pitches, strict=True))
         ]
-        self.start = self._new((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
-        self._strip = self._new((batch, FLOW, sizes[-1][0], pitches[0]))
+        self.start = self._allocate((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
+        self._strip = self._allocate((batch, FLOW, sizes[-1][0], pitches[0]))
         # The levels share one state, because that of a level is of no use to the next finer one.
-        self._state = self._new((count_elements(batch, *sizes[0], dtype),), dtype)
+        self._state = self._allocate((count_elements(batch, *sizes[0], dtype),), dtype)
         self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
-        self._cuts = [fused.best(batch, *size, config, self._about) if schedule is None else None for size in sizes]
-        fused.load([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
+        self._cuts = [
+            fused.choose_fastest_tiling(batch, *size, config, self._about) if schedule is None else None
+            for size in sizes
+        ]
+        fused.load_together([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
         self.flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
         self._launches: dict[Hashable, Launch] = {}
@@ -84,7 +87,7 @@ class Engine:
             if cut is None:
                 self._schedule.prepare(level, config.iterations)
 
-    def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -93,33 +96,33 @@ class Engine:
         yield from (self.flags, self._flow_at)
         yield from self._passes.tables()
 
-    def read(self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, flags: bool = False) -> None:
+    def read_frames(self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, flags: bool = False) -> None:
         """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
 
         ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``flags`` values out of range are noted.
         """
         images = tuple(self._images[0][index : index + len(frames)])
         flag_tensor = self.flags if flags else None
-        self._passes.grey(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
+        self._passes.build_grey(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
 
     def start_from(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._down(describe_planes(flow), None)(raw_stream(self._about.index))
-        self._launch_cached("start across", self._across)
+        self._launch_down(describe_planes(flow), None)(raw_stream(self._about.index))
+        self._launch_cached("start across", self._launch_across)
 
     def start_from_last(self) -> None:
         """Fill ``start`` from the flow just written."""
-        self._launch_cached("start down", lambda: self._down(self._flow_planes(), self._flow_at))
-        self._launch_cached("start across", self._across)
+        self._launch_cached("start down", lambda: self._launch_down(self._flow_planes(), self._flow_at))
+        self._launch_cached("start across", self._launch_across)
 
-    def _down(self, source: Planes, source_at: Tensor | None) -> Launch:
+    def _launch_down(self, source: Planes, source_at: Tensor | None) -> Launch:
         target = describe_planes(self._strip, self.sizes[0][1])
-        return self._passes.resample(source, target, "gaussian", "none", source_at=source_at)
+        return self._passes.build_resample(source, target, "gaussian", "none", source_at=source_at)
 
-    def _across(self) -> Launch:
+    def _launch_across(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
         source, target = describe_planes(self._strip, width), describe_planes(self.start, w)
-        return self._passes.resample(source, target, "none", "gaussian", scale=(w / width, h / height))
+        return self._passes.build_resample(source, target, "none", "gaussian", scale=(w / width, h / height))
 
     def _flow_planes(self) -> Planes:
         height, width = self.sizes[0]
@@ -133,7 +136,7 @@ class Engine:
             launch = self._launches[key] = make()
         launch(raw_stream(self._about.index))
 
-    def pyramid(self, index: int, count: int = 1) -> None:
+    def build_pyramid(self, index: int, count: int = 1) -> None:
         """Compute the coarser images of ``count`` frames from the finest at ``index``."""
         for n in range(1, len(self.sizes)):
 
@@ -143,7 +146,7 @@ class Engine:
                     describe_planes(finer, self.sizes[n - 1][1]),
                     describe_planes(coarser, self.sizes[n][1]),
                 )
-                return self._passes.resample(source, target, "gaussian")
+                return self._passes.build_resample(source, target, "gaussian")
 
             self._launch_cached(("reduce", n, index, count), reduce)
 
@@ -154,21 +157,23 @@ class Engine:
             level = self._levels[number]
             level.front = 0
             if number < last:
-                self._enlarge(number)
+                self._enlarge_flow(number)
             for warp in range(self.config.warps):
                 coarsest, ends = number == last and warp == 0, warp == self.config.warps - 1
                 zero = warp == 0  # the dual variable
-                flow = self.start if coarsest else self._flow(number, warp)
+                flow = self.start if coarsest else self._get_flow_memory(number, warp)
                 final = number == 0 and ends
                 if self._cuts[number] is None:
-                    self._warp(number, first, flow, zero)
-                    self._clean(number, final=final, flags=flags)
+                    self._warp_level(number, first, flow, zero)
+                    self._filter_flow(number, final=final, flags=flags)
                 else:
-                    self._fused_warp(number, first, flow, self._flow(number, warp + 1), (zero, not ends, final, flags))
+                    self._launch_fused_warp(
+                        number, first, flow, self._get_flow_memory(number, warp + 1), (zero, not ends, final, flags)
+                    )
                 if progress is not None:
-                    progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
+                    progress(*compute_progress(self.sizes, number, (warp + 1) / self.config.warps))
 
-    def _flow(self, number: int, warp: int) -> Tensor:
+    def _get_flow_memory(self, number: int, warp: int) -> Tensor:
         """Return the memory of a level's flow before a warp; the last warp leaves it in ``_flows``.
 
         A warp in one kernel takes it to another place: to where the data term would lie, which it does not store.
@@ -180,28 +185,31 @@ class Engine:
         item = level.item_step * level.dtype.itemsize // flow.dtype.itemsize
         return unused.as_strided(flow.shape, (item, *flow.stride()[1:]), unused.storage_offset())
 
-    def _enlarge(self, number: int) -> None:
+    def _enlarge_flow(self, number: int) -> None:
         """Enlarge the flow of the next coarser level to level ``number``."""
         (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
 
         def flow() -> Launch:
-            source, target = describe_planes(self._flows[number + 1], w), describe_planes(self._flow(number, 0), width)
-            return self._passes.resample(source, target, "linear", scale=(width / w, height / h))
+            source, target = (
+                describe_planes(self._flows[number + 1], w),
+                describe_planes(self._get_flow_memory(number, 0), width),
+            )
+            return self._passes.build_resample(source, target, "linear", scale=(width / w, height / h))
 
         self._launch_cached(("flow", number), flow)
 
-    def _warp(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
+    def _warp_level(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
         config, level = self.config, self._levels[number]
         images = self._images[number]
 
         def linearise() -> Launch:
             pair = images[first], images[1 - first]
-            return self._passes.linearise(*pair, flow, level, config.gradient_blend)
+            return self._passes.build_linearise(*pair, flow, level, config.gradient_blend)
 
         self._launch_cached(("warp", number, first, level.front, flow is self.start), linearise)
         self._schedule.iterate(level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual)
 
-    def _fused_warp(
+    def _launch_fused_warp(
         self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]
     ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
@@ -210,7 +218,7 @@ class Engine:
 
         def launch() -> Launch:
             assert cut is not None
-            return fused.launch(
+            return fused.build_launch(
                 cut, level, config, self._about,
                 fused.Warp(
                     self._images[number][first], self._images[number][1 - first], flow,
@@ -222,7 +230,7 @@ class Engine:
         self._launch_cached(("whole", number, first, level.front, flow.data_ptr(), options), launch)
         level.front = 1 - level.front
 
-    def _clean(self, number: int, *, final: bool, flags: bool) -> None:
+    def _filter_flow(self, number: int, *, final: bool, flags: bool) -> None:
         """Write the filtered flow to where the next warp, the next level or the caller reads it."""
         level, flag_tensor = self._levels[number], self.flags if final and flags else None
 
@@ -231,6 +239,6 @@ class Engine:
                 target, target_at = self._flow_planes(), self._flow_at
             else:
                 target, target_at = describe_planes(self._flows[number], level.width), None
-            return self._passes.median(level, self.config.median, target, target_at=target_at, flags=flag_tensor)
+            return self._passes.build_median(level, self.config.median, target, target_at=target_at, flags=flag_tensor)
 
         self._launch_cached(("median", number, level.front, final, flags), median)

@@ -133,7 +133,7 @@ class Tiling:
     """Whether the level is narrower or lower than a tile with all that it computes again."""
 
 
-def _cut(size: int, size_in_block: int, overlap: int, step: int) -> tuple[int, int] | None:
+def _split_side(size: int, size_in_block: int, overlap: int, step: int) -> tuple[int, int] | None:
     """Return the number of tiles along a side, and their own pixels, a multiple of ``step``.
 
     A tile's own pixels are those that a block holds, minus those that it computes ``overlap``.
@@ -147,31 +147,31 @@ def _cut(size: int, size_in_block: int, overlap: int, step: int) -> tuple[int, i
     return tiles, -(-(size - overlap) // tiles // step) * step
 
 
-def tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
+def choose_tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
     margin = config.median // 2
     lead = -(-(config.iterations + margin) // shape.step) * shape.step
     overlap = lead + config.iterations - 1 + max(margin, 1)
-    across, down = _cut(width, shape.wide, overlap, shape.step), _cut(height, shape.high, overlap, 1)
+    across, down = _split_side(width, shape.wide, overlap, shape.step), _split_side(height, shape.high, overlap, 1)
     if across is None or down is None:
         return None
     small = width < shape.wide or height < shape.high
     return Tiling(shape, lead, across[1], down[1], across[0], down[0], small)
 
 
-def source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
+def fused_source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
     """Return the source of ``fused_warp`` for levels of this tiling."""
     return _source(cut.shape, cut.small, config.borders == "clamp", config.median // 2, dtype == torch.float16)
 
 
-def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
+def load_together(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
     """Return the kernels, compiled together."""
     return load_several_kernels(
-        passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index
+        passes.LIBRARIES, [fused_source(config, cut, dtype) for cut, config, dtype in kernels], device.index
     )
 
 
-def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
+def _estimate_time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
     """Estimate the time of a warp of a level on an H200.
 
     Blocks of larger clusters reach 120 of its 132 multiprocessors.
@@ -185,15 +185,15 @@ def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
     return rounds * (1 - 0.11 / shape.cluster) * (3 + 0.14 * rows + iterations * max(0.42, 0.0065 * rows))
 
 
-def best(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
+def choose_fastest_tiling(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
     """Return the fastest tiling of a level by times on an H200, or None if warps are faster pass by pass."""
     candidates: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
         if shape.shared > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
-        cut = tiling(height, width, config, shape)
+        cut = choose_tiling(height, width, config, shape)
         if cut is not None:
-            candidates.append((_time(cut, batch, config.iterations, device), cut))
+            candidates.append((_estimate_time(cut, batch, config.iterations, device), cut))
     pixels = batch * height * width / device.processors
     pass_us = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
     separate_us = 5 + 0.0044 * pixels + -(-config.iterations // 10) * pass_us
@@ -229,15 +229,15 @@ class Warp(NamedTuple):
     keep_dual: bool
 
 
-def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: Warp) -> Launch:
+def build_launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: Warp) -> Launch:
     """Return the launch of one warp; it writes the dual variable to the set that is not ``level.front``."""
     params = _Fused()
     params.first, params.second, params.from_ = warp.first.data_ptr(), warp.second.data_ptr(), warp.flow.data_ptr()
     params.target, params.target_plane, params.target_pitch = warp.target[0], warp.target.plane_step, warp.target.pitch
     params.from_item, params.target_item = warp.flow.stride(0), warp.target.item_step
     params.target_at, params.flags = get_address(warp.target_at), get_address(warp.flags)
-    params.dual = None if warp.zero_dual else level.address(level.dual_plane(level.front))
-    params.dual_out = level.address(level.dual_plane(1 - level.front)) if warp.keep_dual else None
+    params.dual = None if warp.zero_dual else level.plane_address(level.dual_plane(level.front))
+    params.dual_out = level.plane_address(level.dual_plane(1 - level.front)) if warp.keep_dual else None
     params.image_plane, params.plane, params.item = warp.first.stride(0), level.plane_step, level.item_step
     params.blend, params.slope, params.tau = config.gradient_blend, config.tau / config.theta, config.tau
     params.bound = config.lambda_ * config.theta
@@ -247,6 +247,6 @@ def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: 
     params.columns, params.rows = cut.columns, cut.rows
     params.tiles_x, params.tiles_y = cut.across, cut.down
     blocks = cut.across * cut.down * level.batch * cut.shape.cluster
-    (kernels,) = load([(cut, config, level.dtype)], device)
+    (kernels,) = load_together([(cut, config, level.dtype)], device)
     early = device.capability >= 90
     return Launch(kernels, "fused_warp", blocks, 32 * cut.shape.groups, params, cut.shape.shared, early=early)

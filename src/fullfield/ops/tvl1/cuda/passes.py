@@ -35,7 +35,7 @@ _DECLARED = parse_structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.c
 # ---- sources
 
 
-def _read(*names: str) -> str:
+def _read_sources(*names: str) -> str:
     return read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
 
 
@@ -46,13 +46,13 @@ def pyramid_source() -> Source:
 
 def warp_source(dtype: torch.dtype) -> Source:
     """Return the source of ``linearise`` for levels of ``dtype``."""
-    text = _read("sampling.cuh", "warp.cu")
+    text = _read_sources("sampling.cuh", "warp.cu")
     return Source.defining(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def median_source(dtype: torch.dtype) -> Source:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return Source.defining(_read("medians.cuh", "median.cu"), IN=CODES[dtype])
+    return Source.defining(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
 
 
 class Planes(NamedTuple):
@@ -89,19 +89,19 @@ class _Table(NamedTuple):
     def taps(self) -> int:
         return int(self.weight.shape[1])
 
-    def span(self, columns: int) -> int:
+    def max_inputs(self, columns: int) -> int:
         """Return the most inputs that a run of ``columns`` outputs needs; runs begin at multiples of ``columns``."""
         last = np.minimum(np.arange(0, len(self.begins), columns) + columns, len(self.begins)) - 1
         return int((self.begins[last] - self.begins[::columns]).max()) + self.taps
 
 
-def _identity(size_in: int, size_out: int) -> Window:
+def _identity_window(size_in: int, size_out: int) -> Window:
     if size_in != size_out:
         raise ValueError(f"expected as many pixels, got {size_in} and {size_out}")
     return np.arange(size_in), np.ones((size_in, 1))
 
 
-_WINDOWS = {"gaussian": gaussian_window, "linear": linear_window, "none": _identity}
+_WINDOWS = {"gaussian": gaussian_window, "linear": linear_window, "none": _identity_window}
 
 
 class Passes:
@@ -118,7 +118,7 @@ class Passes:
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
-    def _table(self, kind: str, size_in: int, size_out: int) -> _Table:
+    def _get_table(self, kind: str, size_in: int, size_out: int) -> _Table:
         key = (kind, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
@@ -128,7 +128,7 @@ class Passes:
             self._tables[key] = table
         return table
 
-    def grey(
+    def build_grey(
         self,
         frames: tuple[Tensor, ...],  # one or two [B, C, H, W]
         out: tuple[Tensor, ...],  # for each a plane [B, H, pitch]
@@ -155,7 +155,7 @@ class Passes:
         blocks = params.tiles * height * batch * len(frames)
         return Launch(self._pyramid, "grey", blocks, _THREADS, params)
 
-    def resample(
+    def build_resample(
         self,
         source: Planes,
         target: Planes,
@@ -175,8 +175,8 @@ class Passes:
             scale: factors of even and odd planes.
             source_at: holds the source's address, if that is not ``source``'s own.
         """
-        vertical = self._table(down, source.height, target.height)
-        horizontal = self._table(across or down, source.width, target.width)
+        vertical = self._get_table(down, source.height, target.height)
+        horizontal = self._get_table(across or down, source.width, target.width)
         params = _DECLARED["ResampleParams"]()
         params.source, params.target = source.address, target.address
         params.source_at = get_address(source_at)
@@ -189,32 +189,32 @@ class Passes:
         params.planes = target.planes
         params.source_height, params.source_width, params.source_pitch = source.height, source.width, source.pitch
         params.height, params.width, params.pitch = target.height, target.width, target.pitch
-        params.rows, params.columns, params.span = _tile(horizontal)
+        params.rows, params.columns, params.span = _choose_tile(horizontal)
         params.tiles_y, params.tiles_x = -(-target.height // params.rows), -(-target.width // params.columns)
         blocks = params.tiles_y * params.tiles_x * target.items * target.planes
         shared = 4 * params.rows * params.span
         return Launch(self._pyramid, "resample", blocks, _THREADS, params, shared)
 
-    def linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
+    def build_linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
         """Return the launch that fills ``level`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
         params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
-        params.flow = level.address(level.flow_plane(level.front))
-        params.data = level.address(level.data_plane)
-        params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.flow = level.plane_address(level.flow_plane(level.front))
+        params.data = level.plane_address(level.data_plane)
+        params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
         params.image_plane, params.plane, params.item = first.stride(0), level.plane_step, level.item_step
         params.blend, params.height, params.width = blend, level.height, level.width
         params.image_pitch, params.pitch, params.tiles = first.stride(1), level.pitch, -(-level.width // 32)
         blocks = params.tiles * -(-level.height // 8) * level.batch
         return Launch(self._warp, "linearise", blocks, _THREADS, params)
 
-    def median(
+    def build_median(
         self, level: Level, side: int, target: Planes, *, target_at: Tensor | None = None, flags: Tensor | None = None
     ) -> Launch:
         """Filter the flow of ``level`` into float32 ``target`` [B, 2, H, W]; with ``side`` 0 copy it."""
         params = _DECLARED["MedianParams"]()
-        params.flow = level.address(level.flow_plane(level.front))
-        params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.flow = level.plane_address(level.flow_plane(level.front))
+        params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
         params.target, params.target_plane, params.target_pitch = target.address, target.plane_step, target.pitch
         params.target_at = get_address(target_at)
         params.plane, params.item = level.plane_step, level.item_step
@@ -225,11 +225,11 @@ class Passes:
         return Launch(self._median, f"median{side}", blocks, _MEDIAN_THREADS, params)
 
 
-def _tile(across: _Table) -> tuple[int, int, int]:
+def _choose_tile(across: _Table) -> tuple[int, int, int]:
     """Return rows and columns of a block's tile, and the inputs that its columns need."""
     rows, columns = 2 * _WARPS, 4 if across.taps > 32 else 32
-    while columns > 1 and _WARPS * across.span(columns) > _SUMS:
+    while columns > 1 and _WARPS * across.max_inputs(columns) > _SUMS:
         columns //= 2
-    while rows > 1 and rows * across.span(columns) > _SUMS:
+    while rows > 1 and rows * across.max_inputs(columns) > _SUMS:
         rows //= 2
-    return rows, columns, across.span(columns)
+    return rows, columns, across.max_inputs(columns)

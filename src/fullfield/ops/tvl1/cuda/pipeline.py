@@ -46,14 +46,14 @@ class Shape:
 SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape(128, 10, words=2, blocks=4)}
 
 
-def plan(iterations: int, depth: int) -> list[int]:
+def plan_passes(iterations: int, depth: int) -> list[int]:
     """Return the iterations of every pass, as equal as possible, with at most two different depths."""
     count = -(-iterations // depth)
     shorter, longer = divmod(iterations, count)
     return [shorter + 1] * longer + [shorter] * (count - longer)
 
 
-def strip_rows(height: int, rows: int, columns: int, concurrent: int) -> int:
+def choose_strip_rows(height: int, rows: int, columns: int, concurrent: int) -> int:
     """Return the height of a strip: ``rows``, or what lets all strips, ``columns`` side by side, run at once."""
     if rows:
         return rows
@@ -77,7 +77,7 @@ def _source(half: bool, **options: int) -> Source:
     return Source.defining(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
-def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
+def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     """Return the pass of ``depth`` iterations on ``level``."""
     half = level.dtype == torch.float16
     groups = shape.threads // 32
@@ -94,17 +94,17 @@ def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     slots, handed = (shape.ahead + 1, groups) if half or words == 2 else (shape.ahead + 2, groups - 1)
     shared = (ring + slots * (11 if half else 9) + handed * 12) * 32 * words * 4
     concurrent = device.processors * max(1, min(shape.blocks, device.shared // shared))
-    rows = strip_rows(level.height, shape.rows, columns * level.batch, concurrent)
+    rows = choose_strip_rows(level.height, shape.rows, columns * level.batch, concurrent)
     return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
 
 
-def fill(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
+def fill_params(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
     """Fill in the parameters of every iterating kernel: planes, from the front to set ``to``, sizes and constants."""
-    front = level.front
-    params.flow, params.flow_out = level.address(level.flow_plane(front)), level.address(level.flow_plane(to))
-    params.dual, params.dual_out = level.address(level.dual_plane(front)), level.address(level.dual_plane(to))
-    params.data = level.address(level.data_plane)
-    params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+    front, address = level.front, level.plane_address
+    params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(to))
+    params.dual, params.dual_out = address(level.dual_plane(front)), address(level.dual_plane(to))
+    params.data = level.plane_address(level.data_plane)
+    params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
     params.plane, params.item, params.pitch = level.plane_step, level.item_step, level.pitch
     params.width, params.height = level.width, level.height
     params.slope, params.tau, params.bound = config.tau / config.theta, config.tau, config.lambda_ * config.theta
@@ -117,13 +117,13 @@ class RegisterPipeline:
     def __init__(self, shape: Shape | None = None) -> None:
         self._shape = shape
 
-    def _shape_for(self, level: Level) -> Shape:
+    def _choose_shape(self, level: Level) -> Shape:
         return SHAPES[level.dtype] if self._shape is None else self._shape
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
-        device, shape = _launching.gpu_from_device(level.device), self._shape_for(level)
-        plans = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
+        device, shape = _launching.gpu_from_device(level.device), self._choose_shape(level)
+        plans = [build_pass(level, shape, depth, device) for depth in sorted(set(plan_passes(iterations, shape.depth)))]
         loaded = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in plans], device.index)
         for one, kernels in zip(plans, loaded, strict=True):
             kernels.get_kernel(_NAME, one.shared)
@@ -142,11 +142,11 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
-        device, shape = _launching.gpu_from_device(level.device), self._shape_for(level)
-        for depth in plan(iterations, shape.depth):
-            one = one_pass(level, shape, depth, device)
+        device, shape = _launching.gpu_from_device(level.device), self._choose_shape(level)
+        for depth in plan_passes(iterations, shape.depth):
+            one = build_pass(level, shape, depth, device)
             params: Any = _Params()
-            fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
+            fill_params(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
             kernels = _launching.load_kernels(passes.LIBRARIES, one.source, device.index)
             Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)

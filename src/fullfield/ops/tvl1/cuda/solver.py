@@ -38,7 +38,7 @@ class Solver:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
-        flow, flags = self.queue(frame1, frame2, start, progress)
+        flow, flags = self.queue_pair(frame1, frame2, start, progress)
         if not torch.cuda.is_current_stream_capturing() and int(flags):
             check_values(frame1, "frame1")
             check_values(frame2, "frame2")
@@ -47,7 +47,7 @@ class Solver:
             check_finite(flow, "flow", FINITE_FLOW)
         return flow
 
-    def queue(
+    def queue_pair(
         self,
         frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
@@ -57,9 +57,9 @@ class Solver:
         """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._tensors):
-            engine = self._prepared(len(frame1))
+            engine = self._prepare_engine(len(frame1))
             engine.flags.zero_()
-            engine.read((frame1, frame2), 0, flow, flags=True)
+            engine.read_frames((frame1, frame2), 0, flow, flags=True)
             if start is None:
                 engine.start.zero_()
             else:
@@ -67,13 +67,13 @@ class Solver:
                     self._in_order.register_tensors()  # of the tables that this makes
                     self._started = True
                 engine.start_from(start.contiguous())
-            self._run(engine, progress)
+            self._run_engine(engine, progress)
             return flow, engine.flags.clone()
 
     def _tensors(self) -> Iterator[Tensor]:
         return iter(()) if self._engine is None else self._engine.tensors()
 
-    def _prepared(self, batch: int) -> Engine:
+    def _prepare_engine(self, batch: int) -> Engine:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
@@ -81,9 +81,9 @@ class Solver:
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 
-    def _run(self, engine: Engine, progress: Progress | None) -> None:
+    def _run_engine(self, engine: Engine, progress: Progress | None) -> None:
         def work() -> None:
-            engine.pyramid(0, 2)
+            engine.build_pyramid(0, 2)
             engine.solve(0, flags=True, progress=progress)
 
         if progress is not None or not self._used or torch.cuda.is_current_stream_capturing():

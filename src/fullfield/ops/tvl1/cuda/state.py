@@ -72,7 +72,7 @@ class Level:
         """Elements from one item of the batch to the next."""
         return count_planes(self.dtype) * self.plane_step
 
-    def address(self, plane: int) -> int:
+    def plane_address(self, plane: int) -> int:
         """Return the address of item 0's plane with this number in ``memory``."""
         return self.memory.data_ptr() + plane * self.plane_step * self.dtype.itemsize
 
@@ -94,30 +94,30 @@ class Level:
         """Number of the first origin plane (float16)."""
         return 2 * (FLOW + DUAL) + DATA
 
-    def _planes(self, first: int, count: int) -> Tensor:
+    def _view_planes(self, first: int, count: int) -> Tensor:
         return self.memory[:, first : first + count, :, : self.width]
 
     @property
     def flow(self) -> Tensor:
         """View [batch, 2, height, width] of the present flow."""
-        return self._planes(self.flow_plane(self.front), FLOW)
+        return self._view_planes(self.flow_plane(self.front), FLOW)
 
     @property
     def dual(self) -> Tensor:
         """View [batch, 4, height, width] of the present dual variable times theta."""
-        return self._planes(self.dual_plane(self.front), DUAL)
+        return self._view_planes(self.dual_plane(self.front), DUAL)
 
     @property
     def gradient(self) -> Tensor:
         """View [batch, 2, height, width]."""
-        return self._planes(self.data_plane, 2)
+        return self._view_planes(self.data_plane, 2)
 
     @property
     def residual(self) -> Tensor:
         """View [batch, height, width]."""
-        return self._planes(self.data_plane + 2, 1)[:, 0]
+        return self._view_planes(self.data_plane + 2, 1)[:, 0]
 
     @property
     def origin(self) -> Tensor:
         """View [batch, 2, height, width]; float16 alone."""
-        return self._planes(self.origin_plane, ORIGIN)
+        return self._view_planes(self.origin_plane, ORIGIN)
