@@ -28,6 +28,7 @@ OTHERS = {
     SINGLE: ("ptlflow, dense", "ptlflow, alt_cuda_corr"),
     HALF: ("ptlflow, dense, half", "ptlflow, alt_cuda_corr, half", "compiled, half"),
 }
+EXTENSION = ("ptlflow, alt_cuda_corr",)
 NAMES = {
     "ptlflow, dense": "ptlflow, dense volume",
     "ptlflow, dense, half": "ptlflow, dense volume, autocast",
@@ -89,13 +90,24 @@ def of(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [rows[name] for name in names if name in rows]
 
 
+def cascaded(case: dict[str, Any], *precisions: str) -> list[dict[str, Any]]:
+    """Return our cascaded rows of these precisions whose error is known."""
+    rows = of(case, tuple(f"{name}, cascaded" for precision in precisions for name in OURS[precision]))
+    return [row for row in rows if "epe_px" in row]
+
+
 def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
     """Return one line of the tables; None where a side was not measured in this precision, or the flow is wrong."""
     ours, others = of(case, OURS[precision]), of(case, OTHERS[precision])
-    if not ours or not others or "diverged" in case:
+    has_diverged = "diverged" in case  # then the flow of a cascade may be right, and errors stand beside the times
+    if has_diverged:
+        ours = cascaded(case, precision)
+    if not ours or not others:
         return None
     height, width = case["size"]
     title = f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
+    if has_diverged:
+        title += "; ours in a cascade"
     told = [f"{NAMES.get(row['name'], row['name'])} {cost(row)}" for row in others]
     return [title, cost(ours[0]), "; ".join(told)]
 
@@ -110,8 +122,10 @@ def slower_halves(case: dict[str, Any]) -> list[str]:
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
     rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
-    older = [each for each in cases(OLDER) if each[0]["size"] == LARGE]  # with alt_cuda_corr, which newer runs lack
-    result = [*cases(*BOTH), *older]
+    result = cases(*BOTH)
+    with_extension = {case["method"] for case, _ in result if case["size"] == LARGE and of(case, EXTENSION)}
+    older = [each for each in cases(OLDER) if each[0]["size"] == LARGE]
+    result += [each for each in older if each[0]["method"] not in with_extension]
     for precision in (SINGLE, HALF):
         rows += [row for case, results in result if (row := network_row(case, results, precision))]
     compiled = [row["first_call_s"] for case, _ in result for row in of(case, ("compiled, half",)) if "median_s" in row]
@@ -130,8 +144,13 @@ def networks_table() -> str:
     for case, _ in result:
         if slow := slower_halves(case) if "diverged" not in case else []:
             notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
-    if any("diverged" in case for case, _ in result):
-        notes.append("RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged.")
+    for case, _ in result:
+        if "diverged" in case:
+            notes.append(
+                f"RAFT at 8192×3432 diverges without a cascade, whatever the lookup: {case['diverged']}."
+                if cascaded(case, *OURS)
+                else "RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged."
+            )
     return (
         f"{table_text(rows)}\n"
         + "\n".join([*notes, f"{environments([results for _, results in result])}; `python -m benchmarks models`."])
@@ -178,13 +197,20 @@ def lookup_row(
     return None
 
 
-def older_card(results: dict[str, Any]) -> str:
-    """Return the mark of a cell that was not measured on an H100."""
-    return "" if card(results) == "H100" else f", {card(results)}"
+def usual_card(measured: list[Measured | None]) -> str:
+    """Return the GPU on which most of the cells of a table were measured."""
+    cards = [card(each[1]) for each in measured if each is not None]
+    return max(sorted(set(cards)), key=cards.count)
+
+
+def other_card(results: dict[str, Any], usual: str) -> str:
+    """Return the mark of a cell that was not measured on the ``usual`` GPU."""
+    return "" if card(results) == usual else f", {card(results)}"
 
 
 VOLUMES = ("RAFT's volume", "ptlflow volume")
 KERNEL = "Briedis et al., reimplemented"
+COMPILED = "localcorr, compiled"
 
 
 def lookup_table() -> str:
@@ -202,19 +228,25 @@ def lookup_table() -> str:
         ("RAFT's volume, float32", VOLUMES, EASY, None),
         ("alt_cuda_corr, float32", ("alt_cuda_corr",), EASY, None),
     ]
+    if any(row["name"] == COMPILED for case, _ in lookups() for row in case["rows"]):
+        columns.append((f"{COMPILED}, float32", (COMPILED,), EASY, None))
     rows = [["feature map", *(title for title, *_ in columns)]]
-    used: list[dict[str, Any]] = []
-    for size in SIZES[1:]:  # the first is of ptlflow's run alone
-        cells = []
-        for _, names, scene, dtype in columns:
-            result = next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
-            cells.append("" if result is None else timed(result[0]) + older_card(result[1]))
-            used += [] if result is None else [result[1]]
+    measured = {
+        size[1]: [
+            next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
+            for _, names, scene, dtype in columns
+        ]
+        for size in SIZES[1:]  # the first is of ptlflow's run alone
+    }
+    used = [each[1] for line in measured.values() for each in line if each]
+    usual = usual_card([each for line in measured.values() for each in line])
+    for size in SIZES[1:]:
+        cells = ["" if each is None else timed(each[0]) + other_card(each[1], usual) for each in measured[size[1]]]
         if any(cells):
             rows.append([f"{size[1]}×{size[0]}", *cells])
     notes = [
         "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
-        "float32 output; H100 and graph replay unless marked; peak memory with inputs. RAFT's volume: one batched "
+        f"float32 output; {usual} and graph replay unless marked; peak memory with inputs. RAFT's volume: one batched "
         "product in float32 of features",
         "rounded to bfloat16, pooled, sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision "
         "`highest`.",
@@ -262,6 +294,8 @@ def sweeps_table() -> str:
     times = {(line["variable"], line["value"]): line["ours"]["runtime_ms"] for line in published.rows("10")}
     published_rise = times["channels", 512] / times["channels", 256]
     rise = [each[0]["eager"]["median_s"] for n in (256, 512) if (each := swept("channels", n, "cuda", FAST))]
+    lines = [(line["variable"], line["value"]) for line in published.rows("10")]
+    usual = usual_card([swept(*line, name, scenes[0]) for line in lines for name, scenes in here.items()])
     for line in published.rows("10"):
         variable, value = line["variable"], line["value"]
         cells = []
@@ -276,15 +310,15 @@ def sweeps_table() -> str:
             calm = swept(variable, value, name, EASY)
             mark = ", calm" if result == calm else ""
             if calm and not mark and name in (KERNEL, "cuda"):
-                mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{older_card(calm[1])})"
-            cells.append(timed(row, eager=True).replace(" eager", "") + older_card(results) + mark)
+                mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{other_card(calm[1], usual)})"
+            cells.append(timed(row, eager=True).replace(" eager", "") + other_card(results, usual) + mark)
             used.append(results)
         label = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
         rows.append([label, *(published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
     notes = [
         f"Published: {published.source()}, table 10, NVIDIA GH200, mean and deviation over the pairs of Sintel.",
-        "Here: eager calls on an H100 and positions of one fast pair unless marked. RAFT's volume multiplies features "
-        "that were rounded to bfloat16,",
+        f"Here: eager calls on one {usual} and positions of one fast pair unless marked. RAFT's volume multiplies "
+        "features that were rounded to bfloat16,",
         "in float32 without TF32; of float32 features it failed the lookup's check. At 512×224 it takes "
         f"{min(slower):.1f} to {max(slower):.1f} times the published time. From 256",
         f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, the published kernel's {published_rise:.1f} "

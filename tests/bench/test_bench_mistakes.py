@@ -26,6 +26,7 @@ MISTAKES = [
     ("sequence --frames 2", "--frames: expected 3 or more"),
     ("models --updates 1 2 3", "--updates: expected one number or one for each of 2 methods"),
     ("models --weights raft=missing.pth", "missing.pth"),
+    ("correlation --localcorr missing.whl", "--localcorr missing.whl: no such file or folder"),
     ("models --alt-cuda-corr missing", "--alt-cuda-corr missing: no such folder"),
     ("points --resume", "--output is absent"),
     ("points --kernel 9", "--kernel: expected 1 to 8"),

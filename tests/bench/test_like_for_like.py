@@ -58,3 +58,21 @@ def test_like_for_like_compares_equal_precision_only(tables: ModuleType) -> None
     assert "half precision, H100" in half
     assert [number in half for number in numbers] == [True, False, True, False, True]
     assert "its first call takes 27 to 27 s" in tables.networks_table()
+
+
+def test_diverged_network_is_shown_in_cascade_with_errors(tables: ModuleType) -> None:
+    rows = [
+        row("fast", 0.0111, epe_px=31.0),
+        row("fast, cascaded", 0.0222, epe_px=1.25),
+        row("ptlflow, alt_cuda_corr, half", 0.0555, epe_px=30.5),
+    ]
+    case = {"method": "raft", "size": [3432, 8192], "updates": 12, "rows": rows, "diverged": "31 px off"}
+    path = tables.RESULTS / "like_raft_8k.json"
+    path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
+    (line,) = (each for each in tables.networks_table().splitlines() if "RAFT, 12 updates, 8192×3432" in each)
+    assert "ours in a cascade" in line
+    assert [text in line for text in ("22.2 ms", "1.25 px off", "30.5 px off", "11.1 ms")] == [True, True, True, False]
+    assert "diverges without a cascade, whatever the lookup: 31 px off" in tables.networks_table()
+    del rows[1]["epe_px"]
+    path.write_text(json.dumps({"bench": "models", "cases": [case], "environment": ENVIRONMENT}))
+    assert "RAFT, 12 updates, 8192×3432" not in tables.networks_table()

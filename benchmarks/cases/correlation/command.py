@@ -76,6 +76,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
     )
+    who.add_argument(
+        "--localcorr", metavar="PATH", help="its wheel, or a folder with it; its kernel is compiled here (nvcc)"
+    )
     parser.add_argument(
         "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn together with these"
     )
@@ -120,7 +123,9 @@ def _check(args: argparse.Namespace) -> list[str]:
         paths.check_input(path, "--compare")
     if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
         raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
-    return [*args.lookups, *args.compare]
+    if args.localcorr and not Path(args.localcorr).exists():
+        raise InputError(f"--localcorr {args.localcorr}: no such file or folder")
+    return [*args.lookups, *args.compare, *([args.localcorr] if args.localcorr else ())]
 
 
 def _compared(args: argparse.Namespace) -> list[Result]:
@@ -181,7 +186,7 @@ def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
 
 
 def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
-    from benchmarks.cases.correlation import contenders, volume, voting
+    from benchmarks.cases.correlation import contenders, localcorr, volume, voting
     from fullfield.ops.correlation import backends
 
     told = dict(backends(device))
@@ -197,6 +202,8 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
         result.append(voting.contender())
     if args.alt_cuda_corr:
         result.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
+    if args.localcorr:
+        result.append(localcorr.contender(localcorr.compile_kernel(args.localcorr, note)))
     for name, peer in (
         ("fused-local-corr", contenders.fused_local_corr()),
         ("ptlflow", contenders.ptlflow_volume()),

@@ -151,14 +151,15 @@ def _free_memory() -> int:
         return 1 << 62
 
 
-def _scaled_levels(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return float32 channels-last fmap1 / √C and levels, as the peers take them."""
+def scale_levels(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return float32 channels-last fmap1 / √C and levels, as peers take them."""
     source = (fmap1.float() / problem.channels**0.5).permute(0, 2, 3, 1).contiguous()
     levels = [level.permute(0, 2, 3, 1).contiguous() for level in correlation_pyramid(fmap2.float(), problem.levels)]
     return source, levels
 
 
-def _delivered(problem: Problem, out: Tensor) -> Tensor:
+def deliver(problem: Problem, out: Tensor) -> Tensor:
+    """Return a result in the format that the problem asks for."""
     return out.to(problem.out_dtype).contiguous(memory_format=problem.memory_format)
 
 
@@ -181,7 +182,7 @@ def _alt_admit(problem: Problem) -> None:
 
 def _alt_prepare(extension: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
-        source, levels = _scaled_levels(problem, fmap1, fmap2)
+        source, levels = scale_levels(problem, fmap1, fmap2)
 
         def lookup(coords: Tensor) -> Tensor:
             at = coords.permute(0, 2, 3, 1)[:, None].contiguous()
@@ -189,7 +190,7 @@ def _alt_prepare(extension: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
                 _AltLookup.apply(extension, source, level, at / 2**i, problem.radius)  # type: ignore[no-untyped-call]
                 for i, level in enumerate(levels)
             ]
-            return _delivered(problem, torch.cat(parts, 1))
+            return deliver(problem, torch.cat(parts, 1))
 
         return lookup
 
@@ -238,7 +239,7 @@ def _fused_admit(problem: Problem) -> None:
 
 def _fused_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
-        source, levels = _scaled_levels(problem, fmap1, fmap2)
+        source, levels = scale_levels(problem, fmap1, fmap2)
         rows = source.flatten(1, 2)
         span = torch.arange(-problem.radius, problem.radius + 1, device=fmap1.device, dtype=torch.float32)
         dx, dy = torch.meshgrid(span, span, indexing="ij")
@@ -251,7 +252,7 @@ def _fused_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
                 for i, level in enumerate(levels)
             ]
             out = torch.unflatten(torch.cat(parts, 2), 1, problem.size)
-            return _delivered(problem, out.permute(0, 3, 1, 2))
+            return deliver(problem, out.permute(0, 3, 1, 2))
 
         return lookup
 
@@ -283,6 +284,6 @@ def _ptlflow_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
         first, second = (fmap.float().contiguous() for fmap in (fmap1, fmap2))
         block = module.CorrBlock(first, second, num_levels=problem.levels, radius=problem.radius)
-        return lambda coords: _delivered(problem, block(coords))
+        return lambda coords: deliver(problem, block(coords))
 
     return prepare

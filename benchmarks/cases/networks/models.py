@@ -368,6 +368,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
     return {
+        **_divergence(truth.flow, true_flow),
         "method": method,
         "size": list(size),
         "updates": updates,
@@ -379,6 +380,16 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         "device": str(plan.device),
         "rows": rows,
     }
+
+
+def _divergence(flow: Tensor | None, true_flow: Tensor | None) -> dict[str, str]:
+    """Return how far our module's flow is off where its error exceeds half of the motion; nothing elsewhere."""
+    if flow is None or true_flow is None:
+        return {}
+    error, motion = mean_error(flow, true_flow), mean_error(torch.zeros_like(true_flow), true_flow)
+    if error <= motion / 2:
+        return {}
+    return {"diverged": f"the module's flow is {error:.3g} px off in the mean, the motion is {motion:.3g} px"}
 
 
 def _work(flow: Flow, first: Tensor, second: Tensor, updates: int) -> Callable[[], Tensor]:
