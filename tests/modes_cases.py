@@ -687,7 +687,7 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
         lambda a, b: convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1)
     ),
     # what decides whether a block is the lookup
-    "integrations.patch": lambda: forms._pair((20, 24)),
+    "integrations.patch": lambda: forms._draw_pair((20, 24)),
     "ops.point_conv.radius_geometry": lambda: parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2)),
     "ops.point_conv.knn_geometry": lambda: parts(point_conv.knn_geometry(cloud(), 0.1, 8)),
     "ops.point_conv.voxel_geometry": lambda: parts(point_conv.voxel_geometry(cloud(), 0.1)),

@@ -16,7 +16,7 @@ from benchmarks.cases.networks.models import Entry, Plan
 from benchmarks.harness import TooLarge
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
-from fullfield.models.prepared import cpu_dtype
+from fullfield.models.prepared import choose_cpu_dtype
 from fullfield.testing import textured_scene
 
 SIZE = (64, 96)
@@ -48,7 +48,7 @@ def test_models_checks_and_times_every_form() -> None:
     assert list(found) == ["fast", "module", "fast, cascaded", "module, cascaded"]
     for name, row in found.items():
         assert row["status"] == "ok"
-        half = "fast" in name and cpu_dtype() == torch.bfloat16
+        half = "fast" in name and choose_cpu_dtype() == torch.bfloat16
         assert row["check"]["error"] < (models.ALLOWED if half else 1e-4)
         assert row["median_s"] > 0
     assert found["module"]["from_module_px"] == 0

@@ -227,7 +227,7 @@ def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPa
     assert "fast networks on cuda:0: needs compute capability 7.5, got 7.0" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
     for dtype in (torch.bfloat16, torch.float32):
-        monkeypatch.setattr("fullfield.models.prepared.cpu_dtype", lambda dtype=dtype: dtype)
+        monkeypatch.setattr("fullfield.models.prepared.choose_cpu_dtype", lambda dtype=dtype: dtype)
         name = str(dtype).removeprefix("torch.")
         assert f"fast networks on the CPU: {name}" in cli("doctor").out
         assert cli("doctor", "--json").json["fast_networks_on_cpu"] == name

@@ -25,7 +25,7 @@ NETWORKS = {
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", NETWORKS)
 def test_bidirectional_flow_equals_two_calls(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
@@ -54,7 +54,7 @@ def test_bidirectional_flow_equals_two_calls(method: str, precision: str, monkey
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
 def test_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]

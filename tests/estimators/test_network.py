@@ -34,7 +34,7 @@ from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import cascade_sizes, resample_flow
 from fullfield.models.downloads import DownloadError
-from fullfield.models.framing import padding_for
+from fullfield.models.framing import choose_padding
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.nn import CorrelationPyramid
 from fullfield.testing import textured_scene
@@ -329,7 +329,7 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
 
 @pytest.mark.parametrize("precision", ["fast", "bfloat16"])
 def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     config = NetworkSettings(double=True, updates=2)
     exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
     fast.prepare("cpu", (48, 64))
@@ -357,7 +357,7 @@ def test_auto_estimates_at_one_size_and_accurate_at_two() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_auto_takes_the_fast_form_on_a_cpu_with_bfloat16(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A named network computes in float32, and so does auto with precision "exact" or a requested backend."""
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: dtype)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: dtype)
     flows = {}
     for name, estimator in {
         "auto": AutoEstimator(NetworkSettings(updates=2)),
@@ -430,14 +430,14 @@ def test_every_estimator_can_be_cascaded(make: Made) -> None:
 
 def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str | None] = []
-    pyramid = RAFT.pyramid
+    pyramid = RAFT.build_pyramid
 
     def noted(self: RAFT, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         made = pyramid(self, fmap1, fmap2)
         used.append(made.backend)
         return made
 
-    monkeypatch.setattr(RAFT, "pyramid", noted)
+    monkeypatch.setattr(RAFT, "build_pyramid", noted)
     automatic, dense = make(updates=2), make("dense", updates=2)
     expected = automatic(*PAIR)
     assert torch.allclose(dense(*PAIR), expected, atol=1e-3)
@@ -451,18 +451,18 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prepared_networks_are_cached_for_last_sizes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.models.prepared import runner
 
-    monkeypatch.setattr(runner, "cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr(runner, "choose_cpu_dtype", lambda: torch.float32)
     assert set(PRECISIONS) == {"auto", *runner.PRECISIONS}
     monkeypatch.setattr("fullfield.estimators.network._SMALL_PIXELS", 0)
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
     assert estimator.backend in ("cpu", "reference")
-    made = estimator._fast.prepared(48, 64)
+    made = estimator._fast.prepare_size(48, 64)
     estimator.prepare(size=(48, 64))
     estimator(*PAIR)
-    assert estimator._fast.prepared(48, 64) is made
+    assert estimator._fast.prepare_size(48, 64) is made
     estimator(*[torch.rand(1, 3, 16, 24)] * 2)
-    assert estimator._fast.prepared(48, 64) is not made
+    assert estimator._fast.prepare_size(48, 64) is not made
     told: list[float] = []
     estimator(*PAIR, progress=lambda done, _: told.append(done))
     assert told == [0, 1]
@@ -504,7 +504,7 @@ def test_backends_and_weights_are_logged(make: Made, weights: Path, caplog: pyte
 
 
 def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     estimator = make(updates=1, precision="fast")
     sizes = [(16, 24), (24, 16), (16, 32), (32, 16), (24, 24)]
     for size in sizes:
@@ -672,10 +672,10 @@ def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
 def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> None:
-    frame, padding = torch.rand(2, 3, 45, 83), padding_for(45, 83)
+    frame, padding = torch.rand(2, 3, 45, 83), choose_padding(45, 83)
     request = _lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
-        encoded = model.eval().encode(*[model.prepare(frame, padding)] * 2)
+        encoded = model.eval().encode(*[model.prepare_frame(frame, padding)] * 2)
     assert (request.batch, request.channels, *request.size1) == encoded.fmap1.shape
     assert (request.levels, request.radius) == (model.config.levels, model.config.radius)
     assert request.sizes2[1] == (request.size1[0] // 2, request.size1[1] // 2)
@@ -685,7 +685,7 @@ def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> Non
 def test_log_names_dtype_of_fast_networks(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     with caplog.at_level("DEBUG", "fullfield"):
         make(updates=1, precision="fast")(*PAIR)
     assert "raft-small on cpu: precision fast, float32" in caplog.text

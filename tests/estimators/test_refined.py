@@ -157,7 +157,7 @@ def test_auto_fast_on_cpu_equals_network() -> None:
 
 
 def test_refine_option_always_refines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, refine=True, **QUICK)
     torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)

@@ -79,7 +79,7 @@ class Prepared(Counting):
     weights: str | None = None
 
     def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
-        self.prepared = (str(device), size)
+        self.prepare_size = (str(device), size)
         self.weights = "0123"
 
     @property

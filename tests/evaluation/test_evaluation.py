@@ -391,7 +391,7 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
 
     class OnDevice(Counting):
         def prepare(self, device: object) -> None:  # all that docs/evaluation.md asks for
-            self.prepared = str(device)
+            self.prepare_size = str(device)
 
     def scaled(inner: Any) -> Any:
         return inner if scale is None else AtScale(inner, scale)
@@ -403,10 +403,10 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
     assert used.calls == 0
     if scale is not None:
         scaled(used).prepare("cpu", (30, 50))
-        assert used.prepared == ("cpu", (15, 25))
+        assert used.prepare_size == ("cpu", (15, 25))
     inner = OnDevice()
     evaluate(scaled(inner), pairs, tmp_path / "alone")
-    assert inner.prepared == "cpu"
+    assert inner.prepare_size == "cpu"
 
 
 def test_evaluate_keeps_backends_apart(pairs: FlowDataset, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import fullfield
 from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import backend_for, build_lookup, parse_signature, require_kernel, try_lookup
+from fullfield.integrations.forms import build_lookup, choose_backend, parse_signature, require_kernel, try_lookup
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -330,15 +330,15 @@ def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
 
 @pytest.mark.unit
 def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert backend_for(torch.device("cuda"), None) == "cuda"
-    assert backend_for(torch.device("cuda"), "dense") == "dense"
+    assert choose_backend(torch.device("cuda"), None) == "cuda"
+    assert choose_backend(torch.device("cuda"), "dense") == "dense"
     for other in ("mps", "xpu"):
-        assert backend_for(torch.device(other), None) is None
+        assert choose_backend(torch.device(other), None) is None
         with pytest.warns(UserWarning, match=f"lookups run in plain PyTorch, as the kernel runs .* are on {other}"):
             require_kernel(torch.device(other), None)
     with monkeypatch.context() as rocm:
         rocm.setattr(torch.version, "hip", "6.4")
-        assert backend_for(torch.device("cuda"), None) is None
+        assert choose_backend(torch.device("cuda"), None) is None
         with pytest.warns(UserWarning, match=r"are on an AMD GPU \(ROCm\)"):
             require_kernel(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu
@@ -358,10 +358,10 @@ def test_forms() -> None:
     assert try_lookup(build_lookup(foreign_network.CorrBlock, form)) is False
     assert "raised NotImplementedError" in str(try_lookup(build_lookup(foreign_network.AlternateCorrBlock, form)))
     one, two = torch.rand(2, 1, 1, 2, 2)
-    assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
+    assert form.bind_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):
         with pytest.raises(TypeError, match="expected the arguments fmap1, fmap2, num_levels, radius"):
-            form.bind(arguments, keywords)
+            form.bind_arguments(arguments, keywords)
 
 
 @pytest.mark.unit
@@ -376,8 +376,8 @@ def test_options_of_a_block_that_change_its_result_are_refused() -> None:
     form = parse_signature(Normed)
     assert not isinstance(form, str)
     one, two = torch.rand(2, 1, 1, 2, 2)
-    form.bind((one, two), {})
-    refuses("normalise: expected False", form.bind, (one, two), {"normalise": True})
+    form.bind_arguments((one, two), {})
+    refuses("normalise: expected False", form.bind_arguments, (one, two), {"normalise": True})
 
 
 @pytest.mark.gpu

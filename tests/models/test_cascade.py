@@ -18,7 +18,7 @@ from fullfield.models.cascade import (
     more_confident,
     resample_flow,
 )
-from fullfield.models.framing import STRIDE, padding_for, start_on_grid
+from fullfield.models.framing import STRIDE, choose_padding, resample_to_grid
 from refusals import refuses
 
 SIZES = [(321, 405), (320, 384), (333, 340), (402, 327), (1371, 1131), (1285, 1601)]
@@ -51,8 +51,8 @@ class Known:
         self.calls.append(((height, width), updates, initial_flow is not None))
         if initial_flow is None:
             return affine(height, width, self.full)
-        padding = padding_for(height, width)
-        start = start_on_grid(initial_flow, height, width, padding)
+        padding = choose_padding(height, width)
+        start = resample_to_grid(initial_flow, height, width, padding)
         enlarged = functional.interpolate(start, scale_factor=STRIDE, mode="bilinear", align_corners=False) * STRIDE
         return padding.crop(enlarged)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, load_weights
-from fullfield.models.state import fit, read_state, recognise
+from fullfield.models.state import load_into, read_state, recognize_network
 from refusals import refuses
 
 Network = RAFT | SEARAFT
@@ -279,26 +279,26 @@ def test_load_weights_refuses_mismatch_without_loading(tensors: dict[str, Tensor
     module = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(1, 1)})
     before = {key: value.clone() for key, value in module.state_dict().items()}
     with pytest.raises(InputError) as caught:
-        fit(module, {**tensors, "c": torch.ones(1)}, "file", "Model")
+        load_into(module, {**tensors, "c": torch.ones(1)}, "file", "Model")
     assert str(caught.value) == "file: expected weights of Model; missing b.bias, b.weight; unexpected c"
     other = {**before, "a.weight": torch.ones(2, 4)}
-    refuses(r"a\.weight is \[2, 4\] instead of \[2, 3\]$", fit, module, other, "file", "Model")
+    refuses(r"a\.weight is \[2, 4\] instead of \[2, 3\]$", load_into, module, other, "file", "Model")
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    fit(module, {**before, "a.bias": torch.full((2,), 7.0)}, "file", "Model")
+    load_into(module, {**before, "a.bias": torch.full((2,), 7.0)}, "file", "Model")
     assert module.state_dict()["a.bias"].tolist() == [7.0, 7.0]
 
 
 def test_models_are_recognised(torchvision: Any, ptlflow: Any) -> None:
-    assert recognise(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
-    assert recognise(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
-    assert recognise(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
-    assert recognise(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
-    assert recognise(SEARAFT(SEARAFTConfig.fullfield_s()).state_dict()) == "fullfield-s"
+    assert recognize_network(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
+    assert recognize_network(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
+    assert recognize_network(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
+    assert recognize_network(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
+    assert recognize_network(SEARAFT(SEARAFTConfig.fullfield_s()).state_dict()) == "fullfield-s"
     models = torchvision.models.optical_flow
-    assert recognise(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
-    assert recognise(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
-    assert recognise(ptlflow.get_model("gma").state_dict()) == "GMA"
-    assert recognise({"a": torch.ones(1)}) is None
+    assert recognize_network(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
+    assert recognize_network(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
+    assert recognize_network(ptlflow.get_model("gma").state_dict()) == "GMA"
+    assert recognize_network({"a": torch.ones(1)}) is None
 
 
 def _nested() -> Tensor:
@@ -350,9 +350,9 @@ def test_weights_of_integers_are_refused() -> None:
     module = torch.nn.BatchNorm2d(3)
     state = {name: value.clone() for name, value in module.state_dict().items()}
     state["weight"] = torch.tensor([1, 2, 3])
-    refuses(r"^f: expected floating weights of a norm, got int64 at 'weight'$", fit, module, state, "f", "a norm")
+    refuses(r"^f: expected floating weights of a norm, got int64 at 'weight'$", load_into, module, state, "f", "a norm")
     assert torch.equal(module.weight, torch.ones(3))
     state["bias"] = torch.zeros(3, dtype=torch.bool)
-    refuses("at 'weight' and 1 more", fit, module, state, "f", "a norm")
-    fit(module, {**module.state_dict(), "num_batches_tracked": torch.tensor(2)}, "f", "a norm")
+    refuses("at 'weight' and 1 more", load_into, module, state, "f", "a norm")
+    load_into(module, {**module.state_dict(), "num_batches_tracked": torch.tensor(2)}, "f", "a norm")
     assert module.num_batches_tracked == 2

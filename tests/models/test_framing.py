@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from fullfield.models.framing import (
     Padding,
-    normalized,
-    padding_for,
-    start_on_grid,
+    choose_padding,
+    normalize_frame,
+    resample_to_grid,
 )
 from refusals import refuses
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize("mode", ["sintel", "kitti"])
 def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> None:
     for height, width in [(9, 31), (16, 24), (375, 1242), (436, 1024), (17, 40), (1, 1), (8, 3), (5, 200)]:
-        padding = padding_for(height, width, mode)
+        padding = choose_padding(height, width, mode)
         frame = torch.rand(2, 3, height, width)
         padded = padding.pad(frame)
         rows, columns = padded.shape[-2:]
@@ -39,13 +39,13 @@ def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> 
 
 def test_padding_and_values() -> None:
     field = torch.zeros(1, 2, 16, 24)
-    assert padding_for(16, 24).crop(field) is field
-    assert padding_for(15, 24).crop(field).shape == (1, 2, 15, 24)
-    refuses("padding: expected one of sintel, kitti", padding_for, 64, 64, "spring")
+    assert choose_padding(16, 24).crop(field) is field
+    assert choose_padding(15, 24).crop(field).shape == (1, 2, 15, 24)
+    refuses("padding: expected one of sintel, kitti", choose_padding, 64, 64, "spring")
     whole = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3)
-    torch.testing.assert_close(normalized(whole), torch.tensor([-1.0, -0.6, 1.0]).view(1, 1, 1, 3))
-    torch.testing.assert_close(normalized(whole), normalized(whole / 255))
-    assert normalized(whole, torch.float64).dtype == torch.float64
+    torch.testing.assert_close(normalize_frame(whole), torch.tensor([-1.0, -0.6, 1.0]).view(1, 1, 1, 3))
+    torch.testing.assert_close(normalize_frame(whole), normalize_frame(whole / 255))
+    assert normalize_frame(whole, torch.float64).dtype == torch.float64
 
 
 def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
@@ -61,8 +61,8 @@ def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("frame", [(64, 96), (70, 91), (129, 63)])
 @pytest.mark.parametrize("own", [(64, 96), (70, 91), (35, 47), (9, 12), (18, 23), (140, 182)])
 def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
-    padding = padding_for(*frame, mode)
-    start = start_on_grid(linear(*own, frame), *frame, padding)
+    padding = choose_padding(*frame, mode)
+    start = resample_to_grid(linear(*own, frame), *frame, padding)
     rows, columns = start.shape[-2:]
     assert (rows * 8, columns * 8) == padding.pad(torch.zeros(1, 1, *frame)).shape[-2:]
     y = torch.arange(rows) * 8 + 4.0 - padding.top
@@ -75,15 +75,15 @@ def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: 
 
 def test_starts_of_a_quarter_and_an_eighth() -> None:
     quarter = torch.randn(2, 2, 32, 40, generator=torch.Generator().manual_seed(0))
-    start = start_on_grid(quarter, 128, 160, padding_for(128, 160))
+    start = resample_to_grid(quarter, 128, 160, choose_padding(128, 160))
     half = 0.5 * functional.interpolate(quarter, scale_factor=0.5, mode="bilinear")
     torch.testing.assert_close(start, half, rtol=0, atol=1e-6)
     eighth = torch.randn(1, 2, 16, 20)
-    assert torch.equal(start_on_grid(eighth, 128, 160, Padding(0, 0, 0, 0)), eighth)
+    assert torch.equal(resample_to_grid(eighth, 128, 160, Padding(0, 0, 0, 0)), eighth)
     assert torch.equal(
-        start_on_grid(eighth[..., :1, :], 8, 160, padding_for(8, 160)), eighth[..., :1, :].expand(-1, -1, 2, -1)
+        resample_to_grid(eighth[..., :1, :], 8, 160, choose_padding(8, 160)), eighth[..., :1, :].expand(-1, -1, 2, -1)
     )
     flow = torch.randn(1, 2, 5, 7, dtype=torch.float32, requires_grad=True)
-    start_on_grid(flow, 37, 45, padding_for(37, 45)).sum().backward()
+    resample_to_grid(flow, 37, 45, choose_padding(37, 45)).sum().backward()
     assert bool((flow.grad >= 0).all())
     assert float(flow.grad.sum()) > 0

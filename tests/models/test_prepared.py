@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, load_weights
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
+from fullfield.models.prepared import PreparedFlow, PreparedSizes, choose_cpu_dtype, shared
 from fullfield.models.prepared.shared import WeightConverter
 from fullfield.ops._fused import reference
 from fullfield.testing import textured_scene
@@ -93,7 +93,7 @@ def test_bfloat16_on_the_cpu(name: str) -> None:
     assert both.backend == half.backend is not None
     assert torch.equal(there, got)
     assert torch.equal(back, half(second, first, updates=3))
-    native = cpu_dtype()
+    native = choose_cpu_dtype()
     fast = PreparedFlow(model, *SIZE, batch=2)
     assert fast.dtype == native
     same = half if native == torch.bfloat16 else PreparedFlow(model, *SIZE, batch=2, precision="exact")
@@ -123,14 +123,14 @@ def test_prepared_results_are_not_overwritten() -> None:
 def test_prepared_flow_shows_nonfinite_input(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
-    convolve, products = reference.convolve, shared.rectified_products
+    convolve, products = reference.convolve, shared.multiply_relu
 
     def swallowing(*arguments: Any, relu: bool = False, **options: Any) -> Tensor:
         done = convolve(*arguments, relu=relu, **options)
         return done.nan_to_num_(0.0, float("inf")) if relu else done
 
     monkeypatch.setattr(reference, "convolve", swallowing)
-    monkeypatch.setattr(shared, "rectified_products", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
+    monkeypatch.setattr(shared, "multiply_relu", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
     first, second = (frame.clone() for frame in frames(2))
     update = model.update_block
     last = (
@@ -218,13 +218,13 @@ def test_mistakes() -> None:
 def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
     model = network("sea-raft")
     fast = PreparedSizes(model, sizes=2)
-    first = fast.prepared(64, 64)
-    assert fast.prepared(64, 64) is first
-    second = fast.prepared(64, 72)
-    assert fast.prepared(64, 64) is first
-    fast.prepared(64, 80)
-    assert fast.prepared(64, 64) is first
-    assert fast.prepared(64, 72) is not second
+    first = fast.prepare_size(64, 64)
+    assert fast.prepare_size(64, 64) is first
+    second = fast.prepare_size(64, 72)
+    assert fast.prepare_size(64, 64) is first
+    fast.prepare_size(64, 80)
+    assert fast.prepare_size(64, 64) is first
+    assert fast.prepare_size(64, 72) is not second
     fast = PreparedSizes(network("raft"))
     refuses(r"frame1: expected device cpu, got .*meta", fast, *torch.zeros(2, 1, 3, 64, 64, device="meta"))
     assert not fast._by_size

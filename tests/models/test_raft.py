@@ -170,13 +170,13 @@ def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.Monk
     model, frames = tiny("raft" if size == "large" else "raft-small"), pair(130, 136, 2)
     cells = 2 * 17 * 17
     sizes: list[int] = []
-    mask = model.mask
+    mask = model.predict_mask
 
     def seen(net: Tensor) -> Tensor | None:
         sizes.append(net.shape[0] // 2)
         return mask(net)
 
-    monkeypatch.setattr(model, "mask", seen)
+    monkeypatch.setattr(model, "predict_mask", seen)
 
     def predicted(together: int) -> list[Tensor]:
         sizes.clear()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import framing
-from fullfield.models.framing import padding_for, still_moves
+from fullfield.models.framing import choose_padding, is_moving
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
@@ -55,8 +55,8 @@ def test_sea_raft_cells_move_by_more_than_one_pixel() -> None:
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
     after[1, 1, 0, :3] = 0.2
     after[2, 0] = 0.12
-    assert still_moves(before, after).tolist() == [False, True, False]
-    assert still_moves(before, after * float("nan")).tolist() == [False] * 3
+    assert is_moving(before, after).tolist() == [False, True, False]
+    assert is_moving(before, after * float("nan")).tolist() == [False] * 3
 
 
 Moves = Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +65,7 @@ Moves = Callable[[Tensor, Tensor], Tensor]
 @pytest.fixture
 def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
     """Let a function of the flow before and after an update decide whether a pair still moves."""
-    return lambda moves: monkeypatch.setattr(framing, "still_moves", moves)
+    return lambda moves: monkeypatch.setattr(framing, "is_moving", moves)
 
 
 @pytest.mark.parametrize("form", ["module", "prepared"])
@@ -102,9 +102,9 @@ def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None
     until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
     one = pair(64, 72)
     assert len(model.predictions(*one)) == len(model.train().predictions(*one)) == 1 + 2
-    assert model.most_updates(None) == 2
+    assert model.max_updates(None) == 2
     assert model.eval().most_updates(None) == 5
-    assert model.most_updates(3) == 3
+    assert model.max_updates(3) == 3
     assert tiny("sea-raft", updates=0, most_updates=5).most_updates(None) == 0
     with pytest.raises(InputError, match="most_updates: expected an integer >= 2"):
         model.config.replace(most_updates=1)
@@ -179,7 +179,9 @@ def test_sea_raft_initial_flow_replaces_regressed_flow() -> None:
             flow = model(*pictures, updates=0, initial_flow=start)
             inner = flow[..., 8:-8, 8:-8]  # convex combinations read zeros beyond the border, as the original's do
             torch.testing.assert_close(inner, constant.expand_as(inner))
-        regressed = model.start(model.encode(*(model.prepare(p, padding_for(64, 80)) for p in pictures)).net)
+        regressed = model.regress_initial_flow(
+            model.encode(*(model.prepare_frame(p, choose_padding(64, 80)) for p in pictures)).net
+        )
         torch.testing.assert_close(model(*pictures, initial_flow=regressed), model(*pictures))
         assert (model(*pictures, initial_flow=regressed + 1) - model(*pictures)).abs().max() > 1e-2
 

@@ -17,7 +17,7 @@ import torch
 from fullfield._kernels.cache_folder import candidates
 from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
-from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, build_model, cached_weights, weights_folder
+from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, build_model, find_cached_weights, weights_folder
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -56,7 +56,7 @@ def test_entries_are_complete() -> None:
         assert one.page.startswith("https://") or one.packaged or one.in_repository
         assert one.packaged == (name in ("fullfield-s", "fullfield-m"))
         assert one.in_repository == (name == "descriptor")
-        assert (one.packaged or one.in_repository) == (cached_weights(one) is not None)
+        assert (one.packaged or one.in_repository) == (find_cached_weights(one) is not None)
         assert one.url is None or one.url.startswith("https://")
         assert (one.archive is None) == (one.member is None) == (one.archive_sha256 is None)
         assert one.sha256 is None or re.fullmatch("[0-9a-f]{8,64}", one.sha256)
@@ -97,12 +97,12 @@ def test_sums_are_those_of_the_files(data_dir: Path) -> None:
 def test_fetch_weights_fetches_once(served: Path, cache: Path) -> None:
     told: list[int] = []
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
-    assert cached_weights(one) is None
+    assert find_cached_weights(one) is None
     path = fetch_weights(one, lambda done, _: told.append(done))
     assert path == cache / "weights" / "mine.pth" == weights_folder() / "mine.pth"
     assert told[-1] == served.stat().st_size
     served.unlink()
-    assert fetch_weights(one) == path == cached_weights(one)
+    assert fetch_weights(one) == path == find_cached_weights(one)
 
 
 def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cache: Path) -> None:
@@ -188,9 +188,9 @@ def test_files_of_others_count_in_the_folder_that_was_named(
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")
     monkeypatch.setattr("fullfield.models.weights._is_own", lambda _: False)
-    assert cached_weights(mine) == cache / "weights" / "mine.pth"
+    assert find_cached_weights(mine) == cache / "weights" / "mine.pth"
     (cache / "weights" / "mine.pth").unlink()
-    assert cached_weights(mine) is None
+    assert find_cached_weights(mine) is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner here")

@@ -277,7 +277,7 @@ def _batch(plan: Plan, note: Note) -> Result:
     scenes = [pair_of(plan.batch_size, plan.device, seed) for seed in range(min(plan.batch, _SCENES))]
     pairs = [scenes[at % len(scenes)] for at in range(plan.batch)]
     first, second = (torch.stack([getattr(pair, name) for pair in pairs]) for name in ("first", "second"))
-    network = _prepared(plan, 1).prepared(*plan.batch_size, plan.batch)
+    network = _prepared(plan, 1).prepare_size(*plan.batch_size, plan.batch)
     alone = partial(network, first, second)
     expected = alone().clone()
     call = partial(estimate_batch, first, second, NETWORK, preset="fast", device=plan.device)

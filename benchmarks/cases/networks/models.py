@@ -35,12 +35,12 @@ from benchmarks.harness import (
     is_out_of_memory,
     release,
 )
-from fullfield.integrations.forms import quiet
+from fullfield.integrations.forms import silence
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedSizes
-from fullfield.models.weights import NETWORKS, WEIGHTS, build_model, cached_weights
+from fullfield.models.weights import NETWORKS, WEIGHTS, build_model, find_cached_weights
 
 Network: TypeAlias = RAFT | SEARAFT
 Flow = Callable[[Tensor, Tensor, int], Tensor]
@@ -159,14 +159,14 @@ def _file(plan: Plan, method: str) -> str | None:
     given = (plan.weights or {}).get(method)
     if given is not None or method != PACKAGED:
         return given
-    return str(cached_weights(WEIGHTS[PACKAGED]))
+    return str(find_cached_weights(WEIGHTS[PACKAGED]))
 
 
 @contextmanager
 def looked_up(model: Network) -> Iterator[list[Tensor]]:
     """Record the positions of every lookup of the plain module."""
     result: list[Tensor] = []
-    pyramid = model.pyramid
+    pyramid = model.build_pyramid
 
     def recorded(fmap1: Tensor, fmap2: Tensor) -> Callable[[Tensor], Tensor]:
         lookup = pyramid(fmap1, fmap2)
@@ -177,11 +177,11 @@ def looked_up(model: Network) -> Iterator[list[Tensor]]:
 
         return call
 
-    model.pyramid = recorded  # type: ignore[method-assign, assignment]
+    model.build_pyramid = recorded  # type: ignore[method-assign, assignment]
     try:
         yield result
     finally:
-        del model.pyramid
+        del model.build_pyramid
 
 
 # ---- who takes part
@@ -250,7 +250,7 @@ def _cascaded(model: Network, form: str) -> Flow:
 
 
 def _ptlflow(name: str) -> Any:
-    with quiet():
+    with silence():
         return importlib.import_module("ptlflow").get_model(name)
 
 

@@ -103,7 +103,7 @@ def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[s
     """Convert one file, compare what was written with what was read, and return the facts about it."""
     from fullfield.io.flow import flow_window
 
-    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
+    choice: dict[str, Any] = {"layer": args.layer, "part": args.import_class, **vector_arguments(args)}
     if "channels" in choice:
         with naming(channels="--channels"):
             choice["channels"] = io.VectorReading(choice["channels"]).arguments("forward")["channels"]
@@ -176,12 +176,12 @@ def _backward(args: argparse.Namespace, source: str, output: str) -> Tensor | No
     channels = choice.get("channels")
     if args.layer is not None or not is_exr(source) or (channels is not None and len(channels) == 2):
         return None
-    if channels is None and not has_backward(source, args.part):
+    if channels is None and not has_backward(source, args.import_class):
         return None
     if args.st_map or not is_exr(output):
         report.note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    reading = vector_reading(args, part=args.part)
+    reading = vector_reading(args, part=args.import_class)
     flow = read_direction(source, "backward", reading, window="data" if args.scale is None else "display")
     resized, valid = _resize(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

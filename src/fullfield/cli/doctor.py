@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield.cli import report
-from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
+from fullfield.models.weights import DEFAULTS, WEIGHTS, find_cached_weights
 
 _PACKAGES = {
     "torch": "everything",
@@ -193,14 +193,14 @@ def _fast_networks() -> dict[str, str | None]:
 
 def _fast_networks_on_cpu() -> str:
     """Return the dtype of the networks' fast form on the CPU."""
-    from fullfield.models.prepared import cpu_dtype
+    from fullfield.models.prepared import choose_cpu_dtype
 
-    return str(cpu_dtype()).removeprefix("torch.")
+    return str(choose_cpu_dtype()).removeprefix("torch.")
 
 
 def _networks() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
-    paths = {method: (name, cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
+    paths = {method: (name, find_cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
     return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 

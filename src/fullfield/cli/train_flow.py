@@ -334,9 +334,9 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
 
 def _digest(path: str) -> str | None:
     """Return the checksum of a file; None for the name of published weights."""
-    from fullfield.models.downloads import digest
+    from fullfield.models.downloads import compute_sha256
 
-    return digest(Path(path)) if Path(path).is_file() else None
+    return compute_sha256(Path(path)) if Path(path).is_file() else None
 
 
 def _report(

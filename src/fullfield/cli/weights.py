@@ -13,7 +13,7 @@ from fullfield._check import InputError
 from fullfield.cli import report
 from fullfield.cli.methods import fetching
 from fullfield.cli.progress import ProgressBar
-from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, cached_weights, fetch_weights
+from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, fetch_weights, find_cached_weights
 
 EPILOG = """\
 examples:
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    paths = {entry.name: cached_weights(entry) for entry in WEIGHTS.values()}
+    paths = {entry.name: find_cached_weights(entry) for entry in WEIGHTS.values()}
     if args.json:
         entries = [
             {
@@ -85,7 +85,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 def _path(args: argparse.Namespace) -> int:
     entry = _entry(args.name)
-    path = cached_weights(entry)
+    path = find_cached_weights(entry)
     if path is None:
         raise InputError(f"{entry.name}: is not on this machine; run 'fullfield weights fetch {entry.name}'")
     if args.json:

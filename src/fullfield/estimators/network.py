@@ -21,8 +21,8 @@ from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progr
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, canonical, get_method
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
-from fullfield.models.downloads import DownloadProgress, digest
-from fullfield.models.framing import padding_for
+from fullfield.models.downloads import DownloadProgress, compute_sha256
+from fullfield.models.framing import choose_padding
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, find_origin, load_weights
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
@@ -66,7 +66,7 @@ class PairSize(NamedTuple):
 
 def _lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
-    rows, columns = padding_for(size.height, size.width).cells(size.height, size.width)
+    rows, columns = choose_padding(size.height, size.width).count_cells(size.height, size.width)
     return Request(
         batch=size.batch,
         channels=shape.matched_channels,
@@ -312,9 +312,9 @@ class NetworkEstimator(LoadingEstimator):
                         "%s on %s: float32, because half precision is not available: %s", self.method, device, reason
                     )
             elif device.type == "cpu" and self._cpu_bfloat16 and self._requested is None:
-                from fullfield.models.prepared.runner import cpu_dtype
+                from fullfield.models.prepared.runner import choose_cpu_dtype
 
-                precision = "fast" if cpu_dtype() == torch.bfloat16 else "exact"
+                precision = "fast" if choose_cpu_dtype() == torch.bfloat16 else "exact"
         self._precision = precision
         return precision == "exact"
 
@@ -353,13 +353,13 @@ class NetworkEstimator(LoadingEstimator):
             dtype = str(self._fast.dtype).removeprefix("torch.")
             logger.debug("%s on %s: precision %s, %s", self.method, size.device, self._precision, dtype)
         self._fast.sizes = max(sizes, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
-        return self._fast.prepared(size.height, size.width, size.batch)
+        return self._fast.prepare_size(size.height, size.width, size.batch)
 
     def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
-            origin = self._weights = find_origin(self.method, self.config.weights).fetched(fetching)
+            origin = self._weights = find_origin(self.method, self.config.weights).fetch(fetching)
         stamp = (*origin.stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
@@ -369,7 +369,7 @@ class NetworkEstimator(LoadingEstimator):
             if device.type == "cpu":
                 network.optimize_for_cpu()
             self._network = network
-            checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
+            checksum = None if origin.path is None else compute_sha256(origin.path)[:_DIGITS]
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)

@@ -17,8 +17,8 @@ from fullfield.estimators._devices import check_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
-from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
-from fullfield.models.state import fit, read_state
+from fullfield.models.downloads import DownloadError, DownloadProgress, compute_sha256, download
+from fullfield.models.state import load_into, read_state
 from fullfield.models.weights import weights_folder
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ class PtlflowEstimator(LoadingEstimator):
             return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL
-        from fullfield.integrations.forms import backend_for
+        from fullfield.integrations.forms import choose_backend
 
         device = next(self._model.parameters()).device
-        return backend_for(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
+        return choose_backend(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
 
     def prepare(
         self,
@@ -183,10 +183,10 @@ class PtlflowEstimator(LoadingEstimator):
         except OSError as error:
             raise OSError(f"{self.method}: its parts cannot be fetched: {error}") from None
         if path is not None:
-            fit(model, read_state(path)[0], str(path), f"ptlflow's {self._name}")
+            load_into(model, read_state(path)[0], str(path), f"ptlflow's {self._name}")
         self._origin = {
             "weights": name,
-            "weights_sha256": None if path is None else digest(path)[:_DIGITS],
+            "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
             "updates": self._updates(model),
             "patched": self._is_to_be_patched(model),
             "ptlflow": ptlflow.__version__,
@@ -260,6 +260,6 @@ def import_ptlflow() -> Any:
 
 
 def _quiet() -> AbstractContextManager[None]:
-    from fullfield.integrations.forms import quiet
+    from fullfield.integrations.forms import silence
 
-    return quiet()
+    return silence()

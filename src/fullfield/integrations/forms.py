@@ -53,7 +53,7 @@ _ALTERNATE = r"^(Alternate|OL)CorrBlock$"
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Drop output and warnings; one thread at a time."""
     said = io.StringIO()
     with _ALONE, warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
@@ -61,16 +61,16 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def check(subject: str, kind: type | None, operator: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
+def check_by_trial(subject: str, kind: type | None, operator: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
     """Raise InputError unless ``what``, which should be ``known``, passes a trial."""
-    reason = differs(trial)
+    reason = describe_difference(trial)
     if reason is not None:
-        raise refused(subject, kind, operator, reason)
+        raise build_refusal(subject, kind, operator, reason)
 
 
-def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
+def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence():
         try:
             foreign, own = trial()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
@@ -81,7 +81,7 @@ def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     return None if off <= _TOLERANCE else f"on a trial pair its values are off by {off:.2g} of the largest"
 
 
-def refused(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
+def build_refusal(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
     """Return the error that ``what``, an instance of ``kind``, is not ``known``, an operator of ours."""
     type_name = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {subject}{type_name} is not {operator}: {reason}")
@@ -109,7 +109,7 @@ class BlockSignature:
     arguments: str | None
     """Parameter that holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``), if the two are no parameters."""
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
         """Return the pair that a call requests."""
         values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
@@ -168,7 +168,7 @@ def try_lookup(foreign: Lookup, levels: int = 3) -> bool | str:
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = differs(partial(_trial, foreign, size, levels, rule))
+            reason = describe_difference(partial(_run_trial, foreign, size, levels, rule))
             if reason is not None:
                 rules.remove(rule)
                 if not rules:
@@ -188,19 +188,19 @@ def check_lookup(
     """Return the result of :func:`try_lookup`; InputError for another operator, or one that stops but may not."""
     stops = try_lookup(foreign, levels)
     if isinstance(stops, str):
-        raise refused(subject, kind, operator, stops)
+        raise build_refusal(subject, kind, operator, stops)
     if stops and not may_stop:
-        raise refused(subject, kind, operator, "it stops pooling where maps are small")
+        raise build_refusal(subject, kind, operator, "it stops pooling where maps are small")
     return stops
 
 
-def _trial(foreign: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:
-    fmap1, fmap2, coords = _pair(size)
-    maps = pyramid(fmap2, levels, 2, stops)
+def _run_trial(foreign: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:
+    fmap1, fmap2, coords = _draw_pair(size)
+    maps = build_pyramid(fmap2, levels, 2, stops)
     return foreign(fmap1, fmap2, coords, levels, 2), correlation_lookup(fmap1, maps, coords, 2, backend="reference")
 
 
-def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     height, width = size
     generator = torch.Generator().manual_seed(height)
     fmap1, fmap2 = torch.randn(2, 2, 8, height, width, generator=generator, dtype=torch.float32).unbind()
@@ -212,7 +212,7 @@ def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
 # ---- replacements
 
 
-def backend_for(device: torch.device, backend: str | None) -> str | None:
+def choose_backend(device: torch.device, backend: str | None) -> str | None:
     """Return the requested backend, or without one an NVIDIA GPU's kernel, which never gives way to a slower one.
 
     None: the operator chooses, plain PyTorch on devices without kernels.
@@ -224,7 +224,7 @@ def backend_for(device: torch.device, backend: str | None) -> str | None:
 
 def require_kernel(device: torch.device, backend: str | None) -> None:
     """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
-    name = backend_for(device, backend) or ("cpu" if device.type == "cpu" else None)
+    name = choose_backend(device, backend) or ("cpu" if device.type == "cpu" else None)
     if name is None:
         reason = explain_non_nvidia(device)
         warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
@@ -234,7 +234,7 @@ def require_kernel(device: torch.device, backend: str | None) -> None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
 
 
-def prepared_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+def prepare_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     """Return the features as the original's product would see them, and the dtype of its result."""
     kind = fmap1.device.type
     if not torch.is_autocast_enabled(kind) or fmap1.dtype == torch.float64:
@@ -243,7 +243,7 @@ def prepared_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, tor
     return fmap1.to(dtype), fmap2.to(dtype), torch.float32
 
 
-def lookup_pyramid(
+def prepare_pyramid(
     fmap1: Tensor,
     fmap2: Tensor,
     levels: int,
@@ -252,8 +252,8 @@ def lookup_pyramid(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> CorrelationPyramid:
     """Prepare a pair as the original's block would see it."""
-    first, second, dtype = prepared_features(fmap1, fmap2)
-    resolved = backend_for(fmap1.device, backend)
+    first, second, dtype = prepare_features(fmap1, fmap2)
+    resolved = choose_backend(fmap1.device, backend)
     return CorrelationPyramid(
         first, second, levels, radius, backend=resolved, out_dtype=dtype, memory_format=memory_format
     )
@@ -265,7 +265,7 @@ def stops_pooling(fmap2: Tensor, levels: int, radius: int) -> bool:
     return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
 
 
-def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
+def build_pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
     """Return ``fmap2`` and its halvings; with ``stops``, maps whose shorter side is at most the window's stay."""
     maps = [fmap2]
     for _ in range(levels - 1):
@@ -320,10 +320,10 @@ class StoppingBlock:
     """Block that stops pooling at maps no larger than the window."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
-        self._fmap1, second, self._dtype = prepared_features(fmap1, fmap2)
-        self._maps = pyramid(second, levels, radius, True)
+        self._fmap1, second, self._dtype = prepare_features(fmap1, fmap2)
+        self._maps = build_pyramid(second, levels, radius, True)
         self._radius = radius
-        self._backend = backend_for(fmap1.device, backend)
+        self._backend = choose_backend(fmap1.device, backend)
 
     def __call__(self, coords: Tensor) -> Tensor:
         """Look up around ``coords``."""
@@ -347,11 +347,11 @@ class Builder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
         """Return our block for the pair that the original is called with."""
-        fmap1, fmap2, levels, radius, on_demand = self._signature.bind(args, kwargs)
+        fmap1, fmap2, levels, radius, on_demand = self._signature.bind_arguments(args, kwargs)
         if self._stops and stops_pooling(fmap2, levels, radius):
             return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
-        first, second, dtype = prepared_features(fmap1, fmap2)
-        options: dict[str, Any] = {"backend": backend_for(fmap1.device, self._backend), "out_dtype": dtype}
+        first, second, dtype = prepare_features(fmap1, fmap2)
+        options: dict[str, Any] = {"backend": choose_backend(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
             return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
         large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
@@ -364,10 +364,10 @@ class Builder:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:
+def _recognize_block(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:
     signature = parse_signature(original)
     if isinstance(signature, str):
-        raise refused(f"the {name} of {where}", None, ALL_PAIRS, signature)
+        raise build_refusal(f"the {name} of {where}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None
     if accompanied and on_demand:
         return Builder(original, signature, False, on_demand, backend)
@@ -376,7 +376,7 @@ def _recognise(name: str, original: Any, where: str, accompanied: bool, backend:
 
 
 RECOGNISERS: dict[str, Recogniser] = {
-    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognise,
-    _ALTERNATE: _recognise,
+    r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognize_block,
+    _ALTERNATE: _recognize_block,
 }
 """Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

@@ -79,7 +79,7 @@ class Handle:
         for change in changes:
             original = type(change.target)
             if original not in created:
-                created[original] = _subclass(original, change.overrides)
+                created[original] = _create_subclass(original, change.overrides)
             state = vars(change.target)
             values = {name: state[name] for name in change.preserved if name in state}
             self._undo.append((change.target, original, created[original], values))
@@ -133,7 +133,7 @@ def is_patched(target: object) -> bool:
     return _MARK in vars(type(target))
 
 
-def _subclass(original: type, overrides: dict[str, Any]) -> type:
+def _create_subclass(original: type, overrides: dict[str, Any]) -> type:
     members = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -148,12 +148,12 @@ def _subclass(original: type, overrides: dict[str, Any]) -> type:
     return type(original)(original.__name__, (original,), members)
 
 
-def _state(target: Any) -> dict[str, Any]:
+def _get_state(target: Any) -> dict[str, Any]:
     state = target.__getstate__() if hasattr(target, "__getstate__") else target.__dict__
     return dict(state)
 
 
-def _fill(target: Any, state: dict[str, Any]) -> Any:
+def _set_state(target: Any, state: dict[str, Any]) -> Any:
     if hasattr(target, "__setstate__"):
         target.__setstate__(state)
     else:
@@ -165,12 +165,12 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
     created = object.__new__(type(self))
     memo[id(self)] = created
-    return _fill(created, copy.deepcopy(_state(self), memo))
+    return _set_state(created, copy.deepcopy(_get_state(self), memo))
 
 
 def _reduce(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Pickle the model unpatched: its reader may not have fullfield."""
-    return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _state(self)  # type: ignore[attr-defined]
+    return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_state(self)  # type: ignore[attr-defined]
 
 
 class Recogniser(Protocol):
@@ -180,7 +180,7 @@ class Recogniser(Protocol):
         """Return the replacement; ``accompanied`` if the same method reaches another block that was recognised."""
 
 
-def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend: str | None) -> list[Change]:
+def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend: str | None) -> list[Change]:
     """Return a change for every part whose methods reach a block by a name that one of the patterns matches.
 
     Raises:
@@ -189,7 +189,7 @@ def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend:
     changes: list[Change] = []
     recognised: dict[int, Any] = {}
     for module in model.modules():
-        overrides, replaced = _methods(type(module), recognisers, backend, recognised)
+        overrides, replaced = _replace_methods(type(module), recognisers, backend, recognised)
         hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -202,29 +202,29 @@ def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend:
     return changes
 
 
-def _methods(
+def _replace_methods(
     kind: type, recognisers: Mapping[str, Recogniser], backend: str | None, recognised: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
-    for name, owner, function, hiding in _functions(kind):
+    for name, owner, function, hiding in _iterate_functions(kind):
         inner = inspect.unwrap(function)
         if not isinstance(inner, FunctionType):
             inner = function
-        names = _names(inner, recognisers)
+        names = _find_names(inner, recognisers)
         if not names or (hiding is not None and "super" not in hiding.__code__.co_names):
             continue
         where = f"{owner.__module__}.{owner.__qualname__}.{name}"
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _stand_ins(inner, names, where, recognisers, backend, recognised)
-        overrides[name] = _with_globals(inner, stand_ins)
+        stand_ins = _build_stand_ins(inner, names, where, recognisers, backend, recognised)
+        overrides[name] = _copy_with_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
 
 
-def _functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionType | None]]:
+def _iterate_functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionType | None]]:
     """Yield (name, class, method, the method of a subclass that hides it) for all methods but PyTorch's."""
     first: dict[str, FunctionType] = {}
     for owner in kind.__mro__:
@@ -236,21 +236,21 @@ def _functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionTy
                 first.setdefault(name, value)
 
 
-def _names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
+def _find_names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
     """Return the names in its globals by which the function reaches blocks, in the order of the patterns."""
 
-    def used(code: CodeType) -> Iterator[str]:
+    def iterate_names(code: CodeType) -> Iterator[str]:
         yield from code.co_names
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
-                yield from used(constant)
+                yield from iterate_names(constant)
 
-    names = dict.fromkeys(used(function.__code__))
+    names = dict.fromkeys(iterate_names(function.__code__))
     recognised = [n for pattern in recognisers for n in names if re.search(pattern, n)]
     return [n for n in dict.fromkeys(recognised) if n in function.__globals__]
 
 
-def _stand_ins(
+def _build_stand_ins(
     function: FunctionType,
     names: list[str],
     where: str,
@@ -268,7 +268,7 @@ def _stand_ins(
     return stand_ins
 
 
-def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def _copy_with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Return a copy of the function that reads ``names`` instead of its module's values of them."""
     scope = {**function.__globals__, **names}
     del scope["__name__"]  # torch.compile would find the module by it, and its values

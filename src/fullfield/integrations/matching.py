@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import check, prepared_features
+from fullfield.integrations.forms import check_by_trial, prepare_features
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
@@ -31,15 +31,15 @@ class _StandIn:
         return "fullfield's matching in linear memory"
 
 
-def _recogniser(own: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
+def _build_recogniser(own: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
     def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-        check(f"the {name} of {where}", None, _OPERATOR, lambda: trial(original))
+        check_by_trial(f"the {name} of {where}", None, _OPERATOR, lambda: trial(original))
         return _StandIn(own)
 
     return recognise
 
 
-def _draw(*shape: int) -> Tensor:
+def _draw_tensor(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 
@@ -47,52 +47,54 @@ def _draw(*shape: int) -> Tensor:
 # ---- matching
 
 
-def _flow(result: Tensor, feature: Tensor) -> Tensor:
+def _convert_flow(result: Tensor, feature: Tensor) -> Tensor:
     """Convert a flow to the features' dtype; under autocast it stays float32."""
     return result if torch.is_autocast_enabled(feature.device.type) else result.to(feature.dtype)
 
 
-def _global(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
+def _match_globally(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
     if pred_bidir_flow:
         feature0, feature1 = torch.cat((feature0, feature1)), torch.cat((feature1, feature0))
-    first, second, _ = prepared_features(feature0, feature1)
-    return _flow(global_matching(first, second), feature0), None
+    first, second, _ = prepare_features(feature0, feature1)
+    return _convert_flow(global_matching(first, second), feature0), None
 
 
-def _local(feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros") -> tuple[Tensor, None]:
+def _match_locally(
+    feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros"
+) -> tuple[Tensor, None]:
     if padding_mode != "zeros":
         raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
-    first, second, _ = prepared_features(feature0, feature1)
-    return _flow(local_matching(first, second, local_radius), feature0), None
+    first, second, _ = prepare_features(feature0, feature1)
+    return _convert_flow(local_matching(first, second, local_radius), feature0), None
 
 
 def _try_global(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw(2, 2, 8, 5, 7).unbind()
-    return original(one, two, True)[0], _global(one, two, True)[0]
+    one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
+    return original(one, two, True)[0], _match_globally(one, two, True)[0]
 
 
 def _try_local(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw(2, 2, 8, 5, 7).unbind()
-    return original(one, two, 2)[0], _local(one, two, 2)[0]
+    one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
+    return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
 
 
-def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def replace_matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
     def trial() -> tuple[Tensor, Tensor]:
-        one, two = _draw(2, 1, 8, 5, 7).unbind()
+        one, two = _draw_tensor(2, 1, 8, 5, 7).unbind()
         foreign = kind()
         if hasattr(foreign, "init_bhwd"):
             foreign.init_bhwd(1, 5, 7, one.device, False)
         else:
             foreign.init_grid(1, 5, 7, one.dtype, one.device)
-        return foreign.global_correlation_softmax(one, two), _global(one, two)[0]
+        return foreign.global_correlation_softmax(one, two), _match_globally(one, two)[0]
 
-    check(name, kind, _OPERATOR, trial)
+    check_by_trial(name, kind, _OPERATOR, trial)
 
     def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
-        return _global(feature0, feature1)[0]
+        return _match_globally(feature0, feature1)[0]
 
     replacement = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
     return Change(block, {"global_correlation_softmax": global_correlation_softmax}, [replacement])
@@ -101,17 +103,17 @@ def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG0
 # ---- attention over windows
 
 
-def _try_full(original: Any) -> tuple[Tensor, Tensor]:
-    query, key, value = _draw(3, 2, 9, 8).unbind()
+def _try_full_attention(original: Any) -> tuple[Tensor, Tensor]:
+    query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
     return original(query, key, value), attend(query, key, value)
 
 
-def _no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
+def _return_no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
     """Return nothing in place of the mask [K², L, L]: windows that it separates are attended to separately."""
     return torch.empty(0, device=device)
 
 
-def _windows(
+def _attend_in_windows(
     q: Tensor,  # [B, H·W, C]
     k: Tensor,
     v: Tensor,
@@ -128,18 +130,18 @@ def _windows(
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")
     maps = [torch.unflatten(t, 1, (h, w)) for t in (q, k, v)]
-    bands = [_bands(n, num_splits, with_shift) for n in (h, w)]
+    bands = [_list_bands(n, num_splits, with_shift) for n in (h, w)]
     strips = []
     for top, rows, height in bands[0]:
         blocks = []
         for left, columns, width in bands[1]:
             cut = [t[:, top : top + rows * height, left : left + columns * width] for t in maps]
-            blocks.append(_band(cut, rows, columns))
+            blocks.append(_cut_band(cut, rows, columns))
         strips.append(torch.cat(blocks, 2))
     return torch.cat(strips, 1).flatten(1, 2)
 
 
-def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
+def _list_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
     """Return (first, windows, length of each) of the windows along an axis."""
     size = length // splits
     shift = size // 2 if shifted else 0
@@ -149,7 +151,7 @@ def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]
     return [(0, 1, shift), *middle, (length - (size - shift), 1, size - shift)]
 
 
-def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
+def _cut_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     batch, height, width, _ = maps[0].shape
     windows = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
     result = attend(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
@@ -158,7 +160,7 @@ def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     return joined.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def _mask(height: int, width: int, splits: int) -> Tensor:
+def _build_mask(height: int, width: int, splits: int) -> Tensor:
     """Return the original's mask: -100 between positions of a rolled window that are no neighbours."""
     marks = []
     for length in (height, width):
@@ -175,18 +177,18 @@ def _try_mask(original: Any) -> tuple[Tensor, Tensor]:
         input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
         device=torch.device("cpu"),
     )  # fmt: skip
-    return foreign, _mask(8, 12, 2)
+    return foreign, _build_mask(8, 12, 2)
 
 
 def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
     result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
-        query, key, value = _draw(3, 2, height * width, 8).unbind()
-        mask = _mask(height, width, splits) if shift else None
+        query, key, value = _draw_tensor(3, 2, height * width, 8).unbind()
+        mask = _build_mask(height, width, splits) if shift else None
         options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
         result[0].append(original(query, key, value, attn_mask=mask, **options))
-        result[1].append(_windows(query, key, value, **options))
+        result[1].append(_attend_in_windows(query, key, value, **options))
     foreign, own = (torch.cat(outputs, 1) for outputs in result)
     return foreign, own
 
@@ -194,24 +196,24 @@ def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
 # ---- propagation
 
 
-def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) -> Tensor:
+def _propagate_flow(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) -> Tensor:
     return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
-def propagation(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def replace_propagation(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of a part that propagates flow."""
     kind = type(module)
 
     def trial() -> tuple[Tensor, Tensor]:
         with torch.random.fork_rng(devices=[]):
             foreign = kind(in_channels=8)
-        feature, flow = _draw(2, 8, 5, 7), _draw(2, 2, 5, 7)
+        feature, flow = _draw_tensor(2, 8, 5, 7), _draw_tensor(2, 2, 5, 7)
         calls: list[dict[str, Any]] = [{}, {"local_window_attn": True, "local_window_radius": 1}]
         result = [foreign(feature, flow, **call) for call in calls]
-        own = [_propagate(foreign, feature, flow, radius) for radius in (None, 1)]
+        own = [_propagate_flow(foreign, feature, flow, radius) for radius in (None, 1)]
         return torch.cat(result), torch.cat(own)
 
-    check(name, kind, _OPERATOR, trial)
+    check_by_trial(name, kind, _OPERATOR, trial)
 
     def forward(
         self: Any,
@@ -221,16 +223,16 @@ def propagation(name: str, module: Any, backend: str | None) -> Change:  # noqa:
         local_window_radius: int = 1,
         **_: Any,
     ) -> Tensor:
-        return _propagate(self, feature0, flow, local_window_radius if local_window_attn else None)
+        return _propagate_flow(self, feature0, flow, local_window_radius if local_window_attn else None)
 
     return Change.from_overrides(name, module, {"forward": forward}, "fullfield's attention in linear memory")
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _recogniser(_global, _try_global),
-    "^local_correlation_softmax$": _recogniser(_local, _try_local),
-    "^single_head_full_attention$": _recogniser(attend, _try_full),
-    "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
-    "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),
+    "^global_correlation_softmax$": _build_recogniser(_match_globally, _try_global),
+    "^local_correlation_softmax$": _build_recogniser(_match_locally, _try_local),
+    "^single_head_full_attention$": _build_recogniser(attend, _try_full_attention),
+    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _try_windows),
+    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _try_mask),
 }
 """Recognisers by the names under which methods reach the functions."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.integrations import forms, matching, ptlflow, windows
-from fullfield.integrations.forms import PYRAMID, check_lookup, lookup_pyramid, require_kernel
-from fullfield.integrations.handle import Change, Handle, find, is_patched
+from fullfield.integrations.forms import PYRAMID, check_lookup, prepare_pyramid, require_kernel
+from fullfield.integrations.handle import Change, Handle, find_changes, is_patched
 from fullfield.ops.correlation.protocol import BACKENDS
 
 
@@ -29,7 +29,7 @@ class _CurrentPair:
         return _CurrentPair, (None,)
 
 
-def _torchvision(name: str, block: Any, backend: str | None) -> Change:
+def _replace_torchvision_block(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
     kind = type(block)
 
@@ -42,7 +42,7 @@ def _torchvision(name: str, block: Any, backend: str | None) -> Change:
     check_lookup(name, kind, foreign)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
-        self.corr_pyramid = _CurrentPair(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+        self.corr_pyramid = _CurrentPair(prepare_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
 
     def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
         return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
@@ -53,11 +53,11 @@ def _torchvision(name: str, block: Any, backend: str | None) -> Change:
 
 # Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
 _MODULE_CHANGES = {
-    ("build_pyramid", "index_pyramid"): _torchvision,
-    ("compute_cost_volume",): ptlflow.lcv,
-    ("q_proj", "k_proj", "forward_local_window_attn"): matching.propagation,
+    ("build_pyramid", "index_pyramid"): _replace_torchvision_block,
+    ("compute_cost_volume",): ptlflow.replace_lcv_block,
+    ("q_proj", "k_proj", "forward_local_window_attn"): matching.replace_propagation,
 }
-_ATTRIBUTES = {"init_corr_pyr": ptlflow.neuflow, "global_correlation_softmax": matching.matcher}
+_ATTRIBUTES = {"init_corr_pyr": ptlflow.replace_neuflow_block, "global_correlation_softmax": matching.replace_matcher}
 _RECOGNISERS = {**forms.RECOGNISERS, **matching.RECOGNISERS, **windows.RECOGNISERS}
 
 
@@ -102,8 +102,12 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             raise InputError(
                 f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"
             )
-    recognisers = {**_RECOGNISERS, **ptlflow.recognisers(model)}
-    changes = [*_blocks(model, backend), *windows.find(model, backend), *find(model, recognisers, backend)]
+    recognisers = {**_RECOGNISERS, **ptlflow.list_recognisers(model)}
+    changes = [
+        *_find_blocks(model, backend),
+        *windows.find_samplers(model, backend),
+        *find_changes(model, recognisers, backend),
+    ]
     changed_ids = [id(change.target) for change in changes]
     for name, module in model.named_modules():
         if "CorrBlock" in type(module).__name__ and id(module) not in changed_ids:
@@ -118,7 +122,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     return Handle(model, changes, backend)
 
 
-def _blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
+def _find_blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return the changes of parts and attributes in the tables."""
     changes = []
     for path, module in model.named_modules():

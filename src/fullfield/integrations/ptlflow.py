@@ -16,10 +16,10 @@ from fullfield._check import InputError
 from fullfield.integrations.forms import (
     PYRAMID,
     StoppingBlock,
-    backend_for,
     check_lookup,
-    lookup_pyramid,
-    prepared_features,
+    choose_backend,
+    prepare_features,
+    prepare_pyramid,
     stops_pooling,
 )
 from fullfield.integrations.handle import Change, Recogniser
@@ -42,7 +42,7 @@ class Support:
     note: str = ""
 
 
-def _support(names: str, state: str, note: str = "") -> Support:
+def _list_support(names: str, state: str, note: str = "") -> Support:
     return Support(tuple(names.split()), state, note)
 
 
@@ -50,64 +50,70 @@ _WINDOW = "a window of 9×9 in warped features"
 _MASKS = "; which pixels its warp keeps depends on the last bit of a sum, so flow moves with any rounding"
 _MATCHING = "matching, attention and propagation in linear memory: over the whole map"
 SUPPORT = (
-    _support("raft raft_small", EXACT),
-    _support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
-    _support("gma", EXACT),
-    _support("skflow", EXACT),
-    _support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
-    _support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
-    _support("dpflow", EXACT, "its on-demand mode needs no extension"),
-    _support("rpknet", EXACT),
-    _support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
-    _support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
-    _support("flow_anything", EXACT),
-    _support("recover_rn recover_mn recover_cx", EXACT),
-    _support("memfof", EXACT, "two blocks, towards the frames before and after"),
-    _support("memflow memflow_t", EXACT),
-    _support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
-    _support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
-    _support("splatflow", EXACT, "checked with two frames; three need cupy"),
-    _support(
+    _list_support("raft raft_small", EXACT),
+    _list_support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
+    _list_support("gma", EXACT),
+    _list_support("skflow", EXACT),
+    _list_support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
+    _list_support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
+    _list_support("dpflow", EXACT, "its on-demand mode needs no extension"),
+    _list_support("rpknet", EXACT),
+    _list_support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
+    _list_support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
+    _list_support("flow_anything", EXACT),
+    _list_support("recover_rn recover_mn recover_cx", EXACT),
+    _list_support("memfof", EXACT, "two blocks, towards the frames before and after"),
+    _list_support("memflow memflow_t", EXACT),
+    _list_support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
+    _list_support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
+    _list_support("splatflow", EXACT, "checked with two frames; three need cupy"),
+    _list_support(
         "matchflow matchflow_raft",
         EXACT_WITH_NOTE,
         "needs its compiled QuadTreeAttention; checked with a stand-in for that attention",
     ),
-    _support(
+    _list_support(
         "gmflownet gmflownet_mix",
         EXACT_WITH_NOTE,
         "its matching is made of the whole matrix, which is still computed, once and without its pyramid",
     ),
-    _support("lcv_raft lcv_raft_small", EXACT_WITH_NOTE, "the learned metric is multiplied into the first features"),
-    _support("neuflow2", EXACT, "a global matching, then lookups"),
-    _support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
-    _support("gmflow", EXACT, _MATCHING),
-    _support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
-    _support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
-    _support("neuflow", EXACT, "a global matching, then a window of 7×7"),
-    _support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
-    _support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
-    _support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _support("scopeflow", EXACT, _WINDOW),
-    _support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _support("fastflownet", EXACT, _WINDOW),
-    _support("hd3 hd3_ctxt", EXACT, _WINDOW),
-    _support("maskflownet maskflownet_s", EXACT, _WINDOW + "; checked with a stand-in for its deformable convolution"),
-    _support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
-    _support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
-    _support(
+    _list_support(
+        "lcv_raft lcv_raft_small", EXACT_WITH_NOTE, "the learned metric is multiplied into the first features"
+    ),
+    _list_support("neuflow2", EXACT, "a global matching, then lookups"),
+    _list_support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
+    _list_support("gmflow", EXACT, _MATCHING),
+    _list_support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
+    _list_support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
+    _list_support("neuflow", EXACT, "a global matching, then a window of 7×7"),
+    _list_support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
+    _list_support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
+    _list_support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _list_support("scopeflow", EXACT, _WINDOW),
+    _list_support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _list_support("fastflownet", EXACT, _WINDOW),
+    _list_support("hd3 hd3_ctxt", EXACT, _WINDOW),
+    _list_support(
+        "maskflownet maskflownet_s", EXACT, _WINDOW + "; checked with a stand-in for its deformable convolution"
+    ),
+    _list_support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
+    _list_support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
+    _list_support(
         "liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"
     ),
-    _support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
-    _support("csflow", OTHER, "its volume has a second channel of strip correlations"),
-    _support("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
-    _support("separableflow", OTHER, "its volume is filtered before it is read"),
-    _support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
-    _support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
-    _support("flow1d", OTHER, "correlates along rows and columns"),
-    _support("dip", OTHER, "compares single candidates (PatchMatch)"),
-    _support("waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"),
-    _support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
-    _support("flownets flownetsd", OTHER, "correlates nothing"),
+    _list_support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
+    _list_support("csflow", OTHER, "its volume has a second channel of strip correlations"),
+    _list_support("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
+    _list_support("separableflow", OTHER, "its volume is filtered before it is read"),
+    _list_support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
+    _list_support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
+    _list_support("flow1d", OTHER, "correlates along rows and columns"),
+    _list_support("dip", OTHER, "compares single candidates (PatchMatch)"),
+    _list_support(
+        "waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"
+    ),
+    _list_support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
+    _list_support("flownets flownetsd", OTHER, "correlates nothing"),
 )
 
 FRAME_COUNTS = {"memfof": 3, "streamflow": 4}
@@ -123,14 +129,14 @@ def find_support(model: object) -> Support | None:
     return next((s for s in SUPPORT if any(name in s.models for name in names)), None)
 
 
-def recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
+def list_recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
     """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
-    return {"^local_correlation_with_flow$": _unimatch} if getattr(model, "reg_refine", False) else {}
+    return {"^local_correlation_with_flow$": _recognize_unimatch} if getattr(model, "reg_refine", False) else {}
 
 
-def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
+def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
     def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
-        result = original(fmap1, fmap2, coords - _grid(coords), radius)
+        result = original(fmap1, fmap2, coords - _pixel_grid(coords), radius)
         side = 2 * radius + 1
         return torch.unflatten(result, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
@@ -147,18 +153,18 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
         """Correlate with the window of ``feature1`` around where ``flow`` leads."""
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
-        first, second, _ = prepared_features(feature0, feature1)
-        resolved = backend_for(feature0.device, backend)
+        first, second, _ = prepare_features(feature0, feature1)
+        resolved = choose_backend(feature0.device, backend)
         return local_correlation_with_flow(first, second, flow, local_radius, backend=resolved)
 
     return lookup
 
 
-def _grid(like: Tensor) -> Tensor:
+def _pixel_grid(like: Tensor) -> Tensor:
     return pixel_positions(like.shape[-2:], like.device)
 
 
-def neuflow(name: str, block: Any, backend: str | None) -> Change:
+def replace_neuflow_block(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
@@ -166,13 +172,13 @@ def neuflow(name: str, block: Any, backend: str | None) -> Change:
         trial = kind(radius, levels)
         batch, _, height, width = coords.shape
         trial.init_bhwd(batch, height, width, coords.device, False)
-        result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _grid(coords))
+        result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _pixel_grid(coords))
         return result
 
     check_lookup(name, kind, foreign)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
-        return lookup_pyramid(feature0, feature1, self.levels, self.radius, backend)
+        return prepare_pyramid(feature0, feature1, self.levels, self.radius, backend)
 
     def call(self: Any, corr_pyramid: Any, flow: Tensor) -> Tensor:
         result: Tensor = corr_pyramid((self.grid + flow).float())
@@ -181,7 +187,7 @@ def neuflow(name: str, block: Any, backend: str | None) -> Change:
     return Change.from_overrides(name, block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, PYRAMID)
 
 
-def lcv(name: str, block: Any, backend: str | None) -> Change:
+def replace_lcv_block(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 
@@ -199,7 +205,7 @@ def lcv(name: str, block: Any, backend: str | None) -> Change:
         if stops and stops_pooling(fmap2, self.num_levels, self.radius):
             return StoppingBlock(first, fmap2, self.num_levels, self.radius, backend)
         layout = torch.channels_last
-        return lookup_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
+        return prepare_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
 
     def forward(self: Any, corr_pyramid: Any, coords: Tensor) -> Tensor:  # noqa: ARG001
         result: Tensor = corr_pyramid(coords.float())

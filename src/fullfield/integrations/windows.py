@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import backend_for, check, refused
+from fullfield.integrations.forms import build_refusal, check_by_trial, choose_backend
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
@@ -20,7 +20,7 @@ Compared: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _FLOWNET = {"patch_size": 21, "dilation_patch": 2}
 
 
-def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
+def find_samplers(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return a change for every sampler found in the model.
 
     Raises:
@@ -29,75 +29,77 @@ def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
     changes = []
     for path, module in model.named_modules():
         if type(module).__name__.endswith("SpatialCorrelationSampler") and "Translated" not in type(module).__name__:
-            changes.append(_sampler(path, module, backend))
+            changes.append(_replace_sampler(path, module, backend))
         function = vars(module).get("corr")
         if getattr(function, "__name__", "") == "correlate":
-            changes.append(_flownet(path, module, function, backend))
+            changes.append(_replace_flownet_function(path, module, function, backend))
     return changes
 
 
 def _resolve_backend(device: torch.device, backend: str | None) -> str | None:
-    resolved = backend_for(device, backend)
+    resolved = choose_backend(device, backend)
     if resolved is not None and resolved not in BACKENDS:
         raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {resolved!r}")
     return resolved
 
 
-def _compared(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
+def _correlate(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
     """Correlate in the dtype of the original's product: both maps' promoted."""
     dtype = torch.promote_types(fmap1.dtype, fmap2.dtype)
     resolved = _resolve_backend(fmap1.device, backend)
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=resolved)
 
 
-def _window(sampler: Any) -> dict[str, Any]:
+def _read_window(sampler: Any) -> dict[str, Any]:
     return {
         attribute: getattr(sampler, attribute) for attribute in ("patch_size", "dilation_patch", "stride", "padding")
     }
 
 
-def _sampler(name: str, sampler: Any, backend: str | None) -> Change:
+def _replace_sampler(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
     for attribute in ("kernel_size", "dilation"):
         if getattr(sampler, attribute) not in (1, (1, 1)):
-            raise refused(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
-    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler), backend)
+            raise build_refusal(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
+    _check_by_trial(name, kind, lambda one, two: kind.forward(sampler, one, two), _read_window(sampler), backend)
 
     def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
-        return _compared(input1, input2, backend, **_window(self))
+        return _correlate(input1, input2, backend, **_read_window(self))
 
     return Change.from_overrides(name, sampler, {"forward": forward}, BY)
 
 
-def _flownet(name: str, module: Any, function: Compared, backend: str | None) -> Change:
+def _replace_flownet_function(name: str, module: Any, function: Compared, backend: str | None) -> Change:
     def foreign(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
-    _try(name, type(module), foreign, _FLOWNET, backend)
+    _check_by_trial(name, type(module), foreign, _FLOWNET, backend)
 
     def correlate(input1: Tensor, input2: Tensor) -> Tensor:
-        return _compared(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
+        return _correlate(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
 
     # The function is an attribute of the object: a property of its class stands before that.
     replacement = Replacement(f"{name}.corr".lstrip("."), "correlate", BY)
     return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
-def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
+def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
     def foreign(one: Tensor, two: Tensor) -> Tensor:
         products: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
         return torch.unflatten(products, 1, (5, 5))
 
-    _try(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
+    _check_by_trial(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
 
     def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
         side = 2 * param_dict["max_disp"] + 1
-        return _compared(feat1, feat2, backend, patch_size=side).flatten(1, 2) / feat1.shape[1]
+        return _correlate(feat1, feat2, backend, patch_size=side).flatten(1, 2) / feat1.shape[1]
 
     return compute_cost_volume
 
 
-def _try(subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None) -> None:
+def _check_by_trial(
+    subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None
+) -> None:
     _resolve_backend(torch.device("cpu"), backend)
 
     def trial() -> tuple[Tensor, Tensor]:
@@ -105,8 +107,8 @@ def _try(subject: str, kind: type | None, foreign: Compared, window: dict[str, A
         one, two = torch.randn(2, 1, 4, 9, 11, generator=generator, dtype=torch.float32).unbind()
         return foreign(one, two), spatial_correlation(one, two, **window, backend="reference")
 
-    check(subject, kind, _OPERATOR, trial)
+    check_by_trial(subject, kind, _OPERATOR, trial)
 
 
-RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _cost_volume}
+RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _recognize_cost_volume}
 """Recogniser of the name under which IRR-PWC's method reaches its function."""

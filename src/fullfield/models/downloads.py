@@ -57,26 +57,26 @@ def download(
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _alone(target.with_name(f".{target.name}.lock")):
+    with _hold_lock(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         for attempt in range(_ATTEMPTS):
             try:
-                _continue(url, partial_file, progress, timeout)
+                _download_rest(url, partial_file, progress, timeout)
                 break
             except _Cut as cut:
                 if attempt == _ATTEMPTS - 1:
                     raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
         if sha256 is not None:
-            checksum = digest(partial_file)
+            checksum = compute_sha256(partial_file)
             if not checksum.startswith(sha256.lower()):
-                _delete(partial_file)
+                _delete_partial(partial_file)
                 raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {checksum}; nothing was kept")
         partial_file.replace(target)
-        _tag(partial_file).unlink(missing_ok=True)
+        _tag_path(partial_file).unlink(missing_ok=True)
 
 
-def extract(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
+def extract_member(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
     """Write one member of a zip file to ``target``, complete and checked or not at all.
 
     Args:
@@ -90,7 +90,7 @@ def extract(archive: Path, member: str, target: Path, *, sha256: str | None = No
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _alone(target.with_name(f".{target.name}.lock")):
+    with _hold_lock(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         checksum = hashlib.sha256()
@@ -106,15 +106,15 @@ def extract(archive: Path, member: str, target: Path, *, sha256: str | None = No
         except KeyError:
             raise DownloadError(f"{archive}: expected {member} inside, it is not there") from None
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-            _delete(partial_file)
+            _delete_partial(partial_file)
             raise DownloadError(f"{archive}: expected a zip file, cannot be read ({error})") from None
         if sha256 is not None and not checksum.hexdigest().startswith(sha256.lower()):
-            _delete(partial_file)
+            _delete_partial(partial_file)
             raise DownloadError(f"{archive}: expected {member} with the SHA-256 {sha256}, got {checksum.hexdigest()}")
         partial_file.replace(target)
 
 
-def digest(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     checksum = hashlib.sha256()
     with path.open("rb") as file:
@@ -123,10 +123,10 @@ def digest(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _continue(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
+def _download_rest(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
     """Download the rest of ``part``."""
     have = partial_file.stat().st_size if partial_file.is_file() else 0
-    tag = _tag(partial_file).read_text("utf-8") if have and _tag(partial_file).is_file() else ""
+    tag = _tag_path(partial_file).read_text("utf-8") if have and _tag_path(partial_file).is_file() else ""
     headers = {"User-Agent": "fullfield", "Accept-Encoding": "identity"}
     if have and tag:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
@@ -134,25 +134,25 @@ def _continue(url: str, partial_file: Path, progress: DownloadProgress | None, t
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
             if url.startswith("https:") and not response.url.startswith("https:"):
                 raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
-            start, total = _extent(response, have)
+            start, total = _parse_extent(response, have)
             if start == 0:
-                _tag(partial_file).write_text(_validator(response), "utf-8")
+                _tag_path(partial_file).write_text(_read_validator(response), "utf-8")
             with partial_file.open("ab" if start else "wb") as file:
-                have = _copy(response, file, start, total, progress)
+                have = _copy_to_file(response, file, start, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # our part is longer than the file
-            _delete(partial_file)
+            _delete_partial(partial_file)
             raise _Cut("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
-        raise DownloadError(f"{url}: cannot be reached ({_reason(error.reason)})") from None
+        raise DownloadError(f"{url}: cannot be reached ({_describe_error(error.reason)})") from None
     except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-        raise _Cut(f"the connection broke off ({_reason(error)})") from None
+        raise _Cut(f"the connection broke off ({_describe_error(error)})") from None
     if total is not None and have < total:
         raise _Cut(f"the connection broke off after {have} of {total} bytes")
 
 
-def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
+def _parse_extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
     """Return the offset of the answer in the file, and the length of the file."""
     if response.status == 206:
         extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
@@ -163,12 +163,14 @@ def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | N
     return 0, int(length) if length.isdigit() else None
 
 
-def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: DownloadProgress | None) -> int:
+def _copy_to_file(
+    source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: DownloadProgress | None
+) -> int:
     while True:
         try:
             block = source.read(_BLOCK)
         except (TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError) as error:
-            raise _Cut(f"the connection broke off after {have} bytes ({_reason(error)})") from None
+            raise _Cut(f"the connection broke off after {have} bytes ({_describe_error(error)})") from None
         if not block:
             return have
         file.write(block)
@@ -177,37 +179,37 @@ def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, prog
             progress(have, total)
 
 
-def _validator(response: http.client.HTTPResponse) -> str:
+def _read_validator(response: http.client.HTTPResponse) -> str:
     """Return the server's name of this version of the file for If-Range; empty if it has none."""
     tag = str(response.headers.get("ETag", ""))
     return tag if tag.startswith('"') else str(response.headers.get("Last-Modified", ""))
 
 
-def _tag(partial_file: Path) -> Path:
+def _tag_path(partial_file: Path) -> Path:
     return partial_file.with_name(partial_file.name + ".tag")
 
 
-def _delete(partial_file: Path) -> None:
+def _delete_partial(partial_file: Path) -> None:
     partial_file.unlink(missing_ok=True)
-    _tag(partial_file).unlink(missing_ok=True)
+    _tag_path(partial_file).unlink(missing_ok=True)
 
 
-def _reason(error: object) -> str:
+def _describe_error(error: object) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _hold_lock(lock: Path) -> Iterator[None]:
     """Hold the file lock ``lock``, waiting for other holders. The system releases it when a process ends.
 
     The empty file stays: if it were removed while a process waits for it, two could hold the lock.
     """
     with lock.open("ab") as file:
-        _acquire(file)
+        _acquire_lock(file)
         yield
 
 
-def _acquire(file: IO[bytes]) -> None:
+def _acquire_lock(file: IO[bytes]) -> None:
     if sys.platform == "win32":
         import msvcrt
         import time

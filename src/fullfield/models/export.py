@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.models.framing import STRIDE, grid_of, padding_for
+from fullfield.models.framing import STRIDE, choose_padding, coordinate_grid_like
 from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
 
@@ -64,7 +64,7 @@ def export_onnx(
     """
     require_onnx()
     _check.choice(lookup, "lookup", FORMS)
-    frames = _frames(model, height, width, batch, dynamic)
+    frames = _check_and_draw_frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
     _check.number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
     target = Path(path)
@@ -110,10 +110,12 @@ class _FirstSection(_Section):
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
         model: Any = self.network
-        padding = padding_for(frame1.shape[-2], frame1.shape[-1], model.config.padding)
-        fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
-        coords = grid_of(net)
-        coords = coords + model.start(net) if model.config.has_learned_start else coords.clone()
+        padding = choose_padding(frame1.shape[-2], frame1.shape[-1], model.config.padding)
+        fmap1, fmap2, net, context = model.encode(
+            model.prepare_frame(frame1, padding), model.prepare_frame(frame2, padding)
+        )
+        coords = coordinate_grid_like(net)
+        coords = coords + model.regress_initial_flow(net) if model.config.has_learned_start else coords.clone()
         return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.lookup_kind)
 
 
@@ -125,7 +127,7 @@ class _Step(_Section):
             return traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
-        after: tuple[Tensor, Tensor] = model.step(lookup, net, context, coords, grid_of(net))
+        after: tuple[Tensor, Tensor] = model.update_once(lookup, net, context, coords, coordinate_grid_like(net))
         return after
 
 
@@ -138,11 +140,13 @@ class _Finish(nn.Module):
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
         model: Any = self.network
-        flow: Tensor = model.upsample(coords - grid_of(net), model.mask(net))
-        return flow if self.size is None else padding_for(*self.size, model.config.padding).crop(flow)
+        flow: Tensor = model.upsample(coords - coordinate_grid_like(net), model.predict_mask(net))
+        return flow if self.size is None else choose_padding(*self.size, model.config.padding).crop(flow)
 
 
-def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:
+def _check_and_draw_frames(
+    model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool
+) -> tuple[Tensor, Tensor]:
     """Check the arguments and return a pair to trace with."""
     if not isinstance(model, FlowNetwork):
         name = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -166,23 +170,23 @@ def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bo
     return first, second
 
 
-def _frame_sides(model: FlowNetwork) -> dict[int, Any]:
-    rows, columns = _cell_sides(model)
+def _list_dynamic_frame_sides(model: FlowNetwork) -> dict[int, Any]:
+    rows, columns = _list_dynamic_cell_sides(model)
     return {2: STRIDE * rows, 3: STRIDE * columns}
 
 
-def _cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
+def _list_dynamic_cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
     min_side = 2**model.config.levels
     return Dim("rows", min=min_side), Dim("columns", min=min_side)
 
 
-def _program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
-    with _quietly():
+def _trace_program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
+    with _silence_exporters():
         return torch.export.export(module.eval(), inputs, dynamic_shapes=None if sides is None else tuple(sides))
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_exporters() -> Iterator[None]:
     """Disable gradients, and hide what exporters print about deprecated calls and passes without effect."""
     logger = logging.getLogger("onnx_ir")
     level = logger.level
@@ -205,9 +209,9 @@ def _export_sections(
         net, coords, context, *state = first(*frames)
     first_sides = step_sides = finish_sides = None
     if dynamic:
-        rows, columns = _cell_sides(model)
+        rows, columns = _list_dynamic_cell_sides(model)
         image = {2: rows, 3: columns}
-        first_sides = [_frame_sides(model)] * 2
+        first_sides = [_list_dynamic_frame_sides(model)] * 2
         finish_sides = [image, image]
         free = [Dim(f"cells{level}") for level in range(model.config.levels)]
         linear: list[Any] = [{1: rows, 2: columns}, *({0: cells} for cells in free)]
@@ -215,25 +219,30 @@ def _export_sections(
         step_sides = [image, image, image, linear if lookup_kind == "linear" else dense]
     shared = ["context", *(f"state{index}" for index in range(len(state)))]
     return (
-        _onnx(_program(first, frames, first_sides), "begin", ["frame1", "frame2"], [*_LOOP_VALUES, *shared]),
-        _onnx(
-            _program(step, (net, coords, context, state), step_sides),
+        _convert_to_onnx(
+            _trace_program(first, frames, first_sides), "begin", ["frame1", "frame2"], [*_LOOP_VALUES, *shared]
+        ),
+        _convert_to_onnx(
+            _trace_program(step, (net, coords, context, state), step_sides),
             "update",
             [*(f"{name}.before" for name in _LOOP_VALUES), *shared],
             [f"{name}.after" for name in _LOOP_VALUES],
         ),
-        _onnx(
-            _program(finish, (net, coords), finish_sides), "end", [f"{name}.last" for name in _LOOP_VALUES], ["flow"]
+        _convert_to_onnx(
+            _trace_program(finish, (net, coords), finish_sides),
+            "end",
+            [f"{name}.last" for name in _LOOP_VALUES],
+            ["flow"],
         ),
     )
 
 
-def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+def _convert_to_onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
     """Convert the program to ONNX; inner names begin with ``prefix``."""
     from onnx import helper
     from onnx.compose import add_prefix
 
-    with _quietly():
+    with _silence_exporters():
         onnx_program = torch.onnx.export(
             program, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
         )

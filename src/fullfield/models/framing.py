@@ -42,12 +42,12 @@ class Padding(NamedTuple):
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
 
-    def cells(self, height: int, width: int) -> tuple[int, int]:
+    def count_cells(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the 1/8 grid of a padded frame of this size."""
         return (height + self.top + self.bottom) // STRIDE, (width + self.left + self.right) // STRIDE
 
 
-def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
+def choose_padding(height: int, width: int, mode: str = "sintel") -> Padding:
     """Return the padding that enlarges a frame to multiples of eight, at least 16.
 
     ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below, both as
@@ -76,7 +76,7 @@ def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = N
     return batch, height, width
 
 
-def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def normalize_frame(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert uint8 0 … 255 or floating 0 … 1 to −1 … 1, as RAFT and SEA-RAFT were trained."""
     values = frame.to(dtype)
     if frame.dtype == torch.uint8:
@@ -84,7 +84,7 @@ def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return 2.0 * values - 1.0
 
 
-def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+def encode_frames(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
     """Return the features of both frames [B, C, H, W], computed in one pass unless they are large."""
     together = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a size would become a condition
     if together or frame1.numel() <= 3 * _TOGETHER_PIXELS:
@@ -93,7 +93,7 @@ def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor)
     return encoder(frame1), encoder(frame2)
 
 
-def still_moves(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
+def is_moving(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
     """Return for each pair whether an update moved more than 2 % of its cells by more than a pixel.
 
     The limits separate what gains by further updates from what does not: after four updates 0.1 % of the cells at most
@@ -107,22 +107,22 @@ def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -
     return pixel_positions((height, width), device).expand(batch, -1, -1, -1)
 
 
-def grid_of(field: Tensor) -> Tensor:
+def coordinate_grid_like(field: Tensor) -> Tensor:
     """Return :func:`coordinate_grid` of the cells of ``field`` [B, C, H, W]."""
     return coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
 
 
-def initial_cells(
+def resample_to_cells(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
-    """Return :func:`start_on_grid` of an initial flow that belongs to ``frame`` [B, C, H, W]; None stays None."""
+    """Return :func:`resample_to_grid` of an initial flow that belongs to ``frame`` [B, C, H, W]; None stays None."""
     if initial_flow is None:
         return None
     _check.tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
-    return start_on_grid(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
+    return resample_to_grid(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
 
 
-def start_on_grid(
+def resample_to_grid(
     initial_flow: Tensor,  # [B, 2, h, w], (u, v) in pixels of its own grid, covering the frame
     height: int,
     width: int,
@@ -143,16 +143,16 @@ def start_on_grid(
         raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
-    rows, columns = padding.cells(height, width)
+    rows, columns = padding.count_cells(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
-        flow = _at_centres(flow, -2, rows, padding.top, own_height / height)
-        flow = _at_centres(flow, -1, columns, padding.left, own_width / width)
+        flow = _sample_at_centres(flow, -2, rows, padding.top, own_height / height)
+        flow = _sample_at_centres(flow, -1, columns, padding.left, own_width / width)
     x = width / (own_width * STRIDE)
     y = height / (own_height * STRIDE)
     return torch.cat((flow[:, :1] * x, flow[:, 1:] * y), 1)
 
 
-def _at_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
+def _sample_at_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
     """Sample ``field`` along ``dim`` at the centres of ``cells`` cells that begin ``before`` pixels outside."""
     last = field.shape[dim] - 1
     centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)

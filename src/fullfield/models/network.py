@@ -13,7 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
+from fullfield.models.state import from_torchvision, load_into, read_state, recognize_network, remove_aliases
 
 if TYPE_CHECKING:
     from fullfield.models.shape import NetworkArchitecture
@@ -72,11 +72,11 @@ class FlowNetwork(nn.Module):
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
-        recognised = recognise(state)
+        recognised = recognize_network(state)
         if recognised is not None and recognised.startswith("torchvision"):
             state = from_torchvision(state)
-        expected = recognise(self.state_dict()) or self.family
-        fit(self, without_aliases(state, name, self.norm_prefix), name, expected, recognised)
+        expected = recognize_network(self.state_dict()) or self.family
+        load_into(self, remove_aliases(state, name, self.norm_prefix), name, expected, recognised)
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms into the convolutions before them and reorder the weights.
@@ -115,21 +115,21 @@ class FlowNetwork(nn.Module):
                 layer.bias.zero_()
             layer.skips_bias = True
 
-    def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
+    def prepare_frame(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""
-        return padding.pad(framing.normalized(frame, self.fnet.conv1.weight.dtype))
+        return padding.pad(framing.normalize_frame(frame, self.fnet.conv1.weight.dtype))
 
     def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
         """Return features, state and context of prepared frames [B, 3, 8h, 8w].
 
         Both frames go through the feature encoder in one pass, unless they are large.
         """
-        return Encoded(*self._features(frame1, frame2), *self._context(frame1, frame2))
+        return Encoded(*self._encode_features(frame1, frame2), *self._encode_context(frame1, frame2))
 
-    def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
-        return framing.encoded(self.fnet, frame1, frame2)
+    def _encode_features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+        return framing.encode_frames(self.fnet, frame1, frame2)
 
-    def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def _check_call(
@@ -137,15 +137,15 @@ class FlowNetwork(nn.Module):
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
-        count = self._number(updates)
+        count = self._count_updates(updates)
         _check.number(count, "updates", integer=True, low=min_updates)
-        padding = framing.padding_for(height, width, self.config.padding)
-        return count, padding, framing.initial_cells(initial_flow, frame1, padding)
+        padding = framing.choose_padding(height, width, self.config.padding)
+        return count, padding, framing.resample_to_cells(initial_flow, frame1, padding)
 
-    def _number(self, updates: int | None) -> int:
+    def _count_updates(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
 
-    def most_updates(self, updates: int | None) -> int:
+    def max_updates(self, updates: int | None) -> int:
         """Return the highest number of updates of a call with ``updates``.
 
         It is above ``config.updates`` where none are set and the configuration lets them go on; never in training,
@@ -153,14 +153,14 @@ class FlowNetwork(nn.Module):
         """
         config = self.config
         if updates is not None or config.most_updates is None or config.updates == 0:
-            return self._number(updates)
+            return self._count_updates(updates)
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         recorded = recorded or traced or torch.compiler.is_compiling()
         return config.updates if self.training or recorded else config.most_updates
 
-    def _both_started(
+    def _encode_both_directions(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -177,9 +177,9 @@ class FlowNetwork(nn.Module):
             backward.
         """
         count, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
-        back = framing.initial_cells(initial_backward, frame2, padding, "initial_backward")
-        one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
-        fmap1, fmap2 = self._features(one, two)
-        forward = Encoded(fmap1, fmap2, *self._context(one, two))
-        backward = Encoded(fmap2, fmap1, *self._context(two, one))
+        back = framing.resample_to_cells(initial_backward, frame2, padding, "initial_backward")
+        one, two = self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding)
+        fmap1, fmap2 = self._encode_features(one, two)
+        forward = Encoded(fmap1, fmap2, *self._encode_context(one, two))
+        backward = Encoded(fmap2, fmap1, *self._encode_context(two, one))
         return count, padding, [(forward, start), (backward, back)]

@@ -73,7 +73,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
         OSError: if it cannot be read.
     """
     if isinstance(source, Mapping):
-        return _plain(source, "state dict"), "state dict"
+        return _check_tensors(source, "state dict"), "state dict"
     path = Path(source)
     name = str(path)
     with path.open("rb") as file:
@@ -82,7 +82,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
         raise InputError(f"{name}: the file is empty (0 bytes)")
     size = path.stat().st_size
     if _is_safetensors(head, size):
-        return _plain(read_safetensors(path), name), name
+        return _check_tensors(read_safetensors(path), name), name
     if head[:2] != b"PK" and head[:1] != b"\x80":
         other = next(
             (words for prefix, words in _INSTEAD.items() if head.lstrip().startswith(prefix)), "something else"
@@ -101,7 +101,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     except (*_BROKEN, SafetensorError) as error:
         first = " ".join(str(error).split()).split(". ")[0][:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
-    return _plain(content, name), name
+    return _check_tensors(content, name), name
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
@@ -120,7 +120,7 @@ def read_safetensors(path: Path) -> State:
         raise InputError(f"{path}: expected a safetensors file, cannot be read ({str(error)[:120]})") from None
 
 
-def _plain(content: object, name: str) -> State:
+def _check_tensors(content: object, name: str) -> State:
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
@@ -130,7 +130,7 @@ def _plain(content: object, name: str) -> State:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(f"{name}: expected named tensors, got {_check.describe(value)} at {key!r}")
-        odd = _odd(value)
+        odd = _describe_unusable(value)
         if odd is not None:
             raise InputError(f"{name}: expected plain tensors of real numbers, got {odd} at {key!r}")
         state[key] = value
@@ -140,7 +140,7 @@ def _plain(content: object, name: str) -> State:
     return state
 
 
-def _odd(value: Tensor) -> str | None:
+def _describe_unusable(value: Tensor) -> str | None:
     """Describe a tensor that cannot hold weights; None for a plain one."""
     if value.is_nested:
         return "a nested tensor"
@@ -155,7 +155,7 @@ def _odd(value: Tensor) -> str | None:
     return None
 
 
-def recognise(state: Mapping[str, Tensor]) -> str | None:
+def recognize_network(state: Mapping[str, Tensor]) -> str | None:
     """Return the name of the network of a state dict, by its names and one or two shapes; None if it is unknown."""
     if "feature_encoder.convnormrelu.0.weight" in state:
         small = "mask_predictor.conv.weight" not in state
@@ -177,7 +177,7 @@ def recognise(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
+def remove_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     """Return the state with one name for the norm of a shortcut, ``downsample.1``.
 
     Princeton's blocks also number it after their last convolution: ``norm3``, or ``norm4`` after a bottleneck.
@@ -200,7 +200,7 @@ def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     return renamed_state
 
 
-def fit(
+def load_into(
     module: nn.Module, state: Mapping[str, Tensor], name: str, expected: str, recognised: str | None = None
 ) -> None:
     """Load ``state`` into ``module`` if every name, shape and type fits.
@@ -210,7 +210,7 @@ def fit(
         state: tensors by name.
         name: name of the file in messages.
         expected: name of the module in messages.
-        recognised: name of the network that the state was recognised as; by default :func:`recognise` decides.
+        recognised: name of the network that the state was recognised as; by default :func:`recognize_network` decides.
 
     Raises:
         InputError: naming what does not fit.
@@ -220,12 +220,12 @@ def fit(
     unexpected = sorted(state.keys() - own.keys())
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
     if missing or unexpected or wrong:
-        recognised = recognise(state) if recognised is None else recognised
+        recognised = recognize_network(state) if recognised is None else recognised
         other = recognised not in (None, expected)
         reasons = [f"it looks like {recognised}"] if other else []
         max_keys = 1 if other else _MAX_KEYS
         reasons += [
-            f"{word} {_some(keys, max_keys)}"
+            f"{word} {_list_some(keys, max_keys)}"
             for word, keys in (("missing", missing), ("unexpected", unexpected))
             if keys
         ]
@@ -242,7 +242,7 @@ def fit(
     module.load_state_dict(dict(state))
 
 
-def _some(keys: list[str], max_keys: int) -> str:
+def _list_some(keys: list[str], max_keys: int) -> str:
     more = f" and {len(keys) - max_keys} more" if len(keys) > max_keys else ""
     return ", ".join(keys[:max_keys]) + more
 
@@ -250,14 +250,14 @@ def _some(keys: list[str], max_keys: int) -> str:
 def from_torchvision(state: Mapping[str, Tensor]) -> State:
     """Return weights of torchvision's RAFT under our names; other names stay."""
     one_gru = "update_block.recurrent_block.convgru2.convz.weight" not in state
-    return {_renamed(key, one_gru): value for key, value in state.items()}
+    return {_rename_key(key, one_gru): value for key, value in state.items()}
 
 
-def _renamed(key: str, one_gru: bool) -> str:
+def _rename_key(key: str, one_gru: bool) -> str:
     stem, _, field = key.rpartition(".")
     first, _, rest = stem.partition(".")
     if first in _ENCODERS:
-        return f"{_ENCODERS[first]}.{_encoder_module(rest)}.{field}"
+        return f"{_ENCODERS[first]}.{_rename_encoder_module(rest)}.{field}"
     if stem in _MASK:
         return f"update_block.{_MASK[stem]}.{field}"
     if first == "update_block" and rest in _UPDATE:
@@ -268,7 +268,7 @@ def _renamed(key: str, one_gru: bool) -> str:
     return key
 
 
-def _encoder_module(rest: str) -> str:
+def _rename_encoder_module(rest: str) -> str:
     if rest == "conv":
         return "conv2"
     block = _BLOCK.fullmatch(rest)

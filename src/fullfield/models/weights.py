@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import candidates, usable
-from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract
+from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.shape import NetworkArchitecture
@@ -87,7 +87,7 @@ _PORTED = "torchvision 0.28, of its port"
 _USERS = "as reported by a user of it, whose sums of the other three files are right"
 
 
-def _princeton(
+def _princeton_entry(
     name: str, training: str, sha256: str, metrics: Mapping[str, float], source: str = _PORTED, checked: str = _OURS
 ) -> WeightsEntry:
     return WeightsEntry(
@@ -107,7 +107,7 @@ def _princeton(
     )
 
 
-def _torchvision(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
+def _torchvision_entry(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
     size, _, rest = version.partition("_")
     file = f"raft_{version}-{digits}.pth"
     origin = "ported from princeton's by torchvision" if version.endswith("V1") else "trained by torchvision"
@@ -125,7 +125,7 @@ def _torchvision(version: str, digits: str, training: str, metrics: Mapping[str,
     )
 
 
-def _sea_raft(
+def _sea_raft_entry(
     size: str,
     stage: str,
     training: str,
@@ -155,15 +155,15 @@ def _sea_raft(
     )
 
 
-def _train(clean: float, final: float, kitti: float) -> dict[str, float]:
+def _training_scores(clean: float, final: float, kitti: float) -> dict[str, float]:
     return {"Sintel clean, train, EPE": clean, "Sintel final, train, EPE": final, "KITTI 2015, train, Fl": kitti}
 
 
-def _test(clean: float, final: float) -> dict[str, float]:
+def _test_scores(clean: float, final: float) -> dict[str, float]:
     return {"Sintel clean, test, EPE": clean, "Sintel final, test, EPE": final}
 
 
-_PORT, _PORT_SMALL = _train(1.4411, 2.7894, 17.4506), _train(2.1231, 3.2790, 25.2801)
+_PORT, _PORT_SMALL = _training_scores(1.4411, 2.7894, 17.4506), _training_scores(2.1231, 3.2790, 25.2801)
 _TARTAN = f"TartanAir, {_CT}; then FlyingThings3D, Sintel, KITTI and HD1K"
 
 _ENTRIES = (
@@ -186,12 +186,17 @@ _ENTRIES = (
         licence="Apache-2.0",
         packaged=True,
     ),
-    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS),
-    _princeton("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
-    _princeton(
-        "raft-sintel", _CTS, "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf", _test(1.94, 3.18)
+    _princeton_entry(
+        "raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS
     ),
-    _princeton(
+    _princeton_entry("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
+    _princeton_entry(
+        "raft-sintel",
+        _CTS,
+        "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf",
+        _test_scores(1.94, 3.18),
+    ),
+    _princeton_entry(
         "raft-kitti",
         _CTK,
         "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
@@ -199,16 +204,18 @@ _ENTRIES = (
         "RAFT, 2020, abstract",
         _USERS,
     ),
-    _princeton("raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL),
-    _torchvision("large_C_T_V1", "22a6c225", _CT, _PORT),
-    _torchvision("large_C_T_V2", "1bb1363a", _CT, _train(1.3822, 2.7161, 16.0679)),
-    _torchvision("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _test(1.94, 3.18)),
-    _torchvision("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _test(1.819, 3.067)),
-    _torchvision("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
-    _torchvision("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
-    _torchvision("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
-    _torchvision("small_C_T_V2", "01064c6d", _CT, _train(1.9901, 3.2831, 25.2369)),
-    _sea_raft(
+    _princeton_entry(
+        "raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL
+    ),
+    _torchvision_entry("large_C_T_V1", "22a6c225", _CT, _PORT),
+    _torchvision_entry("large_C_T_V2", "1bb1363a", _CT, _training_scores(1.3822, 2.7161, 16.0679)),
+    _torchvision_entry("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _test_scores(1.94, 3.18)),
+    _torchvision_entry("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _test_scores(1.819, 3.067)),
+    _torchvision_entry("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
+    _torchvision_entry("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
+    _torchvision_entry("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
+    _torchvision_entry("small_C_T_V2", "01064c6d", _CT, _training_scores(1.9901, 3.2831, 25.2369)),
+    _sea_raft_entry(
         "S",
         "sintel",
         _TARTAN,
@@ -216,11 +223,11 @@ _ENTRIES = (
         revision="de21657a1519e5b14d2a9c10885ec369a8654c05",
         sha256="9752a49fca0a3f33551d51fec7bc5bd87f93a155b1e9fadd803e8176f4edb423",
     ),
-    _sea_raft("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
-    _sea_raft("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
-    _sea_raft("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
-    _sea_raft("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
-    _sea_raft(
+    _sea_raft_entry("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
+    _sea_raft_entry("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
+    _sea_raft_entry("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
+    _sea_raft_entry("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
+    _sea_raft_entry(
         "M",
         "spring",
         f"{_TARTAN}; then Spring",
@@ -267,7 +274,7 @@ NETWORKS: Mapping[str, NetworkArchitecture] = MappingProxyType({shape.name: shap
 has published weights."""
 
 
-def weights_entry(name: str) -> WeightsEntry:
+def get_weights_entry(name: str) -> WeightsEntry:
     """Return the entry called ``name``; InputError lists the known ones."""
     if name not in WEIGHTS:
         hint = _check.nearest(name, [*WEIGHTS])
@@ -275,14 +282,14 @@ def weights_entry(name: str) -> WeightsEntry:
     return WEIGHTS[name]
 
 
-def cached_weights(entry: WeightsEntry) -> Path | None:
+def find_cached_weights(entry: WeightsEntry) -> Path | None:
     """Return the path of the entry's file, or None if it is not on this machine."""
     if entry.packaged:
         return Path(__file__).with_name(entry.file)
     checkout = Path(__file__).parents[3] / "weights" / entry.file
     if entry.in_repository and checkout.is_file():
         return checkout
-    return _cached(entry.file)
+    return _find_cached(entry.file)
 
 
 def _find_address(entry: WeightsEntry) -> str | None:
@@ -298,7 +305,7 @@ def _find_address(entry: WeightsEntry) -> str | None:
     return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
-def _cached(file: str) -> Path | None:
+def _find_cached(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
@@ -333,29 +340,29 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
         OSError: if the download fails; the line says what to download by hand and where to put it.
     """
     if isinstance(entry, str):
-        entry = weights_entry(entry)
-    path = cached_weights(entry)
+        entry = get_weights_entry(entry)
+    path = find_cached_weights(entry)
     if path is not None:
         return path
     folder = weights_folder()
     target = folder / entry.file
     address = _find_address(entry)
     if address is None:
-        raise DownloadError(f"{entry.name}: no direct address is known; {_by_hand(entry, target)}")
+        raise DownloadError(f"{entry.name}: no direct address is known; {_explain_download_by_hand(entry, target)}")
     try:
         if entry.archive is None or entry.member is None:
             download(address, target, sha256=entry.sha256, progress=progress)
         else:
-            archive = _cached(entry.archive) or folder / entry.archive
+            archive = _find_cached(entry.archive) or folder / entry.archive
             if not archive.is_file():
                 download(address, archive, sha256=entry.archive_sha256, progress=progress)
-            extract(archive, entry.member, target, sha256=entry.sha256)
+            extract_member(archive, entry.member, target, sha256=entry.sha256)
     except DownloadError as error:
-        raise DownloadError(f"{entry.name}: {error}; {_by_hand(entry, target)}") from None
+        raise DownloadError(f"{entry.name}: {error}; {_explain_download_by_hand(entry, target)}") from None
     return target
 
 
-def _by_hand(entry: WeightsEntry, target: Path) -> str:
+def _explain_download_by_hand(entry: WeightsEntry, target: Path) -> str:
     description = _find_address(entry) or f"{entry.file} from {entry.page}"
     inside = f", take {entry.member} out of it" if entry.member else ""
     return f"fetch {description} by hand{inside} and put it at {target}"
@@ -389,7 +396,7 @@ class Origin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetched(self, progress: DownloadProgress | None = None) -> Origin:
+    def fetch(self, progress: DownloadProgress | None = None) -> Origin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
@@ -432,12 +439,12 @@ def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None
                 raise MissingFileError(
                     f"weights: {name}: {description}; 'fullfield weights list' names the published ones"
                 )
-        entry = weights_entry(name)
+        entry = get_weights_entry(name)
     if model in DEFAULTS and model not in entry.models:
         raise InputError(
             f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
         )
-    return Origin(entry.name, entry, cached_weights(entry))
+    return Origin(entry.name, entry, find_cached_weights(entry))
 
 
 def load_weights(
@@ -467,7 +474,7 @@ def load_weights(
     if origin.is_random:
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen
-    path = origin.fetched(progress).path
+    path = origin.fetch(progress).path
     if path is not None:
         chosen.load_checkpoint(path)
     return chosen
@@ -494,5 +501,5 @@ def build_model(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        model: RAFT | SEARAFT = shape.part("network")(shape, correlation=correlation)
+        model: RAFT | SEARAFT = shape.import_class("network")(shape, correlation=correlation)
     return model.float().eval()  # the files' dtype, also if PyTorch's default is another

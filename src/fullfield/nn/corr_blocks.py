@@ -19,7 +19,7 @@ from fullfield.ops._positions import pixel_positions
 from fullfield.ops.correlation.protocol import check_features, check_window
 
 
-def _positions(coords: Tensor, features: torch.dtype) -> Tensor:
+def _convert_coords(coords: Tensor, features: torch.dtype) -> Tensor:
     """Convert coordinates to the dtype that the lookup of such features takes."""
     _check.require(isinstance(coords, Tensor), "coords", "a tensor [B, 2, H1, W1]", coords)
     exact = coords.dtype == torch.float64 and features == torch.float64
@@ -61,7 +61,7 @@ class RAFTCorrBlock:
         coords: Tensor,  # [B, 2, H1, W1], (x, y) in pixels of fmap2
     ) -> Tensor:  # [B, num_levels·(2·radius+1)², H1, W1] float32
         """Look up around ``coords``."""
-        return self._pyramid(_positions(coords, self._dtype))
+        return self._pyramid(_convert_coords(coords, self._dtype))
 
 
 class SEARAFTArguments(Protocol):
@@ -168,7 +168,7 @@ class TorchvisionCorrBlock(nn.Module):
         if self._pair is None:
             raise RuntimeError("index_pyramid: call build_pyramid first")
         pyramid, dtype = self._pair
-        return pyramid(_positions(centroids_coords, dtype))
+        return pyramid(_convert_coords(centroids_coords, dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pair": None}
@@ -214,7 +214,7 @@ class DroidCorrBlock:
         _check.tensor(coords, "coords", ("B", "N", *self._fmap1.shape[2:], 2))
         pairs = coords.shape[0] * coords.shape[1]
         _check.require(pairs == len(self._fmap1), "coords", f"positions of {len(self._fmap1)} pairs", coords)
-        at = _positions(coords.detach(), self._fmap1.dtype).flatten(0, 1).permute(0, 3, 1, 2)
+        at = _convert_coords(coords.detach(), self._fmap1.dtype).flatten(0, 1).permute(0, 3, 1, 2)
         if self._pyramid is None:
             self._pyramid = CorrelationPyramid(
                 self._fmap1, self._fmap2, self.num_levels, self.radius, backend=self._backend, out_dtype=self._dtype
@@ -276,7 +276,7 @@ def local_correlation_with_flow(
     coords = pixel_positions(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
     if isinstance(flow, Tensor):
         _check.tensor(flow, "flow", (feature0.shape[0], 2, *feature0.shape[2:]), device=feature0.device)
-        coords = coords + _positions(flow, feature0.dtype)
+        coords = coords + _convert_coords(flow, feature0.dtype)
     else:
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
     dtype = _product_dtype(feature0)
@@ -317,18 +317,23 @@ class StereoCorrBlock:
         self._size = (fmap1.shape[0], fmap1.shape[2], fmap1.shape[3])
         self._products: Tensor | None = None
         with torch.autocast(fmap1.device.type, enabled=False):
-            joined, self._levels = _side_by_side(fmap2, num_levels, 2 * radius + 2)
+            joined, self._levels = _join_levels(fmap2, num_levels, 2 * radius + 2)
             if backend is None and joined.shape[3] <= 2 * fmap1.shape[1]:
                 self._by_row = True
                 self._starts = torch.tensor([[start] for start, _ in self._levels], device=fmap1.device)
-                self._products = _products(self._rows(fmap1), self._rows(joined))
+                self._products = _multiply_rows(self._rows_as_images(fmap1), self._rows_as_images(joined))
                 return
         self._by_row = not fmap1.is_cuda or fmap1.dtype == torch.float64
         self._pyramid = CorrelationPyramid(
-            self._rows(fmap1), self._rows(joined), 1, radius, backend=backend, out_dtype=torch.float32
+            self._rows_as_images(fmap1),
+            self._rows_as_images(joined),
+            1,
+            radius,
+            backend=backend,
+            out_dtype=torch.float32,
         )
 
-    def _rows(self, maps: Tensor) -> Tensor:
+    def _rows_as_images(self, maps: Tensor) -> Tensor:
         """Return [B·H, C, 1, W] if every row is treated as an image, else ``maps``."""
         if not self._by_row:
             return maps
@@ -348,23 +353,23 @@ class StereoCorrBlock:
             for level, (_, columns) in enumerate(self._levels)
         ]
         if self._products is not None:
-            return self._blended(self._products, torch.cat(x_levels, 1))
+            return self._blend_products(self._products, torch.cat(x_levels, 1))
         y = x.new_zeros(1) if self._by_row else torch.arange(height, device=x.device, dtype=x.dtype)[:, None]
         taps = []
         for x_level, (start, _) in zip(x_levels, self._levels, strict=True):
-            taps.append(self._taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
+            taps.append(self._look_up_taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
         return torch.cat(taps, 1)
 
-    def _taps(self, at: Tensor) -> Tensor:
+    def _look_up_taps(self, at: Tensor) -> Tensor:
         """Return the middle row of the windows: [B, 2r+1, H, W1]."""
-        out = self._pyramid(self._rows(at))
+        out = self._pyramid(self._rows_as_images(at))
         side = 2 * self.radius + 1
         taps = torch.unflatten(out, 1, (side, side))[:, :, self.radius]
         if not self._by_row:
             return taps
         return torch.unflatten(taps[:, :, 0], 0, self._size[:2]).transpose(1, 2)
 
-    def _blended(self, products: Tensor, x: Tensor) -> Tensor:
+    def _blend_products(self, products: Tensor, x: Tensor) -> Tensor:
         """Blend neighbouring products at columns ``x`` [B, L, H, W1] of each level."""
         x = x.permute(0, 2, 3, 1).flatten(0, 1)[..., None]  # [B·H, W1, L, 1]
         x = torch.where(x.isnan(), -self.radius - 1.0, x)
@@ -378,7 +383,7 @@ class StereoCorrBlock:
         return torch.unflatten(taps.flatten(2), 0, self._size[:2]).permute(0, 3, 1, 2).contiguous().float()
 
 
-def _side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
+def _join_levels(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
     """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
     zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
     maps: list[Tensor] = []
@@ -393,7 +398,7 @@ def _side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tu
     return torch.cat(maps, 3), spans
 
 
-def _products(rows1: Tensor, rows2: Tensor) -> Tensor:
+def _multiply_rows(rows1: Tensor, rows2: Tensor) -> Tensor:
     """Return the products [n, W1, W2] of the rows [n, C, 1, W], divided by √C, at least in float32."""
     dtype = torch.float64 if rows1.dtype == torch.float64 else torch.float32
     first, second = (rows[:, :, 0].to(dtype) for rows in (rows1, rows2))

@@ -97,9 +97,16 @@ class PointNorm(nn.Module):
         """
         running = None
         if isinstance(self.norm, nn.BatchNorm1d):
-            running = self._running(self.norm, features.shape[0])
+            running = self._get_running_statistics(self.norm, features.shape[0])
         return point_norm(
-            features, *self._learned(), self.kind, self.eps, sizes=sizes, running=running, residual=residual, relu=relu
+            features,
+            *self._get_scale_and_shift(),
+            self.kind,
+            self.eps,
+            sizes=sizes,
+            running=running,
+            residual=residual,
+            relu=relu,
         )
 
     def convolve(
@@ -114,20 +121,20 @@ class PointNorm(nn.Module):
     ) -> Tensor:  # [M, C]
         """Convolve and normalise, in one step if there are neither hooks nor a bias, which saves host time."""
         plain = conv.bias is None and self.kind == "layer" and geometry.kernel_size == conv.kernel_size
-        if not plain or _hooked(conv) or _hooked(self):
+        if not plain or _has_hooks(conv) or _has_hooks(self):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
         return point_conv_norm(
-            features, conv.weight, geometry, *self._learned(), self.eps,
+            features, conv.weight, geometry, *self._get_scale_and_shift(), self.eps,
             groups=conv.groups, residual=residual, relu=relu, backend=conv.backend,
         )  # fmt: skip
 
-    def _learned(self) -> tuple[Tensor, Tensor]:
+    def _get_scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """Return scale and shift."""
         own: Any = self.norm or self
         return own.weight, own.bias
 
-    def _running(self, norm: Any, rows: int) -> Running:
+    def _get_running_statistics(self, norm: Any, rows: int) -> Running:
         batch_count = norm.num_batches_tracked
         if self.training and rows > 1 and batch_count is not None:
             batch_count.add_(1)
@@ -176,7 +183,7 @@ class CloudPool(nn.Module):
         return torch.stack(rows) if len(rows) != 1 else rows[0][None]
 
 
-def _hooked(module: nn.Module) -> bool:
+def _has_hooks(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its ``forward``."""
     before, behind = module._forward_pre_hooks, module._forward_hooks
     return bool(before or behind or module._backward_pre_hooks or module._backward_hooks)

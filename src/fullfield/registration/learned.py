@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.downloads import DownloadProgress
-from fullfield.models.state import fit, read_state, recognise
+from fullfield.models.state import load_into, read_state, recognize_network
 from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
@@ -208,7 +208,7 @@ class LearnedDescriptor:
         state, name = read_state(path)
         stored = _header(Path(path)).get(_NAME)
         if stored is None:
-            looks = recognise(state)
+            looks = recognize_network(state)
             raise InputError(
                 f"{name}: expected a descriptor of points, as fullfield train descriptor writes it, got weights "
                 + (f"of {looks}" if looks else "without its configuration")
@@ -230,7 +230,7 @@ class LearnedDescriptor:
         finite = all(bool(value.isfinite().all()) for value in state.values())
         _check.require(finite, name, "finite weights", "some that are not")
         model = DescriptorNetwork(config)
-        fit(model, state, name, "the descriptor that its header describes")
+        load_into(model, state, name, "the descriptor that its header describes")
         return cls(model.to(target_device).eval())
 
     @classmethod

@@ -17,7 +17,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import atomic_path
-from fullfield.models.state import fit, read_safetensors
+from fullfield.models.state import load_into, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
@@ -166,7 +166,7 @@ def restore(
         stored[name] = read_safetensors(path)
         check_finite(_without(stored[name], left_out.get(name, ())), str(path))
     for name, module in modules.items():
-        fit(module, stored[name], str(files[name]), "this run")
+        load_into(module, stored[name], str(files[name]), "this run")
     _restore_moments(modules["model"], optimizer, stored, files)
     return Restored(history, notes)
 

@@ -303,8 +303,8 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
 @gpu
 @needs_cuda
 def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
-    """What they make of NaN is left open: fullfield.models.prepared.shared.nan_guard."""
-    from fullfield.models.prepared.shared import rectified_products
+    """What they make of NaN is left open: fullfield.models.prepared.shared.mark_not_finite."""
+    from fullfield.models.prepared.shared import multiply_relu
 
     x = torch.rand(1, 16, 24, 64, device="cuda").half()
     x[0, 7, 9] = 60000.0
@@ -313,7 +313,7 @@ def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
     assert bool(done[0, 6:9, 8:11].isposinf().all())
     assert int(done.isfinite().sum()) == done.numel() - 9 * 64
     rows = x.flatten(0, 2)
-    out = rectified_products(bias, rows, weight[:, :, 0, 0].t().contiguous(), torch.empty_like(rows))
+    out = multiply_relu(bias, rows, weight[:, :, 0, 0].t().contiguous(), torch.empty_like(rows))
     assert torch.equal(out.isposinf().all(1), rows[:, 0] == 60000)
 
 

@@ -605,11 +605,11 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     class Many(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.part = Part()
+            self.import_class = Part()
 
         def predictions(self, frame1: Tensor, frame2: Tensor, updates: int = 1) -> list[Tensor]:
             frames = torch.cat((frame1, frame2), 1)
-            return [self.part(frames) * (number + 1) for number in range(updates)]
+            return [self.import_class(frames) * (number + 1) for number in range(updates)]
 
     compiled: list[int] = []
 
@@ -631,7 +631,7 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     plain = Stepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 24)
     assert len(messages()) == 2
-    assert torch.allclose(stepper.model.part.inner.weight, plain.model.part.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
+    assert torch.allclose(stepper.model.import_class.inner.weight, plain.model.import_class.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
     reset()
 
 

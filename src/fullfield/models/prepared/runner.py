@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, nan_guard
+from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, mark_not_finite
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame
 from fullfield.ops._recording import InOrder
@@ -65,7 +65,7 @@ class PreparedFlow:
         batch: int = 1,
         precision: str = "fast",
     ) -> None:
-        self._set_up(_kit(model, precision), height, width, batch)
+        self._set_up(_build_kit(model, precision), height, width, batch)
 
     def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
@@ -74,7 +74,7 @@ class PreparedFlow:
         self.device, self.dtype = kit.converter.device, kit.converter.dtype
         self.size = (int(height), int(width))
         self.batch = int(batch)
-        self.padding = framing.padding_for(*self.size, kit.model.config.padding)
+        self.padding = framing.choose_padding(*self.size, kit.model.config.padding)
         left, right, top, bottom = self.padding
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
@@ -83,8 +83,8 @@ class PreparedFlow:
         self._passes, self._network = kit.converter.passes, kit.network
         self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
-        with _undisturbed(self.device):
-            cells = self.padding.cells(*self.size)
+        with _disable_autograd(self.device):
+            cells = self.padding.count_cells(*self.size)
             self._grid = framing.coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
                 (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
@@ -101,13 +101,13 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
-        return self._flows(frame1, frame2, updates, (initial_flow,))[0]
+        return self._estimate_flows(frame1, frame2, updates, (initial_flow,))[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        (both,) = self._flows(frame1, frame2, updates, (initial_flow,), informed=True)
+        (both,) = self._estimate_flows(frame1, frame2, updates, (initial_flow,), informed=True)
         return both[:, :2], both[:, 2:]
 
     def bidirectional(
@@ -122,7 +122,7 @@ class PreparedFlow:
 
         The first call prepares, and takes the memory of another pair.
         """
-        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward))
+        forward, backward = self._estimate_flows(frame1, frame2, updates, (initial_flow, initial_backward))
         return forward, backward
 
     def bidirectional_with_info(
@@ -134,7 +134,9 @@ class PreparedFlow:
         initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
-        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward), informed=True)
+        forward, backward = self._estimate_flows(
+            frame1, frame2, updates, (initial_flow, initial_backward), informed=True
+        )
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
     def _check_call(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
@@ -146,9 +148,9 @@ class PreparedFlow:
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
         _check.number(number, "updates", integer=True, low=0 if optional else 1)
-        return int(number), int(self.model.most_updates(updates))
+        return int(number), int(self.model.max_updates(updates))
 
-    def _flows(
+    def _estimate_flows(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -163,15 +165,15 @@ class PreparedFlow:
         number, max_updates = self._check_call(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
-        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
+        with self._lock, _disable_autograd(self.device), self._in_order(self._tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
-            flows = [framing.initial_cells(flow, frame1, self.padding, name) for name, flow in named]
+            flows = [framing.resample_to_cells(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in initial_flows]
             if number == 0 and starts[0] is not None and not config.has_learned_start:
-                return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
+                return [_enlarge_flow(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
                 self._runs[count] = _Run(self, count)
                 self._in_order.register_tensors()  # it knows another set of tensors
@@ -187,11 +189,11 @@ class PreparedFlow:
                 for _ in range(number - (max_updates > number)):
                     step()
                 if max_updates > number:
-                    self._settle(step, pair, coords, max_updates - number + 1)
-                results.append(self._flow(pair, coords, informed=informed))
+                    self._update_until_still(step, pair, coords, max_updates - number + 1)
+                results.append(self._read_flow(pair, coords, informed=informed))
             return results
 
-    def _settle(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
+    def _update_until_still(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
         """Update while the flow of a pair moves, ``most`` times at most; a pair that has settled keeps its state."""
         moving: Tensor | None = None
         for left in range(max_updates - 1, -1, -1):
@@ -202,7 +204,7 @@ class PreparedFlow:
                 pair.state.copy_(torch.where(moving[:, None, None, None], pair.state, state))
             if left == 0:
                 return
-            moving = framing.still_moves(flow, coords)
+            moving = framing.is_moving(flow, coords)
             if not moving.any():
                 return
 
@@ -212,20 +214,20 @@ class PreparedFlow:
         backends = (pair.lookup.backend for run in self._runs.values() for pair in run.pairs)
         return next(backends, None)
 
-    def _flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
+    def _read_flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
         mask = self._network.mask
-        flow = coords - self._grid + (pair.nan_guard + nan_guard(pair.state))
+        flow = coords - self._grid + (pair.nan_guard + mark_not_finite(pair.state))
         if mask is None:
-            return _enlarged(flow, self.padding, corners=True)
+            return _enlarge_flow(flow, self.padding, corners=True)
         if informed:  # divided by what the up-sampling multiplies by
-            flow = torch.cat((flow, self._network.flow_head.info(pair.state) / framing.STRIDE), 1)
+            flow = torch.cat((flow, self._network.flow_head.predict_info(pair.state) / framing.STRIDE), 1)
         channels, rows, columns = flow.shape[1:]
-        hidden = mask.hidden(pair.state)
+        hidden = mask.compute_hidden(pair.state)
         out = torch.empty((self.batch, channels, *self.size), device=self.device, dtype=torch.float32)
         strip_rows = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
         for item in range(self.batch):
             for first in range(0, rows, strip_rows):
-                weights = mask.products(hidden[item, first : first + strip_rows])
+                weights = mask.multiply_hidden(hidden[item, first : first + strip_rows])
                 self._passes.upsample_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
@@ -249,34 +251,36 @@ class _Run:
         self._network, self._cells, self._grid = owner._network, owner._cells, owner._grid
         self.coords = [owner._grid.clone() for _ in range(count)]
         self.pairs: list[Any] = []
-        self.encode: Callable[[], None] = self._encode_now
-        self.steps: list[Callable[[], None]] = [partial(self._step_now, direction) for direction in range(count)]
+        self.encode: Callable[[], None] = self._encode_pair
+        self.steps: list[Callable[[], None]] = [
+            partial(self._update_direction, direction) for direction in range(count)
+        ]
         if owner._fused:
-            works = self._encode_now, *self.steps
-            (self.encode, *self.steps), owner._pool = _recorded(
-                owner.device, works, partial(self._try, owner._flow), owner._pool
+            works = self._encode_pair, *self.steps
+            (self.encode, *self.steps), owner._pool = _record_graphs(
+                owner.device, works, partial(self._run_once, owner._read_flow), owner._pool
             )
 
-    def _encode_now(self) -> None:
+    def _encode_pair(self) -> None:
         self.pairs = []
         features = self._network.encode_features(self._cells) if len(self.coords) > 1 else None
         self.pairs = [
-            self._network.encode(self._cells, coords, self._grid, direction, features)
+            self._network.encode_pair(self._cells, coords, self._grid, direction, features)
             for direction, coords in enumerate(self.coords)
         ]
 
-    def _step_now(self, direction: int) -> None:
-        self._network.step(self.pairs[direction], self.coords[direction])
+    def _update_direction(self, direction: int) -> None:
+        self._network.update_pair(self.pairs[direction], self.coords[direction])
 
-    def _try(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
-        self._encode_now()
+    def _run_once(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
+        self._encode_pair()
         for step in self.steps:
             step()
         finish(self.pairs[0], self.coords[0])
         self.pairs = []
 
 
-def _recorded(
+def _record_graphs(
     device: torch.device, works: Sequence[Callable[[], None]], tried: Callable[[], None], pool: Any = None
 ) -> tuple[list[Callable[[], None]], Any]:
     """Record ``works`` as CUDA graphs in one memory pool, after a run of ``tried``, which compiles what they need."""
@@ -313,7 +317,7 @@ class PreparedSizes:
 
     def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
-        self._kit = _kit(model, precision)
+        self._kit = _build_kit(model, precision)
         self.model = model
         self.sizes = int(sizes)
         self._by_size: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -324,7 +328,7 @@ class PreparedSizes:
         """Type of the activations."""
         return self._kit.converter.dtype
 
-    def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
+    def prepare_size(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
         """Return the network for one size."""
         key = (batch, height, width)
         with self._lock:
@@ -345,7 +349,7 @@ class PreparedSizes:
         _check.require(
             frame1.device == self._kit.converter.device, "frame1", f"device {self._kit.converter.device}", frame1
         )
-        return self.prepared(height, width, batch)(frame1, frame2, updates, initial_flow)
+        return self.prepare_size(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 
 class _Kit(NamedTuple):
@@ -356,14 +360,14 @@ class _Kit(NamedTuple):
     network: PreparedPairs
 
 
-def _kit(model: FlowNetwork, precision: str) -> _Kit:
+def _build_kit(model: FlowNetwork, precision: str) -> _Kit:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
-    dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    converter = WeightConverter(device, dtype, _passes(device, dtype, precision))
-    with _undisturbed(device):
-        network: PreparedPairs = model.config.part("prepared")(model, converter)
+    dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
+    converter = WeightConverter(device, dtype, _choose_passes(device, dtype, precision))
+    with _disable_autograd(device):
+        network: PreparedPairs = model.config.import_class("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
@@ -373,7 +377,7 @@ def _kit(model: FlowNetwork, precision: str) -> _Kit:
     return _Kit(model, converter, network)
 
 
-def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
+def _choose_passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
     from fullfield.ops import _launching
@@ -389,7 +393,7 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
 
 
 @functools.cache
-def cpu_dtype() -> torch.dtype:
+def choose_cpu_dtype() -> torch.dtype:
     """Return the fast form's dtype on this CPU: bfloat16 if it has instructions for it, else float32."""
     from fullfield._kernels.numba_cache import has_instructions
 
@@ -406,13 +410,13 @@ def explain_refusal(device: torch.device) -> str | None:
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def _disable_autograd(device: torch.device) -> Iterator[None]:
     """Disable autograd, inference mode (its tensors could not be written later) and autocast of the caller."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
-def _enlarged(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
+def _enlarge_flow(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
     """Enlarge a flow bilinearly, with ``corners`` between the corners' centres."""
     size = (framing.STRIDE * flow.shape[-2], framing.STRIDE * flow.shape[-1])
     fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners)

@@ -19,7 +19,7 @@ LANE = 8
 _CELL = 12  # values of one frame in a cell of 2×2 pixels
 
 
-def lanes(channels: int) -> int:
+def pad_channel_count(channels: int) -> int:
     """Return ``channels`` padded to a multiple of :data:`LANE`."""
     return -(-channels // LANE) * LANE
 
@@ -35,28 +35,28 @@ class WeightConverter:
     weights: list[Tensor] = field(default_factory=list, repr=False, compare=False)
     """Every parameter converted so far."""
 
-    def filters(self, weight: Tensor) -> Tensor:
+    def convert_filters(self, weight: Tensor) -> Tensor:
         """Convert weights of a convolution [C', C, kh, kw] to channels-last."""
-        return self._keep(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
+        return self._to_device(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
-    def rows(self, weight: Tensor) -> Tensor:
+    def convert_rows(self, weight: Tensor) -> Tensor:
         """Convert weights [C', C] of a product with rows of channels to [C, C'], contiguous."""
-        return self._keep(weight.t().to(self.device, self.dtype).contiguous())
+        return self._to_device(weight.t().to(self.device, self.dtype).contiguous())
 
-    def small(self, values: Tensor) -> Tensor:
+    def convert_bias(self, values: Tensor) -> Tensor:
         """Convert a bias of a convolution or product."""
-        return self._keep(values.to(self.device, self.dtype).contiguous())
+        return self._to_device(values.to(self.device, self.dtype).contiguous())
 
-    def exact(self, values: Tensor) -> Tensor:
+    def convert_to_float32(self, values: Tensor) -> Tensor:
         """Convert values that the passes read in float32."""
-        return self._keep(values.to(self.device, torch.float32).contiguous())
+        return self._to_device(values.to(self.device, torch.float32).contiguous())
 
-    def _keep(self, values: Tensor) -> Tensor:
+    def _to_device(self, values: Tensor) -> Tensor:
         self.weights.append(values)
         return values
 
 
-def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+def fold_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
     """Return weight and bias (float64) of a convolution with the batch norm in eval mode after it, if any."""
     weight = conv.weight.detach().double()
     bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias.detach().double()
@@ -72,7 +72,7 @@ def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
     return weight * scale[:, None, None, None], bias * scale + shift
 
 
-def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
+def convert_stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
     """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
     ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` names the frame of a cell that each group of three
@@ -92,19 +92,19 @@ def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
     return out
 
 
-def padded(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
+def pad_weight(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
     """Pad [C', C, ...] with zero filters up to ``outputs`` and zero channels up to ``inputs``."""
     channels = 0 if inputs is None else inputs - weight.shape[1]
     return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, channels, 0, outputs - len(weight)])
 
 
-def taps(weight: Tensor) -> Tensor:
+def convert_to_taps(weight: Tensor) -> Tensor:
     """Convert a 3×3 convolution [2, C, 3, 3] to products of single pixels [24, C].
 
     Rows are ordered by kernel row, kernel column and output, slow to fast, and end with zeros.
     """
     flat = weight.permute(2, 3, 0, 1).reshape(18, weight.shape[1])
-    return padded(flat, lanes(18))
+    return pad_weight(flat, pad_channel_count(18))
 
 
 _SIDE = 7  # of the windows of the flow
@@ -123,30 +123,30 @@ class _Convolution:
     epsilon: float | None
     passes: Any
 
-    def raw(self, x: Tensor) -> tuple[Tensor, Norm]:
+    def convolve(self, x: Tensor) -> tuple[Tensor, Norm]:
         """Return the result without bias, and its norm."""
         y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
         return y, Norm(None, self.shift) if self.epsilon is None else self.passes.compute_norm(y, self.epsilon)
 
-    def relu(self, x: Tensor) -> Any:
+    def convolve_relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
             options = {"stride": self.stride, "padding": self.padding}
             return self.passes.convolve(x, self.weight, self.bias, relu=True, **options)
-        return self.passes.normalize_relu_(*self.raw(x))
+        return self.passes.normalize_relu_(*self.convolve(x))
 
 
-def _convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
+def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
     epsilon = None
     if isinstance(norm, nn.InstanceNorm2d):
         # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
-    weight, bias = folded(conv, norm)
+    weight, bias = fold_norm(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
     return _Convolution(
-        converter.filters(weight),
-        converter.small(bias),
-        converter.exact(bias),
+        converter.convert_filters(weight),
+        converter.convert_bias(bias),
+        converter.convert_to_float32(bias),
         stride,
         padding,
         epsilon,
@@ -154,7 +154,7 @@ def _convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | 
     )
 
 
-def _norms(block: nn.Module) -> list[nn.Module]:
+def _list_norms(block: nn.Module) -> list[nn.Module]:
     names = ("norm1", "norm2", "norm3") if hasattr(block, "norm1") else ("bn1", "bn2", "bn3")
     return [getattr(block, name) for name in names if hasattr(block, name)]
 
@@ -164,19 +164,21 @@ class _Block:
 
     def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
         convs = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
-        self.convs = [_convolution(converter, conv, norm) for conv, norm in zip(convs, _norms(block), strict=True)]
+        self.convs = [
+            _prepare_convolution(converter, conv, norm) for conv, norm in zip(convs, _list_norms(block), strict=True)
+        ]
         shortcut: Any = block.downsample
         plain = shortcut is None or isinstance(shortcut, nn.Identity)
-        self.shortcut = None if plain else _convolution(converter, shortcut[0], shortcut[1])
+        self.shortcut = None if plain else _prepare_convolution(converter, shortcut[0], shortcut[1])
         self.passes = converter.passes
 
     def __call__(self, x: Tensor) -> Any:
-        y = self.convs[0].relu(x)
+        y = self.convs[0].convolve_relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
-            y = self.passes.normalize_relu_(*conv.raw(y))
-        y, norm = self.convs[-1].raw(y)
-        return self.passes.normalize_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.raw(x)))
+            y = self.passes.normalize_relu_(*conv.convolve(y))
+        y, norm = self.convs[-1].convolve(y)
+        return self.passes.normalize_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.convolve(x)))
 
 
 class PreparedEncoder:
@@ -190,35 +192,36 @@ class PreparedEncoder:
 
     def __init__(self, converter: WeightConverter, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
         module: Any = encoder
-        norm = _norms(module)[0]
-        first = _convolution(converter, module.conv1, norm)
-        weight, _ = folded(module.conv1, None if first.epsilon is not None else norm)
+        norm = _list_norms(module)[0]
+        first = _prepare_convolution(converter, module.conv1, norm)
+        weight, _ = fold_norm(module.conv1, None if first.epsilon is not None else norm)
         self.stems = [
-            replace(first, weight=converter.filters(stem(weight, frames)), stride=1, padding=(0, 0)) for frames in reads
+            replace(first, weight=converter.convert_filters(convert_stem(weight, frames)), stride=1, padding=(0, 0))
+            for frames in reads
         ]
         layers = (module.layer1, module.layer2, module.layer3)
         self.blocks = [_Block(converter, block) for layer in layers for block in layer]
         last = module.conv2 if hasattr(module, "conv2") else module.final_conv
-        weight, bias = folded(last, None)
-        self.weight, self.bias = converter.rows(weight.flatten(1)), converter.small(bias)
+        weight, bias = fold_norm(last, None)
+        self.weight, self.bias = converter.convert_rows(weight.flatten(1)), converter.convert_bias(bias)
         convs = [conv for block in self.blocks for conv in block.convs]
         self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
 
     def __call__(self, cells: Tensor, variant: int) -> Tensor:
         """Encode cells [B, H/2 + 3, W/2 + 3, 32] to features [B, H/8, W/8, C]."""
-        x = self.stems[variant].relu(cells)
+        x = self.stems[variant].convolve_relu(cells)
         for block in self.blocks:
             x = block(x)
         return torch.addmm(self.bias, x.flatten(0, 2), self.weight).view(*x.shape[:3], -1)
 
 
-def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+def multiply_relu(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     """Compute relu(x weight + bias) for rows."""
     result: Tensor = torch.ops.aten._addmm_activation.out(bias, x, weight, out=out)
     return result
 
 
-def nan_guard(*activations: Tensor) -> Tensor:
+def mark_not_finite(*activations: Tensor) -> Tensor:
     """Return [B, 1, 1, 1] float32: 0, or NaN for an item of [B, ...] that is not finite everywhere.
 
     It is added to the flow, because the rectifiers of cuDNN and cuBLAS may turn NaN into 0 and so hide an overflow.
@@ -233,24 +236,25 @@ class PreparedMotion:
     def __init__(self, converter: WeightConverter, encoder: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = encoder
-        weight, bias = folded(module.convc1, None)
-        self.first = converter.rows(weight.flatten(1)), converter.small(bias)
+        weight, bias = fold_norm(module.convc1, None)
+        self.first = converter.convert_rows(weight.flatten(1)), converter.convert_bias(bias)
         self.second = None
         if module.convc2 is not None:
-            weight, bias = folded(module.convc2, None)
-            self.second = converter.filters(weight), converter.exact(bias)
-        weight, bias = folded(module.convf1, None)
+            weight, bias = fold_norm(module.convc2, None)
+            self.second = converter.convert_filters(weight), converter.convert_to_float32(bias)
+        weight, bias = fold_norm(module.convf1, None)
         windows = weight.permute(0, 2, 3, 1).flatten(1)
-        self.windows = lanes(windows.shape[1])
-        self.flow_first = converter.rows(padded(windows, len(windows), self.windows)), converter.small(bias)
-        weight, bias = folded(module.convf2, None)
-        self.flow_second = converter.filters(weight), converter.exact(bias)
-        weight, bias = folded(module.conv, None)
+        self.windows = pad_channel_count(windows.shape[1])
+        rows = converter.convert_rows(pad_weight(windows, len(windows), self.windows))
+        self.flow_first = rows, converter.convert_bias(bias)
+        weight, bias = fold_norm(module.convf2, None)
+        self.flow_second = converter.convert_filters(weight), converter.convert_to_float32(bias)
+        weight, bias = fold_norm(module.conv, None)
         self.flow_channel = len(weight)
-        self.channels = lanes(len(weight) + 2)
+        self.channels = pad_channel_count(len(weight) + 2)
         self.joint = (
-            converter.filters(padded(weight, self.channels)),
-            converter.exact(functional.pad(bias, (0, self.channels - len(bias)))),
+            converter.convert_filters(pad_weight(weight, self.channels)),
+            converter.convert_to_float32(functional.pad(bias, (0, self.channels - len(bias)))),
         )
 
     def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[Target]) -> None:
@@ -265,7 +269,7 @@ class PreparedMotion:
         weight, bias = self.first
         from_correlation = new(weight.shape[1])
         for item in range(batch):
-            rectified_products(bias, looked_up[item].flatten(1).t(), weight, from_correlation[item].flatten(0, 1))
+            multiply_relu(bias, looked_up[item].flatten(1).t(), weight, from_correlation[item].flatten(0, 1))
         del looked_up
         offset = None
         if self.second is not None:
@@ -275,7 +279,7 @@ class PreparedMotion:
         windows = new(self.windows)
         passes.write_flow_patches(coords, _SIDE, windows)
         from_flow = new(weight.shape[1])
-        rectified_products(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
+        multiply_relu(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
         joint = new(from_correlation.shape[3] + from_flow.shape[3])
@@ -292,23 +296,23 @@ class PreparedHead:
     Args:
         form: converter of the parameters.
         first: 3×3 convolution.
-        last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.shared.taps`.
+        last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.shared.convert_to_taps`.
         bias: bias of the second convolution.
     """
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
         self.passes = converter.passes
-        weight, offset = folded(first, None)
-        self.first = converter.filters(weight), converter.small(offset)
-        self.weight = converter.rows(last)
-        self.bias = converter.small(last.new_zeros(len(last)) if bias is None else bias)
+        weight, offset = fold_norm(first, None)
+        self.first = converter.convert_filters(weight), converter.convert_bias(offset)
+        self.weight = converter.convert_rows(last)
+        self.bias = converter.convert_bias(last.new_zeros(len(last)) if bias is None else bias)
 
-    def hidden(self, state: Tensor) -> Tensor:
+    def compute_hidden(self, state: Tensor) -> Tensor:
         """Return the activations [B, h, w, C] after the rectifier."""
         hidden: Tensor = self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
         return hidden
 
-    def products(self, hidden: Tensor) -> Tensor:
+    def multiply_hidden(self, hidden: Tensor) -> Tensor:
         """Multiply [..., C] with the second convolution's weights to [..., C']."""
         return torch.addmm(self.bias, hidden.flatten(0, -2), self.weight).view(*hidden.shape[:-1], -1)
 
@@ -317,22 +321,22 @@ class FlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: nn.Conv2d) -> None:
-        weight, bias = folded(last, None)
+        weight, bias = fold_norm(last, None)
         self.passes = converter.passes
-        self.head = PreparedHead(converter, first, taps(weight[:2]), None)
-        self.bias = converter.exact(bias[:2])
+        self.head = PreparedHead(converter, first, convert_to_taps(weight[:2]), None)
+        self.bias = converter.convert_to_float32(bias[:2])
         self.others = [
-            (converter.rows(taps(weight[n : n + 2])), converter.exact(bias[n : n + 2]))
+            (converter.convert_rows(convert_to_taps(weight[n : n + 2])), converter.convert_to_float32(bias[n : n + 2]))
             for n in range(2, len(weight), 2)
         ]
 
-    def step_(self, state: Tensor, coords: Tensor) -> None:
+    def add_step_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
-        self.passes.add_flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
+        self.passes.add_flow_step_(coords, self.head.multiply_hidden(self.head.compute_hidden(state)), self.bias)
 
-    def info(self, state: Tensor) -> Tensor:
+    def predict_info(self, state: Tensor) -> Tensor:
         """Return the channels after the first two, [B, C', h, w] float32."""
-        hidden = self.head.hidden(state)
+        hidden = self.head.compute_hidden(state)
         batch, height, width, _ = hidden.shape
         pairs = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
         for two, (weight, bias) in zip(pairs, self.others, strict=True):
@@ -341,17 +345,17 @@ class FlowHead:
         return torch.cat(pairs, 1)
 
 
-def mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
+def prepare_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
     """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
-    weight, bias = folded(module[2], None)
+    weight, bias = fold_norm(module[2], None)
     return PreparedHead(converter, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
 class PreparedPairs:
     """Base of prepared networks: encoders, correlation lookup and motion features.
 
-    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode` and :meth:`step`.
+    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair` and :meth:`update_pair`.
 
     Args:
         model: the network whose weights are copied.
@@ -398,9 +402,9 @@ class PreparedPairs:
         lookup = CorrelationPyramid(
             first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.converter.dtype
         )
-        return lookup, nan_guard(cells, first, second)
+        return lookup, mark_not_finite(cells, first, second)
 
-    def encode(
+    def encode_pair(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -411,6 +415,6 @@ class PreparedPairs:
         """Compute what is needed once per pair, and set ``coords`` to the initial flow; as :meth:`prepare_lookup`."""
         raise NotImplementedError
 
-    def step(self, pair: Any, coords: Tensor) -> None:
-        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode`, in place."""
+    def update_pair(self, pair: Any, coords: Tensor) -> None:
+        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode_pair`, in place."""
         raise NotImplementedError

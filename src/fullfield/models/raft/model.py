@@ -17,7 +17,7 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
 
-def norms(kind: str) -> Callable[[int], nn.Module]:
+def norm_constructor(kind: str) -> Callable[[int], nn.Module]:
     """Return the constructor of a norm, which takes the number of channels."""
     return {"instance": nn.InstanceNorm2d, "batch": nn.BatchNorm2d, "none": nn.Identity}[kind]
 
@@ -61,17 +61,17 @@ class Encoder(nn.Module):
         super().__init__()
         half, quarter, eighth = config.encoder_channels
 
-        def block(inputs: int, outputs: int, stride: int) -> ResidualBlock:
+        def build_block(inputs: int, outputs: int, stride: int) -> ResidualBlock:
             inner = outputs // 4
             shallow = ((inputs, outputs, 3, stride), (outputs, outputs, 3, 1))
             bottleneck = ((inputs, inner, 1, 1), (inner, inner, 3, stride), (inner, outputs, 1, 1))
-            return ResidualBlock(bottleneck if config.bottleneck else shallow, norms(norm))
+            return ResidualBlock(bottleneck if config.bottleneck else shallow, norm_constructor(norm))
 
         self.conv1 = NormedConvolution(3, half, 7, 2, padding=3)
-        self.norm1 = norms(norm)(half)
-        self.layer1 = nn.Sequential(block(half, half, 1), block(half, half, 1))
-        self.layer2 = nn.Sequential(block(half, quarter, 2), block(quarter, quarter, 1))
-        self.layer3 = nn.Sequential(block(quarter, eighth, 2), block(eighth, eighth, 1))
+        self.norm1 = norm_constructor(norm)(half)
+        self.layer1 = nn.Sequential(build_block(half, half, 1), build_block(half, half, 1))
+        self.layer2 = nn.Sequential(build_block(half, quarter, 2), build_block(quarter, quarter, 1))
+        self.layer3 = nn.Sequential(build_block(quarter, eighth, 2), build_block(eighth, eighth, 1))
         self.conv2 = nn.Conv2d(eighth, outputs, 1)
         self.dropout = nn.Dropout2d(config.dropout)
         for module in self.modules():
@@ -110,7 +110,9 @@ class MotionEncoder(nn.Module):
 
     def forward(self, flow: Tensor, features: Tensor) -> Tensor:
         """Encode flow [B, 2, h, w] and features [B, looked_up, h, w], of one dtype, to [B, motion, h, w]."""
-        from_correlation = torch.relu_(_product(self.convc1, features) if self.by_products else self.convc1(features))
+        from_correlation = torch.relu_(
+            _apply_pointwise(self.convc1, features) if self.by_products else self.convc1(features)
+        )
         if self.convc2 is not None:
             from_correlation = torch.relu_(self.convc2(from_correlation))
         from_flow = torch.relu_(self.convf2(torch.relu_(self.convf1(flow))))
@@ -118,12 +120,12 @@ class MotionEncoder(nn.Module):
         return torch.cat((both, flow), 1)
 
 
-def _product(conv: nn.Conv2d, features: Tensor) -> Tensor:
+def _apply_pointwise(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """Apply a 1×1 convolution to [B, C, h, w] as one product; the result is channels-last."""
     return functional.linear(features.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
-def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
+def _update_gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
     """Apply one step of a gated recurrent unit whose products are convolutions."""
     joint = torch.cat((net, x), 1)
     update = torch.sigmoid(convz(joint))
@@ -141,7 +143,7 @@ class SquareGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        return _gated(net, x, self.convz, self.convr, self.convq)
+        return _update_gated(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
@@ -150,16 +152,16 @@ class SeparableGRU(nn.Module):
     def __init__(self, hidden: int, inputs: int) -> None:
         super().__init__()
 
-        def along(kernel: tuple[int, int]) -> nn.Conv2d:
+        def convolve_along(kernel: tuple[int, int]) -> nn.Conv2d:
             return nn.Conv2d(hidden + inputs, hidden, kernel, padding=(kernel[0] // 2, kernel[1] // 2))
 
-        self.convz1, self.convr1, self.convq1 = (along((1, 5)) for _ in range(3))
-        self.convz2, self.convr2, self.convq2 = (along((5, 1)) for _ in range(3))
+        self.convz1, self.convr1, self.convq1 = (convolve_along((1, 5)) for _ in range(3))
+        self.convz2, self.convr2, self.convq2 = (convolve_along((5, 1)) for _ in range(3))
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        net = _gated(net, x, self.convz1, self.convr1, self.convq1)
-        return _gated(net, x, self.convz2, self.convr2, self.convq2)
+        net = _update_gated(net, x, self.convz1, self.convr1, self.convq1)
+        return _update_gated(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
@@ -176,7 +178,7 @@ class FlowHead(nn.Module):
         return step
 
 
-def two_convolutions(inputs: int, inner: int, outputs: int, last_kernel: int) -> nn.Sequential:
+def build_two_convolutions(inputs: int, inner: int, outputs: int, last_kernel: int) -> nn.Sequential:
     """Return a 3×3 convolution, a rectifier and a second convolution; indices 0 and 2 have weights, as published."""
     return nn.Sequential(
         nn.Conv2d(inputs, inner, 3, padding=1),
@@ -201,7 +203,7 @@ class UpdateBlock(nn.Module):
         self.gru = gru(hidden, config.context_channels + config.motion_channels)
         self.flow_head = FlowHead(hidden, config.head_channels)
         learned = config.learned_upsampling
-        self.mask = two_convolutions(hidden, config.head_channels, 9 * 8 * 8, 1) if learned else None
+        self.mask = build_two_convolutions(hidden, config.head_channels, 9 * 8 * 8, 1) if learned else None
 
     def forward(self, net: Tensor, context: Tensor, features: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next hidden state and the step of the flow."""
@@ -277,12 +279,12 @@ class RAFT(FlowNetwork):
             frame2: second frame, of the same size.
             updates: number of updates, by default ``config.updates``. With 0 the initial flow itself is up-sampled.
             initial_flow: flow to start from (warm start): a field that covers the frame at any resolution, in pixels
-                of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
+                of its own grid; see :func:`fullfield.models.framing.resample_to_grid`.
 
         Raises:
             InputError: naming the argument that does not fit.
         """
-        for flow in self._run(frame1, frame2, updates, initial_flow, every=False):
+        for flow in self._iterate_flows(frame1, frame2, updates, initial_flow, every=False):
             last = flow
         return last
 
@@ -299,10 +301,10 @@ class RAFT(FlowNetwork):
         Arguments are as for :meth:`forward`, with at least one update; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
-        number, padding, directions = self._both_started(frame1, frame2, updates, *starts, min_updates=1)
+        number, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=1)
         flows = []
         for encoded, start in directions:
-            *_, last = self._flows(encoded, start, number, padding, every=False)
+            *_, last = self._iterate_updates(encoded, start, number, padding, every=False)
             flows.append(last)
         return flows[0], flows[1]
 
@@ -312,63 +314,63 @@ class RAFT(FlowNetwork):
         """Return the flow after every update (at least 1), for training; arguments as for :meth:`forward`."""
         if updates is not None:
             _check.number(updates, "updates", integer=True, low=1)
-        return list(self._run(frame1, frame2, updates, initial_flow, every=True))
+        return list(self._iterate_flows(frame1, frame2, updates, initial_flow, every=True))
 
-    def _run(
+    def _iterate_flows(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
     ) -> Iterator[Tensor]:
         min_updates = 0 if initial_flow is not None else 1
         number, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
         if number == 0 and start is not None:
-            grid = framing.grid_of(start)
+            grid = framing.coordinate_grid_like(start)
             start = (grid + start) - grid  # rounded as after an update
             yield padding.crop(8 * functional.interpolate(start, scale_factor=8, mode="bilinear"))
             return
-        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        yield from self._flows(encoded, start, number, padding, every=every)
+        encoded = self.encode(self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding))
+        yield from self._iterate_updates(encoded, start, number, padding, every=every)
 
-    def _flows(
+    def _iterate_updates(
         self, encoded: Encoded, start: Tensor | None, updates: int, padding: framing.Padding, *, every: bool
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
-        grid = framing.grid_of(net)
+        grid = framing.coordinate_grid_like(net)
         coords = grid if start is None else grid + start
-        lookup = self.pyramid(fmap1, fmap2)
+        lookup = self.build_pyramid(fmap1, fmap2)
         # Compiled, sizes would become conditions.
         trains = every and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         together = _TOGETHER_CELLS.get(coords.device.type, 0) if trains else 0
         max_waiting = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
-            net, coords = self.step(lookup, net, context, coords, grid)
+            net, coords = self.update_once(lookup, net, context, coords, grid)
             last = update == updates - 1
             if every or last:
                 waiting.append((coords - grid, net))
             if last or len(waiting) == max_waiting:
-                yield from self._fine(waiting, padding)
+                yield from self._upsample_all(waiting, padding)
                 waiting = []
 
-    def _fine(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
+    def _upsample_all(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
         """Enlarge flows in cells with their hidden states to the frames' size, in one pass."""
         flows, nets = zip(*coarse, strict=True)
         if len(coarse) == 1:
-            return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
-        fine = padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets))))
+            return [padding.crop(self.upsample(flows[0], self.predict_mask(nets[0])))]
+        fine = padding.crop(self.upsample(torch.cat(flows), self.predict_mask(torch.cat(nets))))
         batch = len(flows[0])  # slices, which may be written to, as the pieces that chunk gives may not
         return [fine[batch * number : batch * (number + 1)] for number in range(len(coarse))]
 
-    def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - as in other networks
+    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - as in other networks
         joint = self.cnet(frame1)
         net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
         return torch.tanh(net), torch.relu(context)
 
-    def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
+    def build_pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """Return the pair's correlation lookup; in training on a GPU its results have the features' dtype."""
         c, learns = self.config, torch.is_grad_enabled() and fmap1.requires_grad and fmap1.is_cuda
         dtype = fmap1.dtype if learns else None
         return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
 
-    def step(
+    def update_once(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, hidden_channels, h, w]
@@ -382,7 +384,7 @@ class RAFT(FlowNetwork):
         net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
         return net, coords + delta.to(coords.dtype)
 
-    def mask(self, net: Tensor) -> Tensor | None:
+    def predict_mask(self, net: Tensor) -> Tensor | None:
         """Return the weights [B, 9·8·8, h, w] of the up-sampling before their softmax; None for the small model."""
         head = self.update_block.mask
         return None if head is None else 0.25 * head(net)

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, folded, lanes, mask_head, padded
+from fullfield.models.prepared.shared import (
+    FlowHead,
+    PreparedPairs,
+    WeightConverter,
+    fold_norm,
+    pad_channel_count,
+    pad_weight,
+    prepare_mask_head,
+)
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import Target
@@ -48,23 +56,24 @@ class _Half:
 
     def __init__(self, converter: WeightConverter, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
         self.passes, self.hidden = converter.passes, hidden
-        weights, biases = zip(*(folded(conv, None) for conv in convs), strict=True)
+        weights, biases = zip(*(fold_norm(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
         self.transposed = gates.shape[3] == 1
         if self.transposed:
             gates, candidate = gates.transpose(2, 3), candidate.transpose(2, 3)
         self.padding = (gates.shape[2] // 2, gates.shape[3] // 2)
         end = hidden + context
+        without_context = [torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate)]
         self.gates, self.candidate = (
-            converter.filters(padded(without, len(without), hidden + lanes(without.shape[1] - hidden)))
-            for without in (torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate))
+            converter.convert_filters(pad_weight(w, len(w), hidden + pad_channel_count(w.shape[1] - hidden)))
+            for w in without_context
         )
         self.context_weights = [
-            (converter.filters(w[:, hidden:end]), converter.small(bias))
+            (converter.convert_filters(w[:, hidden:end]), converter.convert_bias(bias))
             for w, bias in ((gates, torch.cat(biases[:2])), (candidate, biases[2]))
         ]
 
-    def memory(self, context: Tensor, motion: int) -> _Memory:
+    def allocate_memory(self, context: Tensor, motion: int) -> _Memory:
         """Return the input for a context [B, h, w, C] and a number of motion channels."""
         if self.transposed:
             context = context.transpose(1, 2).contiguous()
@@ -101,14 +110,14 @@ class PreparedRAFT(PreparedPairs):
             for end in ends
         ]
         self.flow_head = FlowHead(converter, update.flow_head.conv1, update.flow_head.conv2)
-        self.mask = None if update.mask is None else mask_head(converter, update.mask)
+        self.mask = None if update.mask is None else prepare_mask_head(converter, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
         self.channels = []
         for size in sizes:
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
-    def encode(
+    def encode_pair(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -122,12 +131,12 @@ class PreparedRAFT(PreparedPairs):
         both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
-        halves = [half.memory(context, self.motion.channels) for half in self.halves]
+        halves = [half.allocate_memory(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
         return RAFTPair(lookup, halves, state, guard)
 
-    def step(self, pair: RAFTPair, coords: Tensor) -> None:
+    def update_pair(self, pair: RAFTPair, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
         seen = [Target(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]
@@ -138,4 +147,4 @@ class PreparedRAFT(PreparedPairs):
             if number == len(memories) - 1:
                 to.append(Target(pair.state, half.transposed))
             half(memories[number], to)
-        self.flow_head.step_(pair.state, coords)
+        self.flow_head.add_step_(pair.state, coords)

@@ -32,7 +32,7 @@ class SEARAFTConfig(NetworkArchitecture):
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
     ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
-    :func:`fullfield.models.framing.still_moves`. The limits of the logarithms of the Laplacians' scales affect losses
+    :func:`fullfield.models.framing.is_moving`. The limits of the logarithms of the Laplacians' scales affect losses
     and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is far off
     moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
 
@@ -57,7 +57,7 @@ class SEARAFTConfig(NetworkArchitecture):
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
     loss_log_scale_max: float | None = None  # None: ``log_scale_max``
-    padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.padding_for`
+    padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.choose_padding`
 
     def __post_init__(self) -> None:
         choice(self.backbone, "backbone", BACKBONES)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.models import framing
 from fullfield.models.network import Encoded, FlowNetwork, NormedConvolution
-from fullfield.models.raft.model import MotionEncoder, ResidualBlock, two_convolutions
+from fullfield.models.raft.model import MotionEncoder, ResidualBlock, build_two_convolutions
 from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.nn import CorrelationPyramid
@@ -28,9 +28,9 @@ class Encoder(nn.Module):
         first, second, third = config.stage_channels
         self.conv1 = NormedConvolution(in_channels, config.stem_channels, 7, 2, padding=3)
         self.bn1 = nn.BatchNorm2d(config.stem_channels)
-        self.layer1 = _stage(config.stem_channels, first, 1, depths[0])
-        self.layer2 = _stage(first, second, 2, depths[1])
-        self.layer3 = _stage(second, third, 2, depths[2])
+        self.layer1 = _build_stage(config.stem_channels, first, 1, depths[0])
+        self.layer2 = _build_stage(first, second, 2, depths[1])
+        self.layer3 = _build_stage(second, third, 2, depths[2])
         self.final_conv = nn.Conv2d(third, 2 * config.channels, 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -46,12 +46,12 @@ class Encoder(nn.Module):
         return features
 
 
-def _stage(inner: int, outer: int, stride: int, depth: int) -> nn.Sequential:
-    rest = (_block(outer, outer, 1) for _ in range(depth - 1))
-    return nn.Sequential(_block(inner, outer, stride), *rest)
+def _build_stage(inner: int, outer: int, stride: int, depth: int) -> nn.Sequential:
+    rest = (_build_block(outer, outer, 1) for _ in range(depth - 1))
+    return nn.Sequential(_build_block(inner, outer, stride), *rest)
 
 
-def _block(inner: int, outer: int, stride: int) -> ResidualBlock:
+def _build_block(inner: int, outer: int, stride: int) -> ResidualBlock:
     return ResidualBlock(((inner, outer, 3, stride), (outer, outer, 3, 1)), nn.BatchNorm2d, "bn")
 
 
@@ -88,7 +88,7 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.full((inner,), 1e-6))
         self.final = nn.Conv2d(inner, outer, 1)
 
-    def merged(self) -> MergedLayers:
+    def merge_layers(self) -> MergedLayers:
         """Return the linear layers merged; with inner = 3 · outer they take 30 % fewer multiplications."""
         wide, narrow, final, gain, scale = (
             values.detach().double()
@@ -103,23 +103,23 @@ class ConvNeXtBlock(nn.Module):
         )
 
     def optimize_for_cpu(self) -> None:
-        """Use :meth:`merged` layers in evaluation mode, also for weights that are loaded later."""
+        """Use :meth:`merge_layers` layers in evaluation mode, also for weights that are loaded later."""
         module: Any = self
-        _merge(self, None)
-        module.register_load_state_dict_post_hook(_merge)
+        _store_merged_layers(self, None)
+        module.register_load_state_dict_post_hook(_store_merged_layers)
         self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
         if self._optimized and not self.training:
-            return self._with_merged(x)
-        filtered = _filtered(self.dwconv, x) if self.training and x.is_cuda else self.dwconv(x)
+            return self._apply_merged(x)
+        filtered = _convolve_depthwise(self.dwconv, x) if self.training and x.is_cuda else self.dwconv(x)
         y = self.norm(filtered.permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
         return out
 
-    def _with_merged(self, x: Tensor) -> Tensor:
+    def _apply_merged(self, x: Tensor) -> Tensor:
         layers = MergedLayers(*(getattr(self, f"merged_{name}") for name in MergedLayers._fields))
         cells, filtered = x.permute(0, 2, 3, 1), self.dwconv(x).permute(0, 2, 3, 1)
         normed = functional.layer_norm(filtered, self.norm.normalized_shape, eps=self.norm.eps)
@@ -128,15 +128,15 @@ class ConvNeXtBlock(nn.Module):
         return out.permute(0, 3, 1, 2)
 
 
-def _filtered(conv: nn.Conv2d, x: Tensor) -> Tensor:
+def _convolve_depthwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Apply a depthwise convolution in the dtype of ``x``."""
     filtered: Tensor = DepthwiseConvolution.apply(x, conv.weight.to(x.dtype))  # type: ignore[no-untyped-call]
     return filtered if conv.bias is None else filtered + conv.bias.to(x.dtype)[:, None, None]
 
 
-def _merge(block: ConvNeXtBlock, _: object) -> None:
+def _store_merged_layers(block: ConvNeXtBlock, _: object) -> None:
     """Store the block's merged layers as buffers, which no state dict has."""
-    for name, layer in block.merged()._asdict().items():
+    for name, layer in block.merge_layers()._asdict().items():
         block.register_buffer(f"merged_{name}", layer.to(block.gamma), persistent=False)
 
 
@@ -200,8 +200,8 @@ class SEARAFT(FlowNetwork):
         width = self.config.channels
         self.cnet = Encoder(self.config, 6)
         self.init_conv = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
-        self.upsample_weight = two_convolutions(width, 2 * width, MASK_CHANNELS, 1)
-        self.flow_head = two_convolutions(width, 2 * width, HEAD_CHANNELS, 3)
+        self.upsample_weight = build_two_convolutions(width, 2 * width, MASK_CHANNELS, 1)
+        self.flow_head = build_two_convolutions(width, 2 * width, HEAD_CHANNELS, 3)
         self.fnet = Encoder(self.config, 3)
         self.update_block = UpdateBlock(self.config)
 
@@ -218,16 +218,16 @@ class SEARAFT(FlowNetwork):
             frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
             frame2: second frame, of the same size.
             updates: number of updates, by default ``config.updates``, and up to ``config.most_updates`` while the flow
-                still moves (:func:`fullfield.models.framing.still_moves`). With 0 the initial flow is up-sampled.
+                still moves (:func:`fullfield.models.framing.is_moving`). With 0 the initial flow is up-sampled.
             initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
-                resolution, in pixels of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
+                resolution, in pixels of its own grid; see :func:`fullfield.models.framing.resample_to_grid`.
 
         Raises:
             InputError: naming the argument that does not fit.
         """
-        padding, states = self._run(frame1, frame2, updates, initial_flow)
-        state = _last(states)
-        return padding.crop(self.upsample(state.flow, self.mask(state.net)))
+        padding, states = self._start_updates(frame1, frame2, updates, initial_flow)
+        state = _take_last(states)
+        return padding.crop(self.upsample(state.flow, self.predict_mask(state.net)))
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
@@ -237,8 +237,8 @@ class SEARAFT(FlowNetwork):
         The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
         limited. :func:`expected_log_scale` turns them into an uncertainty.
         """
-        padding, states = self._run(frame1, frame2, updates, initial_flow)
-        return self._enlarged(_last(states), padding)
+        padding, states = self._start_updates(frame1, frame2, updates, initial_flow)
+        return self._upsample_state(_take_last(states), padding)
 
     def bidirectional_with_info(
         self,
@@ -253,9 +253,11 @@ class SEARAFT(FlowNetwork):
         Arguments are as for :meth:`forward`; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
-        count, padding, directions = self._both_started(frame1, frame2, updates, *starts, min_updates=0)
+        count, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=0)
         forward, backward = (
-            self._enlarged(_last(self._states(encoded, start, count, self.most_updates(updates))), padding)
+            self._upsample_state(
+                _take_last(self._iterate_states(encoded, start, count, self.max_updates(updates))), padding
+            )
             for encoded, start in directions
         )
         return forward, backward
@@ -270,8 +272,8 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
-        padding, states = self._run(frame1, frame2, self._number(updates), initial_flow)
-        return [self._enlarged(state, padding) for state in states]
+        padding, states = self._start_updates(frame1, frame2, self._count_updates(updates), initial_flow)
+        return [self._upsample_state(state, padding) for state in states]
 
     def coarse_predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
@@ -280,18 +282,20 @@ class SEARAFT(FlowNetwork):
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
-        count, padding, start = self._check_call(frame1, frame2, self._number(updates), initial_flow, min_updates=0)
-        prepared = self.prepare(frame1, padding), self.prepare(frame2, padding)
+        count, padding, start = self._check_call(
+            frame1, frame2, self._count_updates(updates), initial_flow, min_updates=0
+        )
+        prepared = self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding)
         fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_start)(*prepared)
         if start is not None:
             flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
         predictions = [(field, mask)]
         if count:
-            lookup, grid = self.pyramid(fmap1, fmap2), framing.grid_of(net)
+            lookup, grid = self.build_pyramid(fmap1, fmap2), framing.coordinate_grid_like(net)
         for _ in range(count):
             flow = flow.detach()
             features = lookup(grid + flow)
-            net, flow, field, mask = (self._compiled_update or self._predict)(net, context, features, flow)
+            net, flow, field, mask = (self._compiled_update or self._update_and_predict)(net, context, features, flow)
             predictions.append((field, mask))
         return padding, predictions
 
@@ -302,26 +306,28 @@ class SEARAFT(FlowNetwork):
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
         """
         self._compiled_start = None if mode is None else torch.compile(self._encode_start, mode=mode)
-        self._compiled_update = None if mode is None else torch.compile(self._predict, mode=mode)
+        self._compiled_update = None if mode is None else torch.compile(self._update_and_predict, mode=mode)
 
     def _encode_start(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
         """Return fmap1, fmap2, state, context, the regressed flow in cells, and the field and mask of a prediction.
 
         The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
         """
-        fmap1, fmap2 = self._features(frame1, frame2)
-        net, context = self._context(frame1, frame2)
+        fmap1, fmap2 = self._encode_features(frame1, frame2)
+        net, context = self._encode_context(frame1, frame2)
         outputs: Tensor = self.flow_head(net).float()
         # With the strides of later states, so that one compiled update serves all of them.
         net, flow = net.clone(), outputs[:, :2].clone()
-        return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.mask(net)
+        return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.predict_mask(net)
 
-    def _predict(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> tuple[Tensor, ...]:
+    def _update_and_predict(
+        self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the next state and flow, and the field and mask of their prediction."""
         net = self.update_block(net, context, correlation, flow)
         outputs: Tensor = self.flow_head(net).float()
         flow = flow + outputs[:, :2]
-        return net, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.mask(net)
+        return net, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.predict_mask(net)
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms, reorder the weights, and merge linear layers of the updates.
@@ -334,16 +340,16 @@ class SEARAFT(FlowNetwork):
             if isinstance(module, ConvNeXtBlock):
                 module.optimize_for_cpu()
 
-    def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             return self.fnet(frame1), self.fnet(frame2)
-        return super()._features(frame1, frame2)
+        return super()._encode_features(frame1, frame2)
 
-    def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
         return net, context
 
-    def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
+    def build_pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """Return the pair's correlation lookup."""
         config = self.config
         in_rows = self.training and fmap1.is_cuda and fmap1.is_contiguous(memory_format=torch.channels_last)
@@ -358,11 +364,11 @@ class SEARAFT(FlowNetwork):
             memory_format=layout,
         )
 
-    def start(self, net: Tensor) -> Tensor:
+    def regress_initial_flow(self, net: Tensor) -> Tensor:
         """Return the initial flow [B, 2, h, w] float32 in cells, regressed from :meth:`encode`'s state."""
-        return self._head(net)[0]
+        return self._predict_flow_and_info(net)[0]
 
-    def step(
+    def update_once(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, channels, h, w]
@@ -371,10 +377,10 @@ class SEARAFT(FlowNetwork):
         grid: Tensor,  # [B, 2, h, w] float32: where it was
     ) -> tuple[Tensor, Tensor]:  # net, coords
         """Update once. No gradient flows through the incoming coordinates."""
-        state = self._update(lookup, net, context, coords - grid, grid)
+        state = self._update_state(lookup, net, context, coords - grid, grid)
         return state.net, grid + state.flow
 
-    def mask(self, net: Tensor) -> Tensor:
+    def predict_mask(self, net: Tensor) -> Tensor:
         """Return the weights [B, 9·8·8, h, w] of the convex up-sampling before their softmax."""
         mask: Tensor = 0.25 * self.upsample_weight(net)
         return mask
@@ -383,54 +389,56 @@ class SEARAFT(FlowNetwork):
         """Enlarge a flow [B, 2, h, w] in cells to [B, 2, 8h, 8w] in pixels."""
         return convex_upsample(8 * flow, mask, 8)
 
-    def _head(self, net: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict_flow_and_info(self, net: Tensor) -> tuple[Tensor, Tensor]:
         outputs: Tensor = self.flow_head(net).float()
         return outputs[:, :2], outputs[:, 2:]
 
-    def _update(
+    def _update_state(
         self, lookup: Callable[[Tensor], Tensor], net: Tensor, context: Tensor, flow: Tensor, grid: Tensor
     ) -> _State:
         flow = flow.detach()
         net = self.update_block(net, context, lookup(grid + flow), flow)
-        delta, info = self._head(net)
+        delta, info = self._predict_flow_and_info(net)
         return _State(net, flow + delta, info)
 
-    def _enlarged(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
-        both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net), 8)
+    def _upsample_state(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
+        both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.predict_mask(state.net), 8)
         return padding.crop(both[:, :2]), padding.crop(both[:, 2:])
 
-    def _run(
+    def _start_updates(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
         """Return the padding, and the states: the initial one, and one after every update."""
         count, padding, flow = self._check_call(frame1, frame2, updates, initial_flow, min_updates=0)
-        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        return padding, self._states(encoded, flow, count, self.most_updates(updates))
+        encoded = self.encode(self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding))
+        return padding, self._iterate_states(encoded, flow, count, self.max_updates(updates))
 
-    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int, max_updates: int) -> Iterator[_State]:
+    def _iterate_states(
+        self, encoded: Encoded, flow: Tensor | None, updates: int, max_updates: int
+    ) -> Iterator[_State]:
         """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
-        regressed, info = self._head(net)
+        regressed, info = self._predict_flow_and_info(net)
         state = _State(net, regressed if flow is None else flow, info)
         yield state
         if updates == 0:
             return
-        lookup = self.pyramid(fmap1, fmap2)
-        grid = framing.grid_of(net)
+        lookup = self.build_pyramid(fmap1, fmap2)
+        grid = framing.coordinate_grid_like(net)
         moving: Tensor | None = None
         for number in range(1, max_updates + 1):
-            before, state = state, self._update(lookup, state.net, context, state.flow, grid)
+            before, state = state, self._update_state(lookup, state.net, context, state.flow, grid)
             if moving is not None:  # a pair that has settled keeps its state, as it would alone
                 is_moving = moving[:, None, None, None]
                 state = _State(*(torch.where(is_moving, new, old) for new, old in zip(state, before, strict=True)))
             yield state
             if updates <= number < max_updates:
-                moving = framing.still_moves(before.flow, state.flow)
+                moving = framing.is_moving(before.flow, state.flow)
                 if not moving.any():
                     return
 
 
-def _last(states: Iterator[_State]) -> _State:
+def _take_last(states: Iterator[_State]) -> _State:
     for state in states:
         last = state
     return last

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, folded, mask_head
+from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, fold_norm, prepare_mask_head
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import Target
@@ -33,15 +33,16 @@ class _Refinement:
     def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = block
-        weight, bias = folded(module.dwconv, None)
-        self.filters, self.offset = converter.exact(weight.flatten(1).t()), converter.exact(bias)
+        weight, bias = fold_norm(module.dwconv, None)
+        self.filters = converter.convert_to_float32(weight.flatten(1).t())
+        self.offset = converter.convert_to_float32(bias)
         self.epsilon: float = module.norm.eps
-        layers: MergedLayers = module.merged()
-        self.expand = converter.rows(layers.wide), converter.small(layers.wide_bias)
+        layers: MergedLayers = module.merge_layers()
+        self.expand = converter.convert_rows(layers.wide), converter.convert_bias(layers.wide_bias)
         self.narrow, self.final, self.bias = (
-            converter.rows(layers.narrow),
-            converter.rows(layers.final),
-            converter.small(layers.bias),
+            converter.convert_rows(layers.narrow),
+            converter.convert_rows(layers.final),
+            converter.convert_bias(layers.bias),
         )
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
@@ -60,17 +61,17 @@ class PreparedSEARAFT(PreparedPairs):
 
     def __init__(self, model: SEARAFT, converter: WeightConverter) -> None:
         super().__init__(model, converter, ((0, 1), (1, 0)))
-        weight, bias = folded(model.init_conv, None)
-        self.initial = converter.filters(weight), converter.small(bias)
+        weight, bias = fold_norm(model.init_conv, None)
+        self.initial = converter.convert_filters(weight), converter.convert_bias(bias)
         update: Any = model.update_block
         self.refine = [_Refinement(converter, block) for block in update.refine]
         flow: Any = model.flow_head
         self.flow_head = FlowHead(converter, flow[0], flow[2])
-        self.mask = mask_head(converter, model.upsample_weight)
+        self.mask = prepare_mask_head(converter, model.upsample_weight)
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
-    def encode(
+    def encode_pair(
         self,
         cells: Tensor,
         coords: Tensor,
@@ -87,14 +88,14 @@ class PreparedSEARAFT(PreparedPairs):
         del both
         lookup, guard = self.prepare_lookup(cells, direction, features)
         coords.copy_(grid)
-        self.flow_head.step_(state, coords)
+        self.flow_head.add_step_(state, coords)
         return SEARAFTPair(lookup, joint, state, guard)
 
-    def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
+    def update_pair(self, pair: SEARAFTPair, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         width = self.width
         self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
             self.passes.write_activations(pair.state, None, [Target(pair.joint[..., :width])])
-        self.flow_head.step_(pair.state, coords)
+        self.flow_head.add_step_(pair.state, coords)
