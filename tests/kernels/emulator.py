@@ -368,7 +368,7 @@ class Emulator:
         for module in modules:
             for name in fakes.keys() & vars(module).keys():
                 patch.setattr(module, name, fakes[name])
-        for name, fake in (("device_at", gpu), ("gpu_from_device", gpu), ("raw_stream", 0)):
+        for name, fake in (("get_device", gpu), ("gpu_from_device", gpu), ("raw_stream", 0)):
             patch.setattr(_launching, name, lambda _, fake=fake: fake)
         patch.setattr(_launching, "current_device", lambda: gpu.index)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())

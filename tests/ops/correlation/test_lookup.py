@@ -727,7 +727,7 @@ def test_reference_on_gpu_uses_no_batched_product(monkeypatch: pytest.MonkeyPatc
 
     case, target = make_case(), Reference._gather_target_rows
     expected = look(case, "reference")
-    monkeypatch.setattr(Reference, "_target", lambda *arguments: target(*arguments).as_subclass(OnGpu))
+    monkeypatch.setattr(Reference, "_gather_target_rows", lambda *arguments: target(*arguments).as_subclass(OnGpu))
     monkeypatch.setattr(torch, "bmm", lambda *_: pytest.fail("a batched product"))
     assert_within(look(case, "reference"), expected, 1e-5, "lookup")
 

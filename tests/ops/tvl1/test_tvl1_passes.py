@@ -472,7 +472,7 @@ class AnyOrder:
 @pytest.fixture
 def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for module in (persistent, solver_module):
-        monkeypatch.setattr(module, "record", Graph)
+        monkeypatch.setattr(module, "record_graph", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
     monkeypatch.setattr(persistent, "_resolve_device", lambda *_: CPU)
     monkeypatch.setattr(persistent, "_create_event", Clock)
@@ -527,7 +527,7 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
         solve(engine, first, **options)
         assert living[-1]() is not None
 
-    monkeypatch.setattr(Engine, "read", noting)
+    monkeypatch.setattr(Engine, "read_frames", noting)
     monkeypatch.setattr(Engine, "solve", looking)
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames = [frame * 255 for frame in scene(35, 40)]
