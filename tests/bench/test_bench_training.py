@@ -42,8 +42,8 @@ def test_training_gives_no_time_to_wrong_step(
     def spoilt(network: str, correlation: str) -> Any:
         model: Any = right(network, correlation)
         if correlation == "fullfield":
-            inner = model.pyramid
-            model.pyramid = lambda *maps: lambda coords: -5 * inner(*maps)(coords)
+            inner = model.build_pyramid
+            model.build_pyramid = lambda *maps: lambda coords: -5 * inner(*maps)(coords)
         return model
 
     monkeypatch.setattr(steps, "_network", spoilt)

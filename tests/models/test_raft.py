@@ -200,7 +200,7 @@ def test_lookups_give_the_features_type_in_training_on_a_gpu(small: RAFT, monkey
 
     def asked(on_gpu: bool, learns: bool) -> object:
         fmap: Any = SimpleNamespace(dtype=torch.bfloat16, is_cuda=on_gpu, requires_grad=learns)
-        return small.pyramid(fmap, fmap)
+        return small.build_pyramid(fmap, fmap)
 
     assert asked(True, True) is torch.bfloat16
     assert asked(False, True) is asked(True, False) is None

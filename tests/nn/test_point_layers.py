@@ -50,7 +50,7 @@ def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) 
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
 def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
     layer = PointNorm(6, kind).double()
-    learned: tuple[Tensor, Tensor] = layer._learned()
+    learned: tuple[Tensor, Tensor] = layer._get_scale_and_shift()
     with torch.no_grad():
         learned[0].fill_(2.0)
         learned[1].fill_(1.0)

@@ -108,7 +108,7 @@ def _network(network: str, correlation: str) -> torch.nn.Module:
         config = RAFTConfig.small() if network == "raft-small" else RAFTConfig.large()
         model = RAFT(config, correlation=backend)
     if correlation == "localcorr":
-        cast(Any, model).pyramid = _localcorr(model.config.levels, model.config.radius)
+        cast(Any, model).build_pyramid = _localcorr(model.config.levels, model.config.radius)
     return model
 
 

@@ -119,7 +119,7 @@ def test_neighbours_among_candidates_are_packed(packs: bool) -> None:
     numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
     if packs and not has_instructions("avx512f"):
         pytest.skip("needs AVX-512")
-    put_within, draw = simd.packing(packs), np.random.default_rng(0)
+    put_within, draw = simd.build_put_within(packs), np.random.default_rng(0)
     pack = numba.njit(lambda near, x, given, into: put_within(near, 2, x, given, 3, into, 5))
     squares, who = draw.integers(0, 6, 19).astype(np.float32), np.arange(100, 120, dtype=np.int32)
     found = np.full(40, -1, np.int32)
@@ -159,7 +159,7 @@ def test_memory_for_candidates_is_a_quarter_more_than_needed() -> None:
     runs[4] = 0, 1000
     empty = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
     order = np.arange(1000, dtype=np.int32)
-    count, *arrays = kernels._candidates.py_func(points, points.T.copy(), order, runs, False, *empty)
+    count, *arrays = kernels._gather_candidates.py_func(points, points.T.copy(), order, runs, False, *empty)
     assert count == 1000
     assert [array.shape[-1] for array in arrays] == [1000 + 250 + 16] * 3
 

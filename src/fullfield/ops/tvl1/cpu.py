@@ -173,9 +173,9 @@ class Solver:
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
 
         def kernel(top: int, bottom: int) -> None:
-            k.first_rows(state, size, pitch, height, width, top, bottom, frame1)
+            k.write_first_frame(state, size, pitch, height, width, top, bottom, frame1)
             padded = bottom + 3 if bottom == height else bottom
-            k.second_rows(frame2, packed, height, width, top, padded)
+            k.pack_second_frame(frame2, packed, height, width, top, padded)
 
         self._run_over_rows(height, kernel)
 

@@ -116,7 +116,7 @@ class Refiner:
             k.coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
             k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
-            k.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
+            k.pack_second_frame(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
         self._over_rows(blur)
         self._over_rows(load)
