@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -200,6 +201,13 @@ def test_backends_do_not_import_each_other() -> None:
             for file in (f for f in files if f.exists()):
                 tree = ast.parse(file.read_text("utf-8"))
                 assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{file.name}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*_kernels.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_compiled_kernels_are_attributes_of_their_module(path: Path) -> None:
+    """They are called by the names of ``ENTRY_POINTS``."""
+    module = importlib.import_module(next(iter(modules([path]))))
+    assert [name for name in getattr(module, "ENTRY_POINTS", ()) if not hasattr(module, name)] == []
 
 
 def test_packages_are_not_empty_or_called_utils() -> None:

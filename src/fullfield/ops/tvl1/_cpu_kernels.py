@@ -465,8 +465,8 @@ _table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
 ENTRY_POINTS = {
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
-    "first_rows": (write_first_frame, (_flat, *[_i] * 6, _image)),
-    "second_rows": (pack_second_frame, (_image, _flat, *[_i] * 4)),
+    "write_first_frame": (write_first_frame, (_flat, *[_i] * 6, _image)),
+    "pack_second_frame": (pack_second_frame, (_image, _flat, *[_i] * 4)),
     "warp_rows": (warp_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),
     "resample_rows": (resample_rows, (_flat, _i, _i, _flat, _i, _i, _table, _table, _f, _flat, _i, _i)),
     "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),

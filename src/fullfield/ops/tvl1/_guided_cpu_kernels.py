@@ -50,8 +50,8 @@ def linearise_rows(
 ):
     """Compute the 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), at the current flow.
 
-    ``packed`` is the second frame in the layout of ``_cpu_kernels.second_rows``, whose gradient is used; ``weights``
-    (128 float32) and ``corners`` (32 int32) are scratch.
+    ``packed`` is the second frame in the layout of ``_cpu_kernels.pack_second_frame``, whose gradient is used;
+    ``weights`` (128 float32) and ``corners`` (32 int32) are scratch.
     """
     stride = (width + 3) * 4
     zero = splat(np.float32(0.0))
@@ -338,7 +338,7 @@ _image = types.float32[:, ::1]
 _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
-    **{name: SOLVER[name] for name in ("second_rows", "median_rows", "sweep_strip", "sweep_seam")},
+    **{name: SOLVER[name] for name in ("pack_second_frame", "median_rows", "sweep_strip", "sweep_seam")},
     "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
     "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack)),
