@@ -33,9 +33,10 @@ def halves(values):
 
 
 _flat = types.float32[::1]
+ENTRY_POINTS = {"squares": (squares, (_flat, _flat)), "halves": (halves, (_flat,))}
 
 if __name__ == "__main__":
-    compile_all({"squares": (squares, (_flat, _flat)), "halves": (halves, (_flat,))}, CACHE, "a few kernels")
+    compile_all(ENTRY_POINTS, CACHE, "a few kernels")
     found = np.zeros(3, np.float32)
     squares(np.arange(3, dtype=np.float32), found)
     halves(found)

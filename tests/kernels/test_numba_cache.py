@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,46 @@ def test_tvl1_cold_start_takes_at_most_fifteen_seconds(tmp_path: Path) -> None:
     (cold_flow, cold_seconds), (warm_flow, warm_seconds) = cold.split(), warm.split()
     assert warm_flow == cold_flow
     assert float(cold_seconds) - float(warm_seconds) <= 15
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], numba_cache.Kernels]:
+    """Return a function that makes the few kernels as a new process has them, with a cache in ``tmp_path``."""
+    pytest.importorskip("numba")
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    monkeypatch.syspath_prepend(str(Path(FEW).parent))
+
+    def make() -> numba_cache.Kernels:
+        sys.modules.pop("few_kernels", None)
+        return numba_cache.Kernels("few_kernels", "a few kernels")
+
+    return make
+
+
+def test_second_process_fills_a_cold_cache(
+    few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cold = few()
+    cold.start_compiling()
+    module = cold()
+    assert not cold.is_compiling
+    assert sum(module.squares.stats.cache_hits.values()) == 1
+    assert capsys.readouterr().err == "fullfield: compiling a few kernels for this CPU in a second process, once ...\n"
+    few().start_compiling()
+    assert capsys.readouterr().err == "", "the cache is warm"
+
+
+def test_kernels_are_compiled_here_if_the_second_process_ends_early(
+    few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cold = few()
+    cold.start_compiling()
+    assert cold._process is not None
+    cold._process.kill()
+    module = cold()
+    assert sum(module.squares.stats.cache_misses.values()) == 1
+    assert "compiling a few kernels for this CPU, once ..." in capsys.readouterr().err
 
 
 def test_processes_share_a_cold_cache_and_may_be_quiet(tmp_path: Path) -> None:

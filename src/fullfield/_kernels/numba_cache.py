@@ -7,15 +7,20 @@ import hashlib
 import importlib
 import importlib.util
 import io
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import announce_compilation, folder_named, say
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
 
 _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
@@ -63,15 +68,24 @@ def caching_in(folder: Path | None) -> Iterator[None]:
 def jit_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
     """Return the decorator of a module's kernels, whose code is kept in ``folder``; ``options`` are numba's.
 
-    The kernels release the GIL, and a division by zero raises no exception.
+    The kernels release the GIL, and a division by zero raises no exception. Python calls them, C does not.
     """
     from numba import njit
 
     def jit(function: Any) -> Any:
         with caching_in(folder):
+            options.setdefault("no_cfunc_wrapper", True)
             return njit(nogil=True, error_model="numpy", cache=folder is not None, **options)(function)
 
     return jit
+
+
+def helper_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+    """Return the decorator of functions that only kernels call; arguments as for :func:`jit_in`.
+
+    They compile in less time, because Python cannot call them.
+    """
+    return jit_in(folder, no_cpython_wrapper=True, **options)
 
 
 @functools.cache
@@ -162,20 +176,55 @@ class Kernels:
         self._name, self._label = module, label
         self._lock = threading.Lock()
         self._ready: Any = None
+        self._process: SpawnProcess | None = None
 
     def __call__(self) -> Any:
         """Return the module."""
         with self._lock:
             if self._ready is None:
+                if self._process is not None:
+                    self._process.join()
+                    self._process = None
                 module = importlib.import_module(self._name)
                 compile_all(module.ENTRY_POINTS, module.CACHE, self._label)
                 self._ready = module
         return self._ready
 
+    def start_compiling(self) -> None:
+        """Compile in a second process, if the cache is cold and can be written; the next call waits for it.
+
+        Only for programs whose main module can be imported again, as ``multiprocessing`` does.
+        """
+        folder, warm = self.cache()
+        if folder is None or warm:
+            return
+        from multiprocessing import get_context
+
+        with self._lock:
+            if self._ready is None and self._process is None:
+                say(f"compiling {self._label} for this CPU in a second process, once ...")
+                arguments = self._name, self._label
+                self._process = get_context("spawn").Process(target=_fill_cache, args=arguments, daemon=True)
+                self._process.start()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a second process is compiling."""
+        with self._lock:
+            return self._process is not None and self._process.is_alive()
+
     def cache(self) -> tuple[Path | None, bool]:
         """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
         return folder, is_warm(folder, self._label)
+
+
+def _fill_cache(module: str, label: str) -> None:
+    """Compile the kernels of a module into the cache, silently: after an error the parent compiles them itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    os.environ["FULLFIELD_QUIET"] = "1"
+    with suppress(Exception):
+        Kernels(module, label)()
 
 
 def _stamp(folder: Path, name: str) -> Path:

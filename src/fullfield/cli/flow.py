@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.cli.options import read_frames
 
     methods.use_threads(args.threads)
+    choice.start_compiling()
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.words(args.method), **READING_WORDS, **names}
     with ProgressBar("flow", quiet=args.quiet) as progress, naming(**words):

@@ -64,10 +64,19 @@ class MethodChoice:
         used = {"method": source.method, "parameters": dict(source.parameters), "backend": source.backend}
         return {**used, "requested_method": self.method, "preset": self.preset}
 
+    def start_compiling(self) -> None:
+        """Compile what the method needs last in a second process; reading and the rest need not wait for it."""
+        from fullfield.estimators.refined import RefinedEstimator
+
+        device, estimator = _check.device(self.device, "--device"), self.estimator
+        if isinstance(estimator, RefinedEstimator):
+            estimator.start_compiling(device)
+
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
         device = _check.device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
+        self.start_compiling()
         if not hasattr(self.config, "weights"):
             from fullfield.estimators.protocol import prepare_estimator
 

@@ -93,11 +93,30 @@ class RefinedEstimator(WrappingEstimator):
         """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **more)
         self._device = target = _check.device(device)
-        if size is not None and self.refines(target):
+        if size is not None and self.refines(target) and not self._is_compiling(target):
             with self._refiners.borrow(
                 SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
             ) as refiner:
                 self._refiner_backend = refiner.backend
+
+    def start_compiling(self, device: str | torch.device) -> None:
+        """Compile what the refinement runs on in a second process, on a CPU with a cold cache and several threads.
+
+        The refinement waits for it. Only for programs whose main module can be imported again.
+        """
+        target = _check.device(device)
+        if target.type == "cpu" and self.refines(target) and torch.get_num_threads() > 1:
+            from fullfield.ops.tvl1.guided_cpu import kernels, supports
+
+            if supports(target, torch.float32) is None:
+                kernels.start_compiling()
+
+    def _is_compiling(self, device: torch.device) -> bool:
+        if device.type != "cpu":
+            return False
+        from fullfield.ops.tvl1.guided_cpu import kernels
+
+        return kernels.is_compiling
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None

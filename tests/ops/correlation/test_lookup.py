@@ -644,13 +644,14 @@ def test_incoming_gradients_of_any_dtype_and_layout(backend: Backend, dtype: tor
 
 
 def test_lookup_compiles_once() -> None:
-    from fullfield.ops.correlation.cpu import _kernels
+    from fullfield.ops.correlation.cpu import _backward_kernels, _kernels
 
     for case in (make_case(), make_case((4, 4), (9, 8), channels=3, radius=1)):
         for layout in (torch.contiguous_format, torch.channels_last):
             look(case, "cpu", memory_format=layout)
         results(BACKENDS["cpu"], case, weights(case))
-    assert all(len(kernel.signatures) == 1 for kernel, _ in _kernels().ENTRY_POINTS.values())
+    entry_points = [*_kernels().ENTRY_POINTS.values(), *_backward_kernels().ENTRY_POINTS.values()]
+    assert all(len(kernel.signatures) == 1 for kernel, _ in entry_points)
 
 
 def test_cpu_kernel_from_many_threads() -> None:

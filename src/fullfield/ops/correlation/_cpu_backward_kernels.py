@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""Numba kernels of the CPU backend's gradient with respect to both feature maps.
+"""Numba kernels of the CPU backend's gradients with respect to the coordinates and to both feature maps.
 
-Two passes over a chunk of tiles. ``compute_dot_gradients`` turns the gradient of the lookup into the gradient of the
-dot products, window by window (parallel over tiles). ``add_tiles_to_gradients`` multiplies it with the features,
+The latter takes two passes over a chunk of tiles. ``compute_dot_gradients`` turns the gradient of the lookup into that
+of the dot products, window by window (parallel over tiles). ``add_tiles_to_gradients`` multiplies it with the features,
 sixteen channels at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides
 and the result does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level:
 thousands of products added to one float32, one after another, would be several times as far from the exact sum.
@@ -11,40 +11,115 @@ thousands of products added to one float32, one after another, would be several 
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_kernels import (
     CACHE,  # noqa: F401 - of these kernels too
     LANES,
+    LOOKUP,
     _clip_range,
     _enclose_windows,
+    _fill_tile_products,
+    _flat,
+    _floats,
+    _helper,
+    _i,
     _jit,
+    _locate_tile,
     _locate_windows,
-    _read_taps,
     _row_pitch,
-    allocate_workspace,
+    _scratch,
+    _table,
+    _write_taps,
     compute_bilinear_weights,
     count_tiles,
-    lookup_tiles,
     max_union_cells,
 )
-from fullfield.ops.correlation._cpu_simd import PULL, STEP, add_transposed_products, scatter
+from fullfield.ops.correlation._cpu_layout import TILE
+from fullfield.ops.correlation._cpu_simd import PULL, STEP, add_transposed_products, gather, scatter
 
 _BLOCK = LANES * LANES
+TILE_HEIGHT, TILE_WIDTH = TILE
 # What is noted about a tile's window on a level: kind, then x0, y0, columns, rows, pitch (one union) or the x, y of
 # every lane (one window each).
 NOTES = 1 + 2 * LANES
 _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 
 
+@_helper
+def _read_taps(taps, source, b, channel, channels, tile):
+    """Read a tile of ``source`` into ``taps``, the adjoint of ``_write_taps``; lanes outside the image read zero."""
+    height = source.shape[2]
+    width = source.shape[3]
+    top, left = _locate_tile(tile, width)
+    columns = min(TILE_WIDTH, width - left)
+    zero = splat(np.float32(0.0))
+    for k in range(channels):
+        store(taps, k * LANES, zero)
+        for y in range(min(TILE_HEIGHT, height - top)):
+            at = k * LANES + y * TILE_WIDTH
+            for x in range(columns):
+                taps[at + x] = source[b, channel + k, top + y, left + x]
+
+
+@_helper
+def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes):
+    """Write the sums over taps of grad * d tap / d x and grad * d tap / d y, 16 lanes each."""
+    side = window - 1
+    left, right, above, below = compute_bilinear_weights(fx, fy)
+    sum_x = splat(np.float32(0.0))
+    sum_y = splat(np.float32(0.0))
+    for row in range(side):
+        up = row * pitch * LANES
+        down = up + pitch * LANES
+        a = gather(cells, offsets, up)
+        c = gather(cells, offsets, down)
+        for dx in range(side):
+            b = gather(cells, offsets, up + (dx + 1) * LANES)
+            d = gather(cells, offsets, down + (dx + 1) * LANES)
+            g = load(grad, (dx * side + row) * LANES)
+            sum_x = sum_x + g * (above * (b - a) + below * (d - c))
+            sum_y = sum_y + g * (left * (c - a) + right * (d - b))
+            a = b
+            c = d
+    store(slopes, 0, sum_x)
+    store(slopes, LANES, sum_y)
+
+
 @_jit
-def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, last, notes, weights):
+def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scratch, grad, out, first, last):
+    """Write the gradient of the coordinates of tiles [first, last) into ``out`` [B, 2, H1, W1].
+
+    ``grad`` is the gradient of what ``lookup_tiles`` writes.
+    """
+    cells, _, _, taps, offsets, lane_x, _, fx, fy = scratch
+    positions = (window - 1) * (window - 1)
+    tiles = count_tiles(coords)
+    total = np.zeros(2 * LANES, np.float32)
+    slopes = np.zeros(2 * LANES, np.float32)
+    for index in range(first, last):
+        b = index // tiles
+        tile = index % tiles
+        total[:] = np.float32(0.0)
+        for level in range(levels.shape[0]):
+            pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
+            if pitch > 0:
+                _read_taps(taps, grad, b, level * positions, positions, tile)
+                _differentiate_taps(cells, offsets, pitch, window, fx, fy, taps, slopes)
+                for lane in range(2 * LANES):
+                    # a lane that sees nothing keeps its zero, whatever its incoming gradient
+                    if lane_x[lane % LANES] > -(1 << 30):
+                        total[lane] += slopes[lane] * scales[level]
+        _write_taps(total, out, b, 0, 2, tile)
+
+
+@_jit
+def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch, first, last, notes, weights):
     """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
     side = window - 1
     slot = (max_union_cells(window) + 2) * LANES
     tiles = count_tiles(coords)
-    _, _, line, taps, offsets, lane_x, lane_y, fx, fy = allocate_workspace(window, 0)
+    _, _, line, taps, offsets, lane_x, lane_y, fx, fy = scratch
     zero = splat(np.float32(0.0))
     for index in range(first, last):
         b = index // tiles
@@ -98,7 +173,7 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, l
                     scatter(weights, offsets, at * slot + (row * pitch + column) * LANES, value)
 
 
-@_jit
+@_helper
 def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
     xs, xe = _clip_range(note[1], note[3], width)
     ys, ye = _clip_range(note[2], note[4], height)
@@ -115,7 +190,7 @@ def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note
             add_transposed_products(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
 
 
-@_jit
+@_helper
 def _add_window_gradients(
     weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, want1, want2
 ):
@@ -177,13 +252,10 @@ def add_tiles_to_gradients(
                     )  # fmt: skip
 
 
-_i = types.intp
-_flat = types.float32[::1]
-_floats = types.Array(types.float32, 4, "A")
-_table = types.int64[:, ::1]
-
 ENTRY_POINTS = {
-    "lookup_tiles": (lookup_tiles, (_flat, _flat, _table, _flat, _floats, _i, _i, _floats, _floats, _i, _i)),
-    "compute_dot_gradients": (compute_dot_gradients, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
+    "compute_coords_gradients": (compute_coords_gradients, (*LOOKUP, _floats, _floats, _i, _i)),
+    "compute_dot_gradients": (
+        compute_dot_gradients, (_table, _flat, _floats, _floats, _i, _i, _scratch, _i, _i, _table, _flat)
+    ),
     "add_tiles_to_gradients": (add_tiles_to_gradients, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
-}
+}  # fmt: skip

@@ -12,51 +12,40 @@ Features lie as described in ``_cpu_simd``: source ``[batch][tile][channel][16]`
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
+from fullfield.ops.correlation._cpu_layout import max_union_cells as _max_union_cells
 from fullfield.ops.correlation._cpu_simd import MOST, gather, multiply_pixel, multiply_tile, store_half
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
-LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
 _BLOCK = LANES * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
 _jit = jit_in(CACHE)
+_helper = helper_in(CACHE)
+_inlined = helper_in(CACHE, inline="always")
 
 
-@_jit
+@_helper
 def count_tiles(coords):  # type: ignore[no-untyped-def]
     """Return the number of tiles of an image."""
     return ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
 
 
-@_jit
+@_helper
 def _locate_tile(tile, width):  # type: ignore[no-untyped-def]
     """Return the first row and column of a tile."""
     across = (width + TILE_WIDTH - 1) // TILE_WIDTH
     return tile // across * TILE_HEIGHT, tile % across * TILE_WIDTH
 
 
-@_jit
-def allocate_workspace(window, blocks):  # type: ignore[no-untyped-def]
-    """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
-    integers = np.zeros((2, LANES), np.int64)
-    fractions = np.zeros((2, LANES), np.float32)
-    return (
-        np.zeros((2 * max_union_cells(window) + 2 * MOST) * LANES, np.float32),
-        np.zeros(blocks * LANES, np.float32),
-        np.zeros(max(LARGEST_WINDOW + 1, MOST) * LANES, np.float32),
-        np.zeros((window - 1) ** 2 * LANES, np.float32),
-        np.zeros(LANES, np.int32), integers[0], integers[1], fractions[0], fractions[1],
-    )  # fmt: skip
-
-
-@_jit
+@_helper
 def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
     """Return the weights of the left, right, upper and lower neighbours."""
     one = splat(np.float32(1.0))
@@ -65,20 +54,22 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
     return one - right, right, one - below, below
 
 
-@_jit
-def _compute_window_row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
-    """Compute one row of a window, at most MOST positions at a time."""
-    column = 0
-    while column < n:
-        count = min(n - column, MOST)
-        if dense:
-            multiply_tile(count, a, i, b, j + column * LANES, stride, blocks, out, o + column * LANES)
-        else:
-            multiply_pixel(count, a, i, b, j + column * LANES, stride, blocks, out, o + column)
-        column += count
+@_helper
+def _multiply_row(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+    """Compute one row of a union for all lanes, at most MOST positions at a time."""
+    for column in range(0, n, MOST):
+        at = column * LANES
+        multiply_tile(min(n - column, MOST), a, i, b, j + at, stride, blocks, out, o + at)
 
 
-@_jit
+@_helper
+def _multiply_pixel_row(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
+    """Compute one row of one lane's window, at most MOST positions at a time."""
+    for column in range(0, n, MOST):
+        multiply_pixel(min(n - column, MOST), a, 0, b, j + column * LANES, stride, blocks, out, column)
+
+
+@_helper
 def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
@@ -114,7 +105,7 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
     return seen
 
 
-@_jit
+@_helper
 def _enclose_windows(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
     """Return x0, y0, columns, rows of the rectangle around all windows."""
     x0 = 1 << 30
@@ -130,24 +121,21 @@ def _enclose_windows(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
     return x0, y0, x1 - x0 + window, y1 - y0 + window
 
 
-@_jit
-def max_union_cells(window):  # type: ignore[no-untyped-def]
-    """Return the largest union window, in cells, that is computed as one product."""
-    return int(LARGEST_UNION * window * window)
+max_union_cells = _helper(_max_union_cells)
 
 
-@_jit
+@_helper
 def _row_pitch(columns):  # type: ignore[no-untyped-def]
     """Return the cells from one row of a union to the next; a row's last product may write one cell too many."""
     return (columns + 2) // 2 * 2
 
 
-@_jit
+@_helper
 def _clip_range(start, count, size):  # type: ignore[no-untyped-def]
     return max(start, 0), min(start + count, size)
 
 
-@_jit
+@_inlined
 def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
     """Fill cells[row][column][lane] with every lane's dot products with the union; zero outside the map."""
     pitch = _row_pitch(columns)
@@ -159,11 +147,11 @@ def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, c
             store(cells, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _compute_window_row(True, xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
+        _multiply_row(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
         store(cells, at + (xe - xs) * LANES, zero)
 
 
-@_jit
+@_inlined
 def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
     """Fill cells[row][column][lane] with the dot products of the lanes' own windows."""
     zero = splat(np.float32(0.0))
@@ -176,13 +164,13 @@ def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, la
             xs, xe = _clip_range(lane_x[lane], window, width)
             ys, ye = _clip_range(lane_y[lane], window, height)
             for y in range(ys, ye):
-                _compute_window_row(False, xe - xs, pixel, 0, f2, i2 + (y * width + xs) * LANES, plane, blocks, line, 0)
+                _multiply_pixel_row(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
                 at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
                     cells[at + k * LANES] = line[k]
 
 
-@_jit
+@_inlined
 def _fill_window_products(
     f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells
 ):  # type: ignore[no-untyped-def]
@@ -205,7 +193,7 @@ def _fill_window_products(
     return pitch
 
 
-@_jit
+@_helper
 def _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
     """Blend taps[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
@@ -221,7 +209,7 @@ def _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ign
             before = value_right
 
 
-@_jit
+@_helper
 def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
     height = out.shape[2]
     width = out.shape[3]
@@ -239,87 +227,51 @@ def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyp
                 out[b, channel + k, top + y, left + x] = taps[at + x]
 
 
-@_jit
-def _read_taps(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
-    """Read what _write_taps writes, its adjoint; lanes outside the image read zero."""
-    height = source.shape[2]
-    width = source.shape[3]
-    top, left = _locate_tile(tile, width)
-    columns = min(TILE_WIDTH, width - left)
-    zero = splat(np.float32(0.0))
-    for k in range(channels):
-        store(taps, k * LANES, zero)
-        for y in range(min(TILE_HEIGHT, height - top)):
-            at = k * LANES + y * TILE_WIDTH
-            for x in range(columns):
-                taps[at + x] = source[b, channel + k, top + y, left + x]
-
-
-@_jit
-def _add_coords_gradient(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignore[no-untyped-def]
-    """Add sum over taps of grad * d tap / d (x, y) to gx, gy (16 lanes each)."""
-    side = window - 1
-    left, right, above, below = compute_bilinear_weights(fx, fy)
-    sum_x = splat(np.float32(0.0))
-    sum_y = splat(np.float32(0.0))
-    for row in range(side):
-        up = row * pitch * LANES
-        down = up + pitch * LANES
-        a = gather(cells, offsets, up)
-        c = gather(cells, offsets, down)
-        for dx in range(side):
-            b = gather(cells, offsets, up + (dx + 1) * LANES)
-            d = gather(cells, offsets, down + (dx + 1) * LANES)
-            g = load(grad, (dx * side + row) * LANES)
-            sum_x = sum_x + g * (above * (b - a) + below * (d - c))
-            sum_y = sum_y + g * (left * (c - a) + right * (d - b))
-            a = b
-            c = d
-    store(gx, 0, sum_x)
-    store(gy, 0, sum_y)
-
-
-@_jit
-def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, first, last):  # type: ignore[no-untyped-def]
-    """Look up tiles [first, last) of all images.
-
-    With an empty ``grad``, writes the lookup into ``out`` [B, L * (window - 1)**2, H1, W1]. Otherwise ``grad`` is the
-    gradient of that, and the gradient of the coordinates is written into ``out`` [B, 2, H1, W1].
-    """
-    side = window - 1
+@_inlined
+def _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch):  # type: ignore[no-untyped-def]
+    """Fill the cells of the scratch arrays for one tile and level; return their pitch, 0 if no lane sees the map."""
+    cells, pixel, line, _, offsets, lane_x, lane_y, fx, fy = scratch
     tiles = count_tiles(coords)
-    cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = allocate_workspace(window, blocks)
-    slope = np.zeros(4 * LANES, np.float32)
+    b = index // tiles
+    height = levels[level, 1]
+    width = levels[level, 2]
+    seen = _locate_windows(coords, scales, b, level, index % tiles, window, height, width, lane_x, lane_y, fx, fy)
+    pitch = 0
+    if seen > 0:
+        pitch = _fill_window_products(
+            f1, index * blocks * _BLOCK, f2, levels[level, 0] + b * levels[level, 4], levels[level, 3], blocks,
+            height, width, window, lane_x, lane_y, pixel, line, offsets, cells,
+        )  # fmt: skip
+    return pitch
+
+
+@_jit
+def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, scratch, out, first, last):  # type: ignore[no-untyped-def]
+    """Write the lookup of tiles [first, last) of all images into ``out`` [B, L * (window - 1)**2, H1, W1].
+
+    ``scratch``: see ``cpu._create_scratch``.
+    """
+    cells, _, line, taps, offsets, _, _, fx, fy = scratch
+    positions = (window - 1) * (window - 1)
+    tiles = count_tiles(coords)
+    zero = splat(np.float32(0.0))
     for index in range(first, last):
-        b = index // tiles
-        tile = index % tiles
-        i1 = index * blocks * _BLOCK
-        slope[:] = np.float32(0.0)
         for level in range(levels.shape[0]):
-            height = levels[level, 1]
-            width = levels[level, 2]
-            channel = level * side * side
-            seen = _locate_windows(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
-            if seen > 0:
-                i2 = levels[level, 0] + b * levels[level, 4]
-                pitch = _fill_window_products(
-                    f1, i1, f2, i2, levels[level, 3], blocks, height, width, window,
-                    lane_x, lane_y, pixel, line, offsets, cells,
-                )  # fmt: skip
-                if grad.size == 0:
-                    _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps)
-                else:
-                    _read_taps(taps, grad, b, channel, side * side, tile)
-                    _add_coords_gradient(
-                        cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :]
-                    )
-                    for lane in range(2 * LANES):
-                        # a lane that sees nothing keeps its zero, whatever its incoming gradient
-                        if lane_x[lane % LANES] > -(1 << 30):
-                            slope[lane] += slope[2 * LANES + lane] * scales[level]
-            elif grad.size == 0:
-                taps[:] = np.float32(0.0)
-            if grad.size == 0:
-                _write_taps(taps, out, b, channel, side * side, tile)
-        if grad.size > 0:
-            _write_taps(slope, out, b, 0, 2, tile)
+            pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
+            if pitch > 0:
+                _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps)
+            else:
+                for position in range(positions):
+                    store(taps, position * LANES, zero)
+            _write_taps(taps, out, index // tiles, level * positions, positions, index % tiles)
+
+
+_i = types.intp
+_flat = types.float32[::1]
+_floats = types.Array(types.float32, 4, "A")
+_table = types.int64[:, ::1]
+_lanes = types.int64[::1]
+_scratch = types.Tuple((_flat, _flat, _flat, _flat, types.int32[::1], _lanes, _lanes, _flat, _flat))
+LOOKUP = (_flat, _flat, _table, _flat, _floats, _i, _i, _scratch)  # types of the first arguments
+
+ENTRY_POINTS = {"lookup_tiles": (lookup_tiles, (*LOOKUP, _floats, _i, _i))}

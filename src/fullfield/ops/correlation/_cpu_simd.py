@@ -41,7 +41,6 @@ _REORDER = ("contract", "nsz", "reassoc")
 WIDE = has_instructions("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
-UNROLL = 4
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -116,9 +115,10 @@ def multiply_tile(
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
                 left = builder.gep(a, [builder.mul(outer.index, number(LANES * LANES))])
-                with cgutils.for_range(builder, number(LANES // UNROLL)) as inner:
-                    first = builder.mul(inner.index, number(UNROLL))
-                    for step in range(UNROLL):
+                unroll = 4 if width <= 6 else 2 if width <= 12 else 1  # longer loops only take longer to compile
+                with cgutils.for_range(builder, number(LANES // unroll)) as inner:
+                    first = builder.mul(inner.index, number(unroll))
+                    for step in range(unroll):
                         channel = builder.add(first, number(step))
                         pixels = put_load(builder, left, builder.mul(channel, number(LANES)))
                         row = builder.gep(operand, [channel])

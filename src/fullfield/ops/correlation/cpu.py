@@ -7,7 +7,6 @@ not depend on the number of threads. The kernels release the GIL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE, max_union_cells
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, allocate_output
 
 # Elements behind the last level, where a row's last product may read.
@@ -94,8 +93,20 @@ def _view_levels(request: Request, target: Tensor) -> list[Tensor]:
     return views
 
 
-_kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
-_NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
+_kernels = Kernels(f"{__package__}._cpu_kernels", "correlation kernels")
+_backward_kernels = Kernels(f"{__package__}._cpu_backward_kernels", "kernels of the correlation's gradients")
+
+
+def _create_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
+    """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
+    from fullfield.ops.correlation._cpu_simd import MOST
+
+    floats = (
+        2 * max_union_cells(window) + 2 * MOST, blocks, max(2 * LARGEST_RADIUS + 3, MOST), (window - 1) ** 2
+    )  # fmt: skip
+    cells, pixel, line, taps = (np.zeros(vectors * LANES, np.float32) for vectors in floats)
+    integers = (np.zeros(LANES, dtype) for dtype in (np.int32, np.int64, np.int64))
+    return cells, pixel, line, taps, *integers, np.zeros(LANES, np.float32), np.zeros(LANES, np.float32)
 
 
 def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
@@ -131,14 +142,18 @@ class Cpu(Prepared):
             self._scales,
             _as_float_array(coords),
         )
-        task = partial(kernel, *arrays, self._window, _count_channel_blocks(r), *extra, out.numpy())
+        sizes = self._window, _count_channel_blocks(r)
+
+        def task(first: int, last: int) -> None:
+            kernel(*arrays, *sizes, _create_scratch(*sizes), *extra, out.numpy(), first, last)
+
         run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`Prepared` describes."""
         out = allocate_output(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run_kernel(_kernels().lookup_tiles, coords, out, _NOTHING)
+            self._run_kernel(_kernels().lookup_tiles, coords, out)
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
@@ -149,18 +164,15 @@ class Cpu(Prepared):
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
-            self._run_kernel(_kernels().lookup_tiles, coords, out, _as_float_array(grad_out))
+            self._run_kernel(_backward_kernels().compute_coords_gradients, coords, out, _as_float_array(grad_out))
         return out.to(coords.dtype)
 
     def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
-        from fullfield.ops.correlation._cpu_backward_kernels import NOTES
-        from fullfield.ops.correlation._cpu_kernels import max_union_cells
-
-        kernels = _kernels()
+        kernels = _backward_kernels()
         r = self.request
         blocks, total = _count_channel_blocks(r), r.batch * self._tiles
         chunk = min(_CHUNK, total)
-        notes = np.empty((chunk * r.levels, NOTES), np.int64)
+        notes = np.empty((chunk * r.levels, kernels.NOTES), np.int64)
         weights = np.empty(chunk * r.levels * (max_union_cells(self._window) + 2) * LANES, np.float32)
         f1, f2, xy, grad = (_as_float_array(t) for t in (*self.state, coords, grad_out))
         nothing = np.empty(0, np.float32)
@@ -172,7 +184,7 @@ class Cpu(Prepared):
 
             def compute_dot_gradients(first: int, last: int, origin: int = origin) -> None:
                 kernels.compute_dot_gradients(
-                    self._levels, self._scales, xy, grad, self._window, origin,
+                    self._levels, self._scales, xy, grad, self._window, origin, _create_scratch(self._window, 0),
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
 

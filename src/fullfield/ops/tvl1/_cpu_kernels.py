@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
     exchanges,
@@ -45,9 +45,10 @@ _FLOOR = np.float32(GRADIENT_FLOOR)
 
 CACHE = cache_folder(__file__, _simd_file, _config_file)
 _jit = jit_in(CACHE)
+_helper = helper_in(CACHE)
 
 
-@_jit
+@_helper
 def _update_u_row(s, size, start, stop, up, bound, theta):
     """Update u <- v + theta div p on one row segment; v is from the clamped data step."""
     high = splat(bound)
@@ -76,7 +77,7 @@ def _update_u_row(s, size, start, stop, up, bound, theta):
         )
 
 
-@_jit
+@_helper
 def _update_p_row(s, size, start, stop, down, slope):
     """Update p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
     one = splat(np.float32(1.0))
@@ -96,7 +97,7 @@ def _update_p_row(s, size, start, stop, down, slope):
         store(s, i + P22 * size, (load(s, i + P22 * size) + k * vy) * nv)
 
 
-@_jit
+@_helper
 def _update_guided_u_row(s, size, start, stop, up, slowness):
     """Update u <- M (u / tau + div p) + B on one row segment."""
     k = splat(slowness)
@@ -112,7 +113,7 @@ def _update_guided_u_row(s, size, start, stop, up, slowness):
         store(s, i + V * size, m * ru + load(s, i + M22 * size) * rv + load(s, i + B2 * size))
 
 
-@_jit
+@_helper
 def _update_guided_p_row(s, size, start, stop, down, sigma):
     """Update p <- p + sigma grad u, projected to |p| <= edge, on one row segment."""
     k = splat(sigma)
@@ -133,7 +134,7 @@ def _update_guided_p_row(s, size, start, stop, down, sigma):
         store(s, i + P22 * size, b * shrink)
 
 
-@_jit
+@_helper
 def _segment_columns(panel, columns, k):
     """Return the columns [x0, x1) of a panel in iteration k: shifted left by 16 per iteration, see README."""
     x0 = max(0, panel * PANEL - _SKEW * k)
@@ -141,7 +142,7 @@ def _segment_columns(panel, columns, k):
     return x0, x1
 
 
-@_jit
+@_helper
 def _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
     x0, x1 = _segment_columns(panel, columns, k)
     if x0 < x1:
@@ -155,7 +156,7 @@ def _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
             s[row + width + V * size] = s[row + width - 1 + V * size]
 
 
-@_jit
+@_helper
 def _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
     x0, x1 = _segment_columns(panel, columns, k + 1)
     if x0 < x1:
@@ -208,7 +209,7 @@ def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
                 _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule)
 
 
-@_jit
+@_helper
 def _central_differences(image, height, width, y, x):
     """Return central differences, borders replicated."""
     half = np.float32(0.5)
@@ -245,7 +246,7 @@ def pack_second_frame(image, packed, height, width, top, bottom):
             out += 4
 
 
-@_jit
+@_helper
 def _store_cubic(weights, at, t):
     """Store Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
     half = splat(np.float32(0.5))
@@ -260,7 +261,7 @@ def _store_cubic(weights, at, t):
     store(weights, at + 48, half * t * t * (t - one))
 
 
-@_jit
+@_helper
 def _locate_targets(u, v, x, y, right, low, weights, corners):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
@@ -278,7 +279,7 @@ def _locate_targets(u, v, x, y, right, low, weights, corners):
     return inside
 
 
-@_jit
+@_helper
 def _sample_packed(packed, stride, weights, corners, n):
     """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_targets`` put lane ``n``."""
     at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
@@ -364,19 +365,19 @@ _inner5 = exchanges((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), kept=(2, 1, 
 _inner4 = exchanges((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
 
 
-@_jit
+@_helper
 def _median3(a, b, c):
     return maximum(minimum(a, b), minimum(maximum(a, b), c))
 
 
-@_jit
+@_helper
 def _replicate_borders(s, row, width, margin):
     for d in range(1, margin + 1):
         s[row - d] = s[row]
         s[row + width - 1 + d] = s[row + width - 1]
 
 
-@_jit
+@_helper
 def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
     """Write the 3x3 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``."""
     for y in range(top, bottom):
@@ -401,12 +402,12 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
             store(target, row + x, _median3(low, middle, high))
 
 
-@_jit
+@_helper
 def _sorted_rank(line, i):
     return _sort5((load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2)))
 
 
-@_jit
+@_helper
 def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
     """Write the 5x5 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, maximum, rough_rsqrt, some, splat, sqrt, store, within
 from fullfield.ops.tvl1._cpu_kernels import (
@@ -42,6 +42,7 @@ SPAN = 2 * RADIUS + 1
 
 CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
 _jit = jit_in(CACHE)
+_helper = helper_in(CACHE)
 
 
 @_jit
@@ -101,7 +102,7 @@ def linearise_rows(
             store(s, i + B2 * size, (a * r2 - b * r1) * inverse)
 
 
-@_jit
+@_helper
 def _row_jumps(s, size, pitch, height, width, y, jumps, at):
     """Write to jumps[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
@@ -121,7 +122,7 @@ def _row_jumps(s, size, pitch, height, width, y, jumps, at):
         jumps[x] = np.float32(0.0)
 
 
-@_jit
+@_helper
 def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
     """Set active[x] <- 1 if a jump above ``threshold`` in rows [first, last] is at most RADIUS columns away, else 0.
 
