@@ -442,21 +442,24 @@ def short_table() -> str:
 
 def public_calls() -> str:
     """Return the times of the public calls on a GPU, compared with the network alone, and the errors of `auto`."""
-    stored = stored_result("front_door_h100.json")
+    runs = stored("front_door_h200.json", "front_door_h100.json")
+    calls: dict[str, Measured] = {}
+    for run in runs:
+        for case in run["cases"]:
+            if case["rows"] and all("median_s" in row for row in case["rows"]):
+                calls.setdefault(case["label"], (case, run))
     rows = [["job", "milliseconds by step"]]
-    for case in stored["cases"]:
+    for label, (case, run) in calls.items():
         steps = (f"{row['name']} {1e3 * row['median_s']:.3g}" for row in case["rows"])
-        if case["rows"]:
-            rows.append([case["label"].replace("x", "×"), "; ".join(steps)])
-    pairs = next(case["errors"] for case in stored["cases"] if "errors" in case)
+        rows.append([f"{label.replace('x', '×')}, {card(run)}", "; ".join(steps)])
+    pairs = next(case["errors"] for run in runs for case in run["cases"] if "errors" in case)
     ratios = {name: result["auto"] / result["auto, exact"] for name, result in pairs.items()}
     low, high = min(ratios.values()), max(ratios.values())
-    about = stored["environment"]
     return (
         f"{table_text(rows)}\n"
         f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times "
         "its error in float32.\n"
-        f"{about['gpu']}, PyTorch {about['versions']['torch']}, {describe_commit(stored)}.\n"
+        f"{environments([run for _, run in calls.values()])}.\n"
     )
 
 

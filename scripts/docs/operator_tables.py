@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.like_for_like import environments
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, stored_result
+from benchmarks.stored import RESULTS, first_stored, stored_result
 
 MARK_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 MARK_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
@@ -15,6 +15,7 @@ MARK_LAYERS = "<!-- table of layers on points: begin -->\n"
 MARK_LISTING = "<!-- table of the listing in Triton: begin -->\n"
 MARK_VOXELS = "<!-- table of layers on voxels: begin -->\n"
 MARK_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
+MARK_PORT = "<!-- voxels beside the port of spconv: begin -->\n"
 MARK_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
 
 
@@ -122,6 +123,10 @@ def layers() -> str:
     return _with_conditions(rows, "points_h200.json")
 
 
+OWN_POINTS = ("points_ours_h200.json", "points_h200.json")
+"""Ours alone, measured later, else the run with other libraries."""
+
+
 def triton_listing() -> str:
     """Return one layer in float32 against the supplement's kernels in CUDA and in Triton: milliseconds, memory."""
     if not (RESULTS / "like_points.json").exists():
@@ -149,6 +154,17 @@ def voxels() -> str:
     return _with_conditions(rows, "points_h200.json")
 
 
+def voxels_port() -> str:
+    """Return one layer on voxels beside the port of spconv to Triton."""
+    if not (RESULTS / "points_voxels_h200.json").is_file():
+        return "Not measured yet.\n"
+    rows = [["voxels, one point each, float16, 64→64", "`cuda`", "spconv-triton 1.0.0"]]
+    for case in _cases("points_voxels_h200.json"):
+        size = f"{case['size'] / 1e6:g} million, {case['series'].removeprefix('voxels ')}"
+        rows.append([size, *(_layer(_row(case, name)) for name in ("cuda", "port spconv_triton"))])
+    return _with_conditions(rows, "points_voxels_h200.json")
+
+
 def layer_formats() -> str:
     """The CUDA backend's layer on the three scans, in the formats that are stored."""
     rows = [
@@ -158,7 +174,7 @@ def layer_formats() -> str:
         result = [
             _row(case, "cuda")
             for channels in ([64, 64], [64, 128])
-            for case in _cases("points_h200.json")
+            for case in _cases(first_stored(*OWN_POINTS))
             if case["part"] == "layer"
             and case["label"].startswith("indoor_dense, 64")
             and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
@@ -166,22 +182,23 @@ def layer_formats() -> str:
         times = [f"{1e3 * row[way]['median_s']:.3f}" for row in result for way in ("forward", "training")]
         memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in result)
         rows.append([kind, *times, f"{memory} MB"])
-    return _with_conditions(rows, "points_h200.json")
+    return _with_conditions(rows, first_stored(*OWN_POINTS))
 
 
 def neighbors() -> str:
     """Milliseconds and memory of searches, and of what is built of them."""
-    cases = [case for case in _cases("points_h200.json") if case["part"] == "build"]
+    cases = [case for case in _cases(first_stored(*OWN_POINTS)) if case["part"] == "build"]
     titles = [f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M pairs" for case in cases]
     rows = [["one H200", *titles]]
     for row in cases[0]["rows"]:
         result = [_row(case, row["name"]) for case in cases]
         times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in result)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
-    return _with_conditions(rows, "points_h200.json")
+    return _with_conditions(rows, first_stored(*OWN_POINTS))
 
 
 PAGES = {
+    "benchmarks/notes/points_layers.md": ((MARK_PORT, voxels_port),),
     "src/fullfield/ops/neighbors/README.md": ((MARK_NEIGHBORS, neighbors),),
     "src/fullfield/ops/correlation/README.md": ((MARK_LOOKUP_PEERS, lookup_peers),),
     "src/fullfield/ops/correlation/cuda/README.md": (

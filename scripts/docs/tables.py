@@ -20,7 +20,7 @@ import sentences  # noqa: E402
 
 from benchmarks import like_for_like  # noqa: E402
 from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
-from benchmarks.stored import describe_commit, describe_run, stored_result  # noqa: E402
+from benchmarks.stored import describe_commit, describe_run, first_stored, stored_result  # noqa: E402
 
 MARK_MODELS = "<!-- table of the networks: begin -->\n"
 MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -286,14 +286,14 @@ def points_table() -> str:
             ]
         ),
         "",
-        *_points_on_h100(),
+        *_points_alone(),
     ]
     return "\n".join(lines[1:]) + "\n"
 
 
-def _points_on_h100() -> list[str]:
+def _points_alone() -> list[str]:
     """Return layers in both half precisions, clouds that are hard for them, and recorded training steps."""
-    stored = stored_result("points_h100.json")
+    stored = stored_result(first_stored("points_ours_h200.json", "points_h100.json"))
     cases = stored["cases"]
 
     def milliseconds(case: dict[str, Any]) -> str:

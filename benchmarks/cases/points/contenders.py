@@ -268,14 +268,18 @@ def _ocnn(module: ModuleType, problem: Problem) -> Apply:
 
 
 def voxel_peers() -> tuple[list[Contender], dict[str, str]]:
-    """Return spconv and ocnn as far as they are installed, and why the others are absent."""
+    """Return spconv, ocnn and spconv-triton as far as they are installed, and why the others are absent."""
     result, absent = [], {}
-    for name, place, prepare in (("spconv", "spconv.pytorch", _spconv), ("ocnn", "ocnn", _ocnn)):
+    for name, place, prepare in (
+        ("spconv", "spconv.pytorch", _spconv),
+        ("ocnn", "ocnn", _ocnn),
+        ("port spconv_triton", "spconv_triton.pytorch", _spconv),  # the same interface, kernels in Triton
+    ):
         try:
             module = importlib.import_module(place)
         except (ImportError, OSError, RuntimeError) as error:
             absent[name] = f"does not import ({first_line(error)})"
             continue
-        version = getattr(importlib.import_module(name), "__version__", "")
+        version = getattr(importlib.import_module(place.partition(".")[0]), "__version__", "")
         result.append(Contender(f"{name} {version}".strip(), partial(prepare, module), figures="voxels"))
     return result, absent
