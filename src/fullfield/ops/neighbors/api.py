@@ -81,7 +81,7 @@ def search_radii(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], f
         return []
     module = _choose_module(None, searches[0][2][0])
     arguments = [(*pair, cloud.offsets, query_cloud.offsets, radius) for cloud, query_cloud, pair, radius in searches]
-    if hasattr(module, "radius_searches"):
+    if hasattr(module, "search_radii"):
         neighbors: list[Neighbors] = module.search_radii(arguments)
         return neighbors
     return [module.radius_search(*search) for search in arguments]
