@@ -31,7 +31,7 @@ from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import angular_error, true_motion
+from fullfield.metrics.pixels import angular_error, true_motion_length
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
@@ -45,9 +45,9 @@ from fullfield.sequences import ShotSettings, follow_frames, warp_image
 from fullfield.sequences.estimation import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import flow as learning
-from fullfield.training.descriptor import contrastive_loss, matching_ratio
+from fullfield.training.descriptor import compute_matching_ratio, contrastive_loss
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.loss import mean_error
+from fullfield.training.flow.loss import mean_end_point_error
 from fullfield.training.flow.pictures import PicturePack
 from fullfield.training.flow.stepping import Stepper
 from fullfield.viz.errors import error_colors, error_legend
@@ -387,7 +387,7 @@ def _() -> Any:
         rotation,
         poses.relative_translation_error(first, second),
         poses.rmse_by_information(first, second, information),
-        poses.rmse_by_moment(first, second, poses.second_moment(points)),
+        poses.rmse_by_moment(first, second, poses.mean_outer_product(points)),
     ]
 
 
@@ -425,7 +425,7 @@ def _() -> Any:
     first, second = (torch.nn.functional.normalize(noise(40, 8, seed=seed), dim=1) for seed in (1, 2))
     matches = torch.arange(20, device=DEVICE)[:, None].expand(20, 2)
     places = noise(40, 3) * 4
-    rate = matching_ratio(first, second, places, places)
+    rate = compute_matching_ratio(first, second, places, places)
     return graded(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
 
 
@@ -468,7 +468,7 @@ def _() -> Any:
     return [
         *changed,
         counted,
-        mean_error(first, changed.flow, counted),
+        mean_end_point_error(first, changed.flow, counted),
         graded(lambda a, b: learning.sequence_loss([a, b], changed.flow, counted), first, first + 1),
         graded(lambda a, b: learning.laplace_mixture_loss([(a, b)], changed.flow, counted), first, info),
     ]
@@ -595,9 +595,9 @@ def _() -> list[Tensor]:
     with torch.inference_mode(mode=False), torch.enable_grad():
         model = Small()
         stepper = Stepper(model, learning.FlowTraining(batch=2))
-        stepper.step(batch(), 0, rate=1e-3)
+        stepper.run_step(batch(), 0, rate=1e-3)
         average = learning.AveragedWeights(model)
-        average.update(1)
+        average.update_average(1)
         with tempfile.TemporaryDirectory() as folder:
             run = learning.train_flow(Path(folder) / "run", Small(), Source(), learning.FlowTraining(steps=2, batch=2))
         checked = learning.FlowValidation({"made": Source()}, pairs=2)(model)
@@ -698,7 +698,7 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     ),
     ("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance"): lambda: (
         metrics.four_values(flow()),
-        true_motion(flow()),
+        true_motion_length(flow()),
         boundary_distance(noise(24, 32) > 1),
     ),
 }

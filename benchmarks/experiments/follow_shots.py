@@ -43,8 +43,8 @@ def render(task: tuple[int, int]) -> tuple[Any, ...]:
     seed, index = task
     torch.set_num_threads(1)
     shot = SyntheticShot(HEIGHT, WIDTH, FRAMES, seed=seed)
-    forward, backward = shot.truth(0, index), shot.truth(index, 0)
-    return tuple(t.numpy() for t in (shot.frame(index), *forward, *backward))
+    forward, backward = shot.compute_truth(0, index), shot.compute_truth(index, 0)
+    return tuple(t.numpy() for t in (shot.render_frame(index), *forward, *backward))
 
 
 def errors(flow: Tensor, truth: Tensor, visible: Tensor) -> dict[str, float]:

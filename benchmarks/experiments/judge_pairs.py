@@ -43,10 +43,10 @@ from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import PairSource
 from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
-from fullfield.training.flow.loop import Ahead
+from fullfield.training.flow.loop import BatchesAhead
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import Stepper, check_finite, default_precision
+from fullfield.training.flow.stepping import Stepper, check_finite, choose_precision
 
 DATA = data_folder()
 RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
@@ -198,13 +198,13 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         batch=args.batch,
         learning_rate=args.learning_rate,
         updates=args.updates,
-        precision=args.precision or default_precision(device),
+        precision=args.precision or choose_precision(device),
         graph=on_gpu and args.compile is None and isinstance(args.updates, int),
         compile=args.compile,
         channels_last=args.compile is not None,
         freeze_norms=args.network != OURS,
         visible=args.visible,
-        loss=args.loss,
+        loss=args.compute_loss,
         average=args.average,
         seed=args.seed,
     )
@@ -275,18 +275,18 @@ def main(arguments: list[str] | None = None) -> None:
     scores = Scores(args, device, source)
     scores.add(0, 0.0, 0.0, stepper)
     due = sorted(share for share in args.score_at if 0 < share < 1)
-    pairs = Ahead(source, args.batch, device, Ranks())
+    pairs = BatchesAhead(source, args.batch, device, Ranks())
     step, done, seconds = 0, 0.0, 0.0
     start = time.perf_counter()
     while done < 1.0:
-        rate = training.rate(done)
-        stepper.step(pairs.take(step), step, rate=rate, occluded=done >= training.visible)
+        rate = training.compute_learning_rate(done)
+        stepper.run_step(pairs.take_batch(step), step, rate=rate, occluded=done >= training.visible)
         step += 1
-        pairs.make(step)
+        pairs.start_batch(step)
         share = training.completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
-            reading = stepper.read()  # waits for the device, so that the clock is right
+            reading = stepper.read_means()  # waits for the device, so that the clock is right
             check_finite(reading, step, training)
             seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:

@@ -25,7 +25,7 @@ from fullfield.models.weights import build_model
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE
-from fullfield.training.flow.loop import Ahead
+from fullfield.training.flow.loop import BatchesAhead
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import Stepper
@@ -92,25 +92,25 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     batch: FlowBatch = source.batch(0, args.batch)
     start = time.perf_counter()
     for number in range(16):
-        stepper.step(batch, number, rate=1e-4)
+        stepper.run_step(batch, number, rate=1e-4)
     wait()
     result["first_16_steps_s"] = round(time.perf_counter() - start, 1)
-    result["reading"] = stepper.read()._asdict()
-    result["step"] = timed(lambda number: stepper.step(batch, number, rate=1e-4), args.steps)
+    result["reading"] = stepper.read_means()._asdict()
+    result["step"] = timed(lambda number: stepper.run_step(batch, number, rate=1e-4), args.steps)
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-    result["step_kernels"] = kernels(lambda number: stepper.step(batch, number, rate=1e-4), 9)
-    ahead = Ahead(source, args.batch, device, Ranks())
+    result["step_kernels"] = kernels(lambda number: stepper.run_step(batch, number, rate=1e-4), 9)
+    ahead = BatchesAhead(source, args.batch, device, Ranks())
 
     def both(number: int) -> None:
-        stepper.step(ahead.take(number), number, rate=1e-4)
-        ahead.make(number + 1)
+        stepper.run_step(ahead.take_batch(number), number, rate=1e-4)
+        ahead.start_batch(number + 1)
 
     timed(both, 12)  # the processes that draw scenes start
     result["loop"] = timed(lambda number: both(12 + number), args.steps)
     result["loop"]["pairs_per_second"] = round(1e3 * args.batch / result["loop"]["ms"], 1)
-    result["reading_of_loop"] = stepper.read()._asdict()
-    result["scenes"] = timed(lambda number: ahead.make(13 + args.steps + number), 30)
-    result["scene_kernels"] = kernels(lambda number: ahead.make(43 + args.steps + number), 4)[:30]
+    result["reading_of_loop"] = stepper.read_means()._asdict()
+    result["scenes"] = timed(lambda number: ahead.start_batch(13 + args.steps + number), 30)
+    result["scene_kernels"] = kernels(lambda number: ahead.start_batch(43 + args.steps + number), 4)[:30]
 
 
 def main() -> None:

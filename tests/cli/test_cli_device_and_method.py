@@ -75,9 +75,9 @@ def test_processes_of_an_evaluation_take_their_own_gpu(monkeypatch: pytest.Monke
 def test_processes_of_a_training_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield._check.device", torch.device)
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
-    assert ranks.own_device("auto") == ranks.own_device("cuda") == torch.device("cuda:0")
+    assert ranks.choose_own_device("auto") == ranks.choose_own_device("cuda") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert ranks.own_device("auto") == ranks.own_device("cuda") == torch.device("cuda:3")
-    assert ranks.own_device("cuda:1") == torch.device("cuda:1")
+    assert ranks.choose_own_device("auto") == ranks.choose_own_device("cuda") == torch.device("cuda:3")
+    assert ranks.choose_own_device("cuda:1") == torch.device("cuda:1")
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cpu"))
-    assert ranks.own_device("auto") == torch.device("cpu")
+    assert ranks.choose_own_device("auto") == torch.device("cpu")

@@ -36,7 +36,7 @@ def shot() -> SyntheticShot:
 def plates(tmp_path: Path, shot: SyntheticShot, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for index in range(4):
-        write_image(f"plate.{1001 + index}.png", shot.frame(index))
+        write_image(f"plate.{1001 + index}.png", shot.render_frame(index))
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
         *("forward", "backward", "occlusion.forward", "occlusion.backward"),
         *("confidence.forward", "confidence.backward"),
     }
-    truth = shot.truth(1, 3)
+    truth = shot.compute_truth(1, 3)
     error = torch.linalg.vector_norm(layers["forward"] - truth.flow, dim=0)[truth.visible]
     assert float(error.median()) < 0.2
     assert all(Path(f"st.{number}.exr").exists() for number in range(1001, 1005))
@@ -149,8 +149,8 @@ def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pyte
 def test_follow_of_a_shot_with_bad_plates_writes_the_other_frames(
     shot: SyntheticShot, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_image("plate.1002.png", shot.frame(1)[:, :40])
-    write_image("plate.1006.png", shot.frame(5))
+    write_image("plate.1002.png", shot.render_frame(1)[:, :40])
+    write_image("plate.1006.png", shot.render_frame(5))
     assert (
         follow("--reference", "1001", "-o", "ref.%04d.exr", "--frames", "1001-1006", "--devices", "cpu", "--json") == 2
     )
@@ -234,7 +234,7 @@ def test_tracks_leave_out_frames_whose_files_are_of_an_earlier_run(shot: Synthet
     Path("points.csv").write_text("x,y\n20,30\n")
     words = ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "points.csv", "--tracks", "tracks.csv"]
     assert follow(*words) == 0
-    write_image("plate.1003.png", shot.frame(2)[:, :40])
+    write_image("plate.1003.png", shot.render_frame(2)[:, :40])
     assert follow(*words) == 2
     assert Path("ref.1003.exr").exists()
     with Path("tracks.csv").open(newline="") as file:
@@ -264,7 +264,7 @@ def test_warp_moves_a_picture_of_the_reference_along_followed_files(
     assert main(["warp", "paint.exr", "--flow", "ref.%04d.exr", "-o", "on.%04d.exr", "--quiet"]) == 0
     assert torch.equal(read_raw("on.1002.exr").pixels, paint)
     painted = read_raw("on.1004.exr").pixels[0] > 0.5
-    truth = shot.truth(3, 1)
+    truth = shot.compute_truth(3, 1)
     expected = warp(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
     shared = float((painted & expected & truth.visible).sum())
     assert shared / float(((painted | expected) & truth.visible).sum()) > 0.95
@@ -296,7 +296,7 @@ def test_follow_reads_a_video(shot: SyntheticShot, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     writer = VideoWriter("clip.mp4", 64, 48, 25)
     for index in range(4):
-        writer.write((255 * shot.frame(index)).to(torch.uint8), index / 25)
+        writer.write((255 * shot.render_frame(index)).to(torch.uint8), index / 25)
     writer.close()
     assert main(["follow", "clip.mp4", "--reference", "2", "-o", "ref.%04d.exr", *QUICK]) == 0
     assert sorted(path.name for path in Path().glob("ref.*.exr")) == [f"ref.{number:04d}.exr" for number in range(1, 5)]
@@ -324,11 +324,11 @@ def test_view_shows_a_grid_or_a_paint_that_follows(shot: SyntheticShot, capsys: 
     data, pictures = read_page("page.html")
     assert (data["reference"], list(pictures)) == (1002, [1001, 1002, 1003, 1004])
     assert data["max_motion"] < 64
-    truth = shot.truth(3, 1)
+    truth = shot.compute_truth(3, 1)
     expected = (warp(paint[None, 3:], truth.flow[None])[0][0, 0] > 0.5) & truth.visible
     painted = (pictures[1004][0] > 0.75) & (pictures[1004][1:].amax(0) < 0.25)
     assert float((painted & expected).sum()) / float((painted | expected).sum()) > 0.8
-    plate = shot.frame(1)
+    plate = shot.render_frame(1)
     outside = ~(paint[3] > 0)
     outside[8:32, 13:42] = False  # JPEG smears edges
     assert float((pictures[1002] - plate).abs()[:, outside].mean()) < 0.03

@@ -22,7 +22,7 @@ from fullfield._check import InputError
 from fullfield.metrics import FlowMetrics
 from fullfield.metrics.accumulator import AVERAGING
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import angular_error, true_motion
+from fullfield.metrics.pixels import angular_error, true_motion_length
 from refusals import refuses
 
 
@@ -93,7 +93,7 @@ def test_flow_metrics_equal_definitions(size, four):
         "px5": metrics.outliers(pred, truth, valid, threshold=5),
         "fl_all": metrics.fl_all(pred, truth, valid),
         "wauc": metrics.wauc(pred, truth, valid),
-        "lm_epe": metrics.epe(pred, truth, valid & (true_motion(truth) > 128)),
+        "lm_epe": metrics.epe(pred, truth, valid & (true_motion_length(truth) > 128)),
     }
     assert_same(single, {key: wanted[key] for key in single})
 
@@ -309,7 +309,7 @@ def test_error_maps_equal_definitions():
     assert error[~error.isnan()].tolist() == pytest.approx([r["epe"] for r in flat], rel=1e-12)
     assert angle[~angle.isnan()].tolist() == pytest.approx([r["aae"] for r in flat], rel=1e-9)
     assert bool((error.isnan() == angle.isnan()).all())
-    motion = true_motion(truth)
+    motion = true_motion_length(truth)
     assert bool((motion.isnan() == ((truth.abs() <= 1e9).all(0)).logical_not()).all())
 
 

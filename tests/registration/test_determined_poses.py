@@ -10,7 +10,13 @@ from fullfield.registration.contacts import rotation_about
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
 from fullfield.testing import room_scan
-from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, determined_pair, furnished_room, undetermined_pair
+from fullfield.testing.cloud_pairs import (
+    DETERMINED,
+    UNDETERMINED,
+    build_furnished_room,
+    draw_determined_pair,
+    draw_undetermined_pair,
+)
 
 pytest.importorskip("small_gicp")
 
@@ -78,7 +84,7 @@ def test_observability_describes_a_turn_about_an_axis() -> None:
 
 
 def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> None:
-    pair = undetermined_pair(15, "symmetric")
+    pair = draw_undetermined_pair(15, "symmetric")
     result = register(pair.source, pair.target)
     assert not result.success
     assert result.reason == "two poses fit equally well: the scene repeats itself"
@@ -92,7 +98,7 @@ def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> N
 @pytest.mark.parametrize("factor", [1.02, 1.05, 1.1, 1.2, 1.3, 1 / 0.9])
 def test_register_names_the_scale(factor: float) -> None:
     draw = np.random.default_rng(3)
-    room = furnished_room(draw)
+    room = build_furnished_room(draw)
     source, target = (room(draw, 9000) + draw.normal(scale=0.005, size=(9000, 3)) for _ in range(2))
     for pair, larger in (((factor * source, target), "source"), ((source, factor * target), "target")):
         result = register(*pair)
@@ -113,7 +119,7 @@ def test_register_names_the_scale_before_a_mirror_image_or_a_free_direction() ->
 
 def test_register_names_a_unit_that_differs() -> None:
     draw = np.random.default_rng(4)
-    room = furnished_room(draw)
+    room = build_furnished_room(draw)
     first, second = room(draw, 9000), room(draw, 9000)
     for factor, units in (
         (1000.0, "millimetres against metres"),
@@ -151,7 +157,7 @@ def is_right(result: Registration, truth: Floats, source: Floats, extent: float)
 
 @pytest.mark.parametrize("kind", UNDETERMINED)
 def test_register_refuses_pairs_that_determine_no_pose(kind: str) -> None:
-    pair = undetermined_pair(5, kind)
+    pair = draw_undetermined_pair(5, kind)
     result = register(pair.source, pair.target)
     assert not result.success
     assert result.reason
@@ -168,7 +174,7 @@ def test_register_refuses_pairs_that_determine_no_pose(kind: str) -> None:
     ],
 )
 def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, words: str) -> None:
-    pair = undetermined_pair(seed, kind)
+    pair = draw_undetermined_pair(seed, kind)
     result = register(pair.source, pair.target)
     assert not result.success
     assert str(result.reason).startswith(words)
@@ -176,7 +182,7 @@ def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, word
 
 @pytest.mark.parametrize("kind", DETERMINED)
 def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
-    pair = determined_pair(2, kind)
+    pair = draw_determined_pair(2, kind)
     result = register(pair.source, pair.target)
     assert result.success, result.reason
     assert is_right(result, pair.truth, pair.source, pair.extent)
@@ -184,6 +190,6 @@ def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
 
 
 def test_pairs_repeat_with_their_seed() -> None:
-    first, second = determined_pair(5), determined_pair(5)
+    first, second = draw_determined_pair(5), draw_determined_pair(5)
     assert np.array_equal(first.source, second.source)
     assert np.allclose(rotation_about(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

@@ -48,7 +48,7 @@ class OracleMatcher:
     ) -> tuple[Tensor, Tensor, None]:
         first, second = (next(i for i, f in enumerate(self.frames) if f is frame) for frame in (frame1, frame2))
         self.pairs.append((first, second))
-        flows = [self.shot.truth(*pair).flow[None] for pair in ((first, second), (second, first))]
+        flows = [self.shot.compute_truth(*pair).flow[None] for pair in ((first, second), (second, first))]
         return flows[0] + self.bias_px, flows[1] - self.bias_px, None
 
 
@@ -58,12 +58,12 @@ def shot() -> SyntheticShot:
 
 
 def mean_error(flow: Tensor, shot: SyntheticShot, first: int, second: int) -> float:
-    truth = shot.truth(first, second)
+    truth = shot.compute_truth(first, second)
     return float(torch.linalg.vector_norm(flow - truth.flow, dim=0)[truth.visible].mean())
 
 
 def test_truth_of_a_synthetic_shot_maps_one_frame_onto_another(shot: SyntheticShot) -> None:
-    first, second, truth = shot.frame(2), shot.frame(6), shot.truth(2, 6)
+    first, second, truth = shot.render_frame(2), shot.render_frame(6), shot.compute_truth(2, 6)
     warped, inside = warp(second[None], truth.flow[None])
     visible = truth.visible & inside[0]
     visible[1:-1, 1:-1] &= torch.stack([visible.roll((y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]).all(0)[
@@ -73,13 +73,13 @@ def test_truth_of_a_synthetic_shot_maps_one_frame_onto_another(shot: SyntheticSh
     # The brightness changes from frame to frame, so ratios are compared.
     ratio = (warped[0].mean(0) / first.mean(0).clamp(min=0.05))[visible]
     assert float((ratio - ratio.median()).abs().median()) < 0.03
-    back = shot.truth(6, 2)
+    back = shot.compute_truth(6, 2)
     there_and_back = truth.flow + warp(back.flow[None], truth.flow[None])[0][0]
     assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
 
 
 def test_errors_do_not_add_up_where_the_direct_match_is_good(shot: SyntheticShot) -> None:
-    frames = [shot.frame(index)[None] for index in range(shot.frames)]
+    frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     matcher = OracleMatcher(shot, frames, bias_px=0.2)
     tracker = Tracker(frames[0], matcher, None)
     layers: dict[str, Tensor] = {}
@@ -91,18 +91,18 @@ def test_errors_do_not_add_up_where_the_direct_match_is_good(shot: SyntheticShot
 
 
 def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
-    frames = [shot.frame(index)[None] for index in range(8)]
+    frames = [shot.render_frame(index)[None] for index in range(8)]
     tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
     for frame in frames[1:]:
         layers = tracker.add(frame)
-    visible = shot.truth(0, 7).visible
+    visible = shot.compute_truth(0, 7).visible
     predicted = layers["occlusion.forward"] < 0.5
     true_positives = float((visible & predicted).sum())
     assert 2 * true_positives / float(visible.sum() + predicted.sum()) > 0.93
 
 
 def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
-    frames = [shot.frame(index)[None] for index in range(shot.frames)]
+    frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     stored = [whole.add(frame, is_half=True) for frame in frames[1:]]
     continued = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
@@ -134,7 +134,7 @@ def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
         flow[:, 0] = motion_px
         return flow, -flow, None
 
-    frame = shot.frame(0)[None]
+    frame = shot.render_frame(0)[None]
     layers = Tracker(frame, match, None).add(frame + 0.01)
     assert bool((layers["occlusion.forward"][5:-5, 0] > 0.5).all()) == is_hidden
     assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.2
@@ -150,7 +150,7 @@ def test_expected_error_and_confidence_are_inverse() -> None:
 def plates(tmp_path: Path, shot: SyntheticShot, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for index in range(6):
-        write_image(f"plate.{1001 + index}.png", shot.frame(index))
+        write_image(f"plate.{1001 + index}.png", shot.render_frame(index))
     return tmp_path
 
 
@@ -255,7 +255,7 @@ def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
     path = str(tmp_path / "clip.mp4")
     with VideoWriter(path, WIDTH, HEIGHT, 25) as writer:
         for index in range(8):
-            writer.write((255 * shot.frame(index)).to(torch.uint8), index / 25)
+            writer.write((255 * shot.render_frame(index)).to(torch.uint8), index / 25)
     opened: list[VideoPlates] = []
     open_video = VideoPlates._open
 
@@ -345,7 +345,7 @@ def test_follow_recomputes_what_a_replaced_plate_changes(shot: SyntheticShot) ->
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1002)
     run_job(job)
-    write_image("plate.1004.png", shot.frame(4))
+    write_image("plate.1004.png", shot.render_frame(4))
     assert run_job(job) == [1004, 1005, 1006]
 
 
@@ -361,7 +361,7 @@ def test_follow_refuses_other_settings_and_absent_references() -> None:
 
 def test_follow_stops_at_cut(shot: SyntheticShot) -> None:
     other = SyntheticShot(HEIGHT, WIDTH, 4, seed=11)
-    frames = [*(shot.frame(index) for index in range(3)), *(other.frame(index) for index in range(2))]
+    frames = [*(shot.render_frame(index) for index in range(3)), *(other.render_frame(index) for index in range(2))]
     results = list(follow_frames(frames, 1, "tvl1", config=PRESETS["fast"].replace(**QUICK)))
     assert [result.number for result in results] == [1, 2, 3, 4, 5]
     assert [result.is_cut_off for result in results] == [False, False, False, True, True]
@@ -383,7 +383,7 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
 
 
 def test_unknown_pixels_are_hidden_in_both_directions(shot: SyntheticShot) -> None:
-    frames = [shot.frame(index)[None] for index in range(2)]
+    frames = [shot.render_frame(index)[None] for index in range(2)]
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, :20] = False
     layers = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None, valid=valid).add(frames[1], valid=valid)

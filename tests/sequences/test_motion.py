@@ -322,8 +322,8 @@ def test_interpolated_frames_of_a_shot_have_neither_specks_nor_black_pixels(seed
     shot = SyntheticShot(120, 160, 25, seed=seed, bodies=3, light=0.0, shutter=0.0)
     specks = 0
     for number in (0, 6, 16):
-        first, truth, second = (shot.frame(number + step) for step in range(3))
-        forward, backward = shot.truth(number, number + 2).flow, shot.truth(number + 2, number).flow
+        first, truth, second = (shot.render_frame(number + step) for step in range(3))
+        forward, backward = shot.compute_truth(number, number + 2).flow, shot.compute_truth(number + 2, number).flow
         picture = interpolate(first, second, forward, backward, 0.5).picture
         assert not ((picture.amax(0) < 1e-3) & (truth.amax(0) > 0.02)).any()
         assert psnr(picture, truth) > psnr((first + second) / 2, truth) + 4

@@ -77,7 +77,7 @@ def test_textured_scene_objects_move_with_layer():
     """Vectors against complex arithmetic from the layers' own numbers, object by object."""
     height, width, motion = 150, 210, 12.0
     scene = textured_scene(height, width, seed=4, max_motion=motion)
-    layers = scenes._layers(height, width, 4, motion)
+    layers = scenes._draw_layers(height, width, 4, motion)
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
     top = torch.zeros(height, width, dtype=torch.long)
     for index, layer in enumerate(layers[1:], 1):
@@ -103,7 +103,7 @@ def disc(x, y, radius, push, shade):
     place = torch.tensor([x, y], dtype=torch.float64)
     return scenes._Layer(
         lambda places: torch.full((3, places.shape[1]), shade, dtype=torch.float64),
-        scenes._outline("disc", place, radius, 0.0),
+        scenes._build_outline("disc", place, radius, 0.0),
         place,
         torch.tensor(push, dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
@@ -127,7 +127,7 @@ def test_textured_scene_occlusion_equals_loops():
                 return index
         return 0
 
-    flow, occluded = scenes._truth(layers, height, width)
+    flow, occluded = scenes._compute_truth(layers, height, width)
     for y in range(height):
         for x in range(width):
             layer = on_top(x, y, moved=False)
@@ -144,10 +144,10 @@ def test_textured_scene_edges_are_antialiased():
     black = scenes._Layer(black.color, None, black.middle, black.push, black.turn)
     shape = disc(25.3, 24.6, 15.4, [3.37, -1.21], 0.5)
     for second in (False, True):
-        frame = scenes._render([black, shape], 50, 60, second=second)
+        frame = scenes._render_frame([black, shape], 50, 60, second=second)
         bright = frame[0] / 0.5
-        grid = scenes._grid(60, slice(0, 50))
-        relief = scenes._relief(shape, shape.origin(grid) if second else grid).reshape(50, 60).float()
+        grid = scenes._pixel_centres(60, slice(0, 50))
+        relief = scenes._shade_relief(shape, shape.origin(grid) if second else grid).reshape(50, 60).float()
         share = bright / relief
         assert int(((share > 0.05) & (share < 0.95)).sum()) > 60
         area = float(share.sum())

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
-from fullfield.training.flow.pictures import licence_list, licence_text, load_pictures, unpack_masks
+from fullfield.training.flow.pictures import format_licences, load_pictures, read_licence_list, unpack_masks
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
 from tools.textures.pack import (
     build_pack,
@@ -164,12 +164,12 @@ def test_texture_pack_from_debian_archive(tmp_path: Path) -> None:
     pack = build_pack(tmp_path / "pack.zip", packages=[GAME], archives=tmp_path / "archives")
     assert (pack.pictures, pack.shapes) == (2, 1)  # the leaf is no texture, the map of normals nothing
     assert pack.left_out == {"named as a map": 1, "cut-out": 1}
-    listed = licence_list(tmp_path / "pack.zip")
+    listed = read_licence_list(tmp_path / "pack.zip")
     assert [(e["package"], e["version"], e["path"], e["licence"]) for e in listed["pictures"]] == [
         ("game-data", "1.5-2", "data/either.png", "MIT"),
         ("game-data", "1.5-2", "data/free/a.png", "CC-BY-3.0"),
     ]
-    text = licence_text(listed)
+    text = format_licences(listed)
     assert "| game-data | 1.5-2 | CC-BY-3.0 | 1 | 1 |" in text
     assert "**CC-BY-3.0**: 2012 Ann Author <ann@example.org> 2013 Ben Author" in text
     assert "- `data/free/` a.png, leaf.png" in text
@@ -211,7 +211,7 @@ def test_texture_pack_from_wheel_and_npm_package(tmp_path: Path) -> None:
         Package("@pmndrs/assets", "npm", "", pmndrs_pictures),
     ]
     build_pack(tmp_path / "pack.zip", packages=packages, archives=tmp_path)
-    entries = licence_list(tmp_path / "pack.zip")["pictures"]
+    entries = read_licence_list(tmp_path / "pack.zip")["pictures"]
     assert [(e["package"], e["version"], e["path"], e["author"], e["view"]) for e in entries] == [
         ("scikit-image", "0.1.2", "skimage/data/coffee.png", "Rachel Michetti", "whole"),
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 1 of 2"),
@@ -289,7 +289,7 @@ def test_own_pictures(tmp_path: Path) -> None:
     ]
     pack = build_pack(tmp_path / "pack.zip", packages=[], own=own)
     assert (pack.pictures, pack.shapes, pack.left_out) == (2, 1, {"cannot be read, or huge": 1})
-    assert {e["licence"] for e in licence_list(pack.path)["pictures"]} == {"mine"}
+    assert {e["licence"] for e in read_licence_list(pack.path)["pictures"]} == {"mine"}
     (tmp_path / "cut/c.png").unlink()
     with pytest.raises(InputError, match=r"cut: expected pictures .*, found none$"):
         list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
@@ -310,7 +310,7 @@ def test_most_silhouettes(tmp_path: Path) -> None:
     assert kept.shapes == 2
     assert kept.left_out["silhouette beyond the limit"] == 1
     turned = build_pack(tmp_path / "b.zip", packages=[], own=own[::-1], most_shapes=2)
-    names = [{e["path"] for e in licence_list(p.path)["shapes"]} for p in (kept, turned)]
+    names = [{e["path"] for e in read_licence_list(p.path)["shapes"]} for p in (kept, turned)]
     assert names[0] == names[1]
 
 

@@ -22,9 +22,9 @@ from fullfield.registration import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
 from fullfield.testing import room_scan
 from fullfield.training import DescriptorTraining, descriptor, train_descriptor
-from fullfield.training.batches import Cutter, batches, describe_pairs, example
+from fullfield.training.batches import ExampleExecutor, cut_example, describe_pairs, iterate_batches
 from fullfield.training.checkpoint import DivergedError
-from fullfield.training.descriptor import contrastive_loss, matching_ratio
+from fullfield.training.descriptor import compute_matching_ratio, contrastive_loss
 from fullfield.training.pairs import cut_pair
 from refusals import refuses
 
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, room: np.ndarray) -> Path:
 
 
 def test_train_descriptor_reduces_loss() -> None:
-    pair = example(TINY, (), (0, 1))
+    pair = cut_example(TINY, (), (0, 1))
     torch.manual_seed(0)
     model = DescriptorNetwork(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -81,7 +81,7 @@ def test_train_descriptor_reduces_loss() -> None:
         optimizer.step()
         losses.append(loss.item())
         if step in (0, 24):
-            ratios.append(matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
+            ratios.append(compute_matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
     assert losses[-1] < 0.7 * losses[0]
     assert ratios[-1] > ratios[0]
 
@@ -191,7 +191,7 @@ def test_train_descriptor_refuses_state_of_earlier_version(whole: Path, tmp_path
 
 
 def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = descriptor._step
+    step = descriptor._train_step
 
     def spoiled(model: DescriptorNetwork, *rest: Any) -> float:
         loss = step(model, *rest)
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatc
             next(model.parameters()).fill_(float("inf"))
         return loss
 
-    monkeypatch.setattr(descriptor, "_step", spoiled)
+    monkeypatch.setattr(descriptor, "_train_step", spoiled)
     with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; use a lower one"):
         train_descriptor(tmp_path, TINY, every=1)
     assert not (tmp_path / "weights.safetensors").exists()
@@ -243,14 +243,19 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 
 def test_learning_rate_rises_and_falls() -> None:
     training = DescriptorTraining(steps=1000, learning_rate=1.0)
-    rates = [training.rate(training.done(step, 0.0)) for step in range(1001)]
+    rates = [training.compute_learning_rate(training.completed_fraction(step, 0.0)) for step in range(1001)]
     assert rates[0] == pytest.approx(0.05)
     assert max(rates) == rates[20] == pytest.approx(1.0)
     assert rates[:21] == sorted(rates[:21])
     assert rates[20:] == sorted(rates[20:], reverse=True)
     assert rates[-1] == pytest.approx(0.01)
     timed = DescriptorTraining(steps=1000, seconds=50.0, learning_rate=1.0)
-    assert [timed.done(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [0.0, 0.1, 0.5, 1.0]
+    assert [timed.completed_fraction(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [
+        0.0,
+        0.1,
+        0.5,
+        1.0,
+    ]
 
 
 def test_train_descriptor_stops_after_time_limit(tmp_path: Path) -> None:
@@ -267,9 +272,12 @@ def test_train_descriptor_stops_after_time_limit(tmp_path: Path) -> None:
 
 def test_pairs_come_again_in_another_order(room: np.ndarray) -> None:
     training = TINY.replace(pairs=2, block=4, reuse=2, steps=8, seed=1)
-    with closing(Cutter(training, [(room, None)], 1)) as cutter:
-        shown = [[float(pair.moved[0, 0]) for pair in cut] for cut in batches(training, cutter, 0, torch.device("cpu"))]
-        later = batches(training, cutter, 5, torch.device("cpu"))
+    with closing(ExampleExecutor(training, [(room, None)], 1)) as cutter:
+        shown = [
+            [float(pair.moved[0, 0]) for pair in cut]
+            for cut in iterate_batches(training, cutter, 0, torch.device("cpu"))
+        ]
+        later = iterate_batches(training, cutter, 5, torch.device("cpu"))
         assert [float(pair.moved[0, 0]) for pair in next(later)] == shown[5]
     blocks = [[pair for cut in shown[at : at + 2] for pair in cut] for at in range(0, 8, 2)]
     assert len(set(blocks[0])) == 4
@@ -287,7 +295,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)
     found = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
-    assert np.isfinite(found.history[-1].loss)
+    assert np.isfinite(found.history[-1].compute_loss)
     draw = np.random.default_rng(0)
     pair = cut_pair(room, draw, 300, other + 0.0)
     assert pair is not None
@@ -301,13 +309,13 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu(tmp_path: Path) -> None:
     found = train_descriptor(tmp_path, TINY, device="cuda", every=4)
-    assert np.isfinite(found.history[-1].loss)
+    assert np.isfinite(found.history[-1].compute_loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 
 
 def test_deeply_nested_recipe_is_refused_in_one_line(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
-    from fullfield.training.checkpoint import freeze_recipe, restore
+    from fullfield.training.checkpoint import freeze_recipe, restore_run
 
     deep = "[" * 200_000
     (tmp_path / "recipe.json").write_text(deep)
@@ -316,4 +324,4 @@ def test_deeply_nested_recipe_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text(deep)
     with pytest.raises(InputError, match="expected the state of a run, cannot be read"):
-        restore(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.Row)
+        restore_run(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.Row)

@@ -8,20 +8,28 @@ from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import surfaces
 from fullfield.testing import room_scan
-from fullfield.training.pairs import PARTNER, Pair, _density, _seen, cut_pair, match_points, synthetic_scene
+from fullfield.training.pairs import (
+    PARTNER,
+    Pair,
+    _is_seen,
+    _keep_probability,
+    cut_pair,
+    draw_synthetic_scene,
+    match_points,
+)
 
 Floats = NDArray[np.float64]
 
 
 def pair_of(seed: int, cells: int = 600) -> Pair:
     draw = np.random.default_rng(seed)
-    pair = cut_pair(synthetic_scene(draw, 20_000), draw, cells)
+    pair = cut_pair(draw_synthetic_scene(draw, 20_000), draw, cells)
     assert pair is not None
     return pair
 
 
 def test_scenes_come_from_their_seed() -> None:
-    scenes = [synthetic_scene(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
+    scenes = [draw_synthetic_scene(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
     assert all(scene.shape == (5000, 3) and np.isfinite(scene).all() for scene in scenes)
     assert np.array_equal(scenes[0], scenes[1])
     widths = [float(np.ptp(scene, axis=0).max()) for scene in scenes[1:]]
@@ -32,7 +40,7 @@ def test_scenes_come_from_their_seed() -> None:
 def test_scenes_have_flat_bent_and_sharp_places() -> None:
     flat, sharp = [], []
     for seed in range(6):
-        scene = synthetic_scene(np.random.default_rng(seed))
+        scene = draw_synthetic_scene(np.random.default_rng(seed))
         radius = 0.015 * float(np.ptp(scene, axis=0).max())
         curvature = surfaces(scene, scene[::60], radius, radius)[1][:, 0]
         flat.append((curvature < 0.02).mean())
@@ -91,13 +99,13 @@ def test_viewpoint_does_not_see_through_wall() -> None:
     draw = np.random.default_rng(2)
     wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
     wall[:, 0], behind[:, 0] = 0.0, -1.0
-    seen = _seen(np.concatenate([wall, 0.5 * behind]), np.array([1.0, 0.0, 0.0]))
+    seen = _is_seen(np.concatenate([wall, 0.5 * behind]), np.array([1.0, 0.0, 0.0]))
     assert seen[:4000].mean() > 0.95
     assert seen[4000:].mean() < 0.05
 
 
 def test_density_falls_in_one_direction_or_nowhere() -> None:
     points = np.random.default_rng(3).random((500, 3))
-    shares = [_density(points, np.random.default_rng(seed)) for seed in range(20)]
+    shares = [_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
     assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)
     assert 3 < sum(np.ptp(share) > 0.05 for share in shares) < 17

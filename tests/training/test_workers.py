@@ -64,5 +64,5 @@ def test_all_workers_end_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     batches._start_worker(DescriptorTraining(), (), "sockets")
     assert seen == ["sockets"]
-    loader = PrefetchedBatches(os.path.join, 1, pin=False)._loader(iter(()))
+    loader = PrefetchedBatches(os.path.join, 1, pin=False)._create_loader(iter(()))
     assert loader.worker_init_fn.func is end_with_the_parent  # type: ignore[union-attr]

@@ -97,11 +97,11 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     paths.check_input(args.list, "--list")
 
-    from fullfield.training.flow.pictures import licence_list, licence_text
+    from fullfield.training.flow.pictures import format_licences, read_licence_list
 
-    manifest = licence_list(args.list)
+    manifest = read_licence_list(args.list)
     if args.json:
         report.print_json(manifest)
     else:
-        print(licence_text(manifest), end="")
+        print(format_licences(manifest), end="")
     return 0

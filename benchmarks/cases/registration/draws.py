@@ -29,13 +29,19 @@ from benchmarks.stored import state_conditions
 from fullfield.io.files import atomic_path
 from fullfield.registration import register
 from fullfield.registration.verdict import list_signs
-from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, CloudPair, determined_pair, undetermined_pair
+from fullfield.testing.cloud_pairs import (
+    DETERMINED,
+    UNDETERMINED,
+    CloudPair,
+    draw_determined_pair,
+    draw_undetermined_pair,
+)
 
 _SOURCES = "src/fullfield/registration/*.py"
 _SETS = {False: "without_pose", True: "with_pose"}
 _HIGH = 0.9  # confidence
 _RIGHT = 0.02  # of the scene's diagonal: RMSE below which a pose is right
-_GENERATORS = {False: (undetermined_pair, UNDETERMINED), True: (determined_pair, DETERMINED)}
+_GENERATORS = {False: (draw_undetermined_pair, UNDETERMINED), True: (draw_determined_pair, DETERMINED)}
 
 
 class Draw(NamedTuple):

@@ -144,15 +144,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
     from fullfield.training.flow import FlowRun, train_flow
-    from fullfield.training.flow.ranks import own_device, ranks
-    from fullfield.training.flow.stepping import default_precision
+    from fullfield.training.flow.ranks import choose_own_device, join_ranks
+    from fullfield.training.flow.stepping import choose_precision
 
     methods.use_threads(args.threads)
     words = report.option_names(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with naming(**words):
-        device = own_device(args.device)
-        precision = default_precision(device) if args.precision == "auto" else args.precision
+        device = choose_own_device(args.device)
+        precision = choose_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
         fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
         training = FlowTraining(
@@ -173,13 +173,13 @@ def run(args: argparse.Namespace) -> int:
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _validation(args, generators, fixed)
-    with ranks(device) as team:
-        with ProgressBar("train", quiet=args.quiet or not team.first) as progress, naming(**words):
+    with join_ranks(device) as team:
+        with ProgressBar("train", quiet=args.quiet or not team.is_first) as progress, naming(**words):
             trained = train_flow(
                 args.output, model, source, training, run=settings, validation=validation, progress=progress
             )
         watch.lap("train")
-        if team.first:
+        if team.is_first:
             _report(args, device, training.as_dict(), trained, validation, watch)
     return 0
 
@@ -362,7 +362,7 @@ def _report(
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
     summary = (
-        f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
+        f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.compute_loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
     text = f"{report.printable(weights)}: {summary}"

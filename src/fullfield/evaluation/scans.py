@@ -38,7 +38,7 @@ from fullfield.metrics import (
     relative_translation_error,
     rmse_by_information,
 )
-from fullfield.metrics.registration import rmse_by_moment, second_moment
+from fullfield.metrics.registration import mean_outer_product, rmse_by_moment
 from fullfield.ops.devices import AUTO
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
     overlap = true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
     content = {
         "pose": overlap.pose.tolist(),
-        "moment": second_moment(torch.from_numpy(overlap.points)).tolist(),
+        "moment": mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
     run.store_truth(sample.name, _key(dataset, index), content)

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import MEASURES, Comparison, blocks, check_mask, check_pair, compare, refuse_unscorable
+from fullfield.metrics.pixels import (
+    MEASURES,
+    Comparison,
+    check_mask,
+    check_pair,
+    compare,
+    refuse_unscorable,
+    row_blocks,
+)
 
 AVERAGING = ("pooled", "per_image")
 
@@ -71,7 +79,7 @@ class FlowMetrics:
         """
         batched = isinstance(pred, Tensor) and pred.ndim == 4
         if not batched:
-            images = [self._image(pred, truth, valid, occluded)]
+            images = [self._measure_image(pred, truth, valid, occluded)]
         else:
             others = {"truth": truth, "valid": valid, "occluded": occluded}
             for name, value in others.items():
@@ -80,9 +88,9 @@ class FlowMetrics:
             images = []
             for i in range(len(pred)):
                 masks = [None if mask is None else mask[i] for mask in (valid, occluded)]
-                images.append(self._image(pred[i], truth[i], *masks))
+                images.append(self._measure_image(pred[i], truth[i], *masks))
         for counts, sums in images:
-            self._add(counts, sums)
+            self._add_sums(counts, sums)
 
     def merge(self, other: FlowMetrics) -> None:
         """Add the images of ``other``, as if they had been given to this one."""
@@ -106,12 +114,12 @@ class FlowMetrics:
         ``d0_10``, ``d10_60``, ``d60_140`` EPE by distance to the nearest occlusion boundary (below 10, 10 to
         below 60, 60 to below 140 px) · ``pixels`` scored · ``images`` given.
         """
-        values = {key: self._value(*image_index) for key, image_index in KEYS.items()}
+        values = {key: self._mean_of_measure(*image_index) for key, image_index in KEYS.items()}
         return {**values, "pixels": self._pixels, "images": self._images}
 
     def breakdown(self) -> dict[str, dict[str, float]]:
         """Return every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
-        return {name: {measure: self._value(name, measure) for measure in MEASURES} for name in CLASSES}
+        return {name: {measure: self._mean_of_measure(name, measure) for measure in MEASURES} for name in CLASSES}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain dicts, strings, floats and (long) integers, for JSON or another process."""
@@ -129,19 +137,19 @@ class FlowMetrics:
         """Rebuild the accumulator that :meth:`state_dict` described."""
         try:
             result = cls(averaging=state["averaging"], lm_threshold=state["lm_threshold"])
-            result._images = _natural(state["images"])
-            result._pixels = _natural(state["pixels"])
+            result._images = _check_count(state["images"])
+            result._pixels = _check_count(state["pixels"])
             for name in CLASSES:
-                result._counts[name] = _natural(state["counts"][name])
+                result._counts[name] = _check_count(state["counts"][name])
                 for measure in MEASURES:
-                    result._sums[name][measure] = _natural(state["sums"][name][measure])
+                    result._sums[name][measure] = _check_count(state["sums"][name][measure])
         except (KeyError, TypeError) as error:
             raise _check.InputError(
                 f"state: expected a state_dict() of FlowMetrics, got one without {error}"
             ) from error
         return result
 
-    def _image(
+    def _measure_image(
         self, pred: Tensor, truth: Tensor, valid: Tensor | None, occluded: Tensor | None
     ) -> tuple[list[float], list[list[float]]]:
         """Return the number of pixels of each class, and the sum of each measure over them."""
@@ -149,7 +157,7 @@ class FlowMetrics:
         check_mask(occluded, "occluded", pred)
         distance = None if occluded is None else boundary_distance(occluded)
         total: Tensor | None = None
-        for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
+        for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
             block = compare(pred, truth, valid, rows)
             bad = ~block.epe.isfinite()
             pixel_count = block.valid & ~bad
@@ -158,7 +166,7 @@ class FlowMetrics:
             for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
                 column.copy_(part(block)).masked_fill_(~pixel_count, 0.0)
             maps = [None if plane is None else plane[rows].to(bad.device) for plane in (occluded, distance)]
-            members = self._members(block, *maps)
+            members = self._select_members(block, *maps)
             # Row by row, so that the sums do not depend on the number of threads.
             sums = (members.to(columns.dtype).transpose(0, 1) @ columns.permute(1, 2, 0)).sum(0)
             total = sums if total is None else total + sums
@@ -169,7 +177,7 @@ class FlowMetrics:
             refuse_unscorable(pred, truth, valid)
         return [row[0] for row in table], [row[1:-1] for row in table]
 
-    def _members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
+    def _select_members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
         """Return which pixels are in which class: bool ``[classes, rows, W]``."""
         scored, motion = block.valid, block.mean_motion
         slow, fast = motion < 10, motion >= 40
@@ -187,7 +195,7 @@ class FlowMetrics:
             masks += [scored & (distance >= low) & (distance < high) for low, high in ((0, 10), (10, 60), (60, 140))]
         return torch.stack(masks)
 
-    def _add(self, counts: list[float], sums: list[list[float]]) -> None:
+    def _add_sums(self, counts: list[float], sums: list[list[float]]) -> None:
         self._images += 1
         self._pixels += int(counts[0])
         for name, count, row in zip(CLASSES, counts, sums, strict=True):
@@ -198,12 +206,12 @@ class FlowMetrics:
             for measure, value in zip(MEASURES, row, strict=True):
                 self._sums[name][measure] += int(math.ldexp(value / count if per_image else value, _UNIT_BITS))
 
-    def _value(self, name: str, measure: str) -> float:
+    def _mean_of_measure(self, name: str, measure: str) -> float:
         count = self._counts[name]
         _, times, over = MEASURES[measure]
         return times * self._sums[name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan
 
 
-def _natural(value: object) -> int:
+def _check_count(value: object) -> int:
     _check.require(type(value) is int and value >= 0, "state", "whole numbers from 0 up", value)
     return value  # type: ignore[return-value]  # a plain int, or the line above had raised

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.metrics.pixels import blocks
+from fullfield.metrics.pixels import row_blocks
 
 _MAX_RADIUS = 181  # its square still fits 16 bits
 
@@ -33,9 +33,9 @@ def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     _check.number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
     beyond = radius * radius
-    down = _squared_distance_in_columns(boundary(occluded), radius)
+    down = _squared_distance_in_columns(find_boundary(occluded), radius)
     result = torch.empty(height, width, device=occluded.device, dtype=torch.float32)
-    for rows in blocks(height, width, occluded.device):
+    for rows in row_blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
         start = down[rows] - beyond
         padded = torch.nn.functional.pad(start, (radius, radius), value=0)
@@ -50,7 +50,7 @@ def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     return result
 
 
-def boundary(occluded: Tensor) -> Tensor:
+def find_boundary(occluded: Tensor) -> Tensor:
     """Return the pixels of bool ``[H, W]`` with a 4-neighbour of the other kind: bool ``[H, W]``."""
     result = torch.zeros_like(occluded)
     across = occluded[:, 1:] != occluded[:, :-1]
@@ -71,7 +71,7 @@ def _squared_distance_in_columns(marked: Tensor, radius: int) -> Tensor:
     result = torch.empty(height, width, dtype=torch.int16, device=marked.device)
     row = torch.arange(height, dtype=torch.int32, device=marked.device)
     never = height + radius
-    for columns in blocks(width, height, marked.device):
+    for columns in row_blocks(width, height, marked.device):
         block = marked[:, columns].T.contiguous()
         above = row - torch.where(block, row, -never).cummax(1).values
         below = torch.where(block, row, height + never).flip(1).cummin(1).values.flip(1) - row

@@ -48,7 +48,7 @@ def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
         _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 
 
-def blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
+def row_blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
     """Yield slices of so few rows that temporaries stay small at any frame size."""
     pixels = _BLOCK_PIXELS * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
     rows = max(1, pixels // max(width, 1))
@@ -61,8 +61,8 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
 
     With four true values the error and the angle are each the least over the four.
     """
-    u, v = _double(pred[:, rows])
-    values = _double(truth[..., rows, :])
+    u, v = _to_float64(pred[:, rows])
+    values = _to_float64(truth[..., rows, :])
     candidates = values if values.ndim == 4 else values[None]
     scored = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
     if valid is not None:
@@ -86,7 +86,7 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
 def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Raise InputError naming the first scored pixel without a finite error."""
     count, first = 0, (0, 0)
-    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
+    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         wrong = (block.valid & ~block.epe.isfinite()).nonzero()
         if len(wrong) and not count:
@@ -109,21 +109,21 @@ def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) ->
     Returns:
         ``[H, W]`` float64, pixels; NaN where the truth is unknown or not valid, and where ``pred`` is NaN.
     """
-    return _map(pred, truth, valid, "epe")
+    return _map_over_rows(pred, truth, valid, "epe")
 
 
 def angular_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
     """Return the angle between (u, v, 1) of prediction and truth, degrees; otherwise as :func:`end_point_error`."""
-    return _map(pred, truth, valid, "aae")
+    return _map_over_rows(pred, truth, valid, "aae")
 
 
-def true_motion(truth: Tensor) -> Tensor:
+def true_motion_length(truth: Tensor) -> Tensor:
     """Return the length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
 
     The result is ``[H, W]`` float64, pixels; NaN where the truth is unknown.
     """
     pred = truth[0] if isinstance(truth, Tensor) and truth.ndim == 4 else truth
-    return _map(pred, truth, None, "mean_motion")
+    return _map_over_rows(pred, truth, None, "mean_motion")
 
 
 def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -152,20 +152,20 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
     return values
 
 
-def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
+def _map_over_rows(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
     check_pair(pred, truth, valid)
-    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_position_rows(pred.device))
-    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
+    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_float64_device(pred.device))
+    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         result[rows] = torch.where(block.valid, getattr(block, field), math.nan)
     return result
 
 
-def _double(values: Tensor) -> Tensor:
-    return values.to(device=_position_rows(values.device), dtype=torch.float64).contiguous()
+def _to_float64(values: Tensor) -> Tensor:
+    return values.to(device=_float64_device(values.device), dtype=torch.float64).contiguous()
 
 
-def _position_rows(device: torch.device) -> torch.device:
+def _float64_device(device: torch.device) -> torch.device:
     """Return the device for float64 arithmetic on data from ``device``; Apple's GPUs have no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
@@ -176,12 +176,12 @@ WAUC_FULL = WAUC_STEPS * (WAUC_STEPS + 1) // 2
 Measure = Callable[[Comparison], Tensor]
 
 
-def outlier(threshold: float) -> Measure:
+def build_outlier_measure(threshold: float) -> Measure:
     """Return 1 where the end-point error exceeds ``threshold`` pixels."""
     return lambda pixels: pixels.epe > threshold
 
 
-def fl(pixels: Comparison) -> Tensor:
+def is_fl_outlier(pixels: Comparison) -> Tensor:
     """Return 1 where the error exceeds both 3 px and 5 % of the true motion."""
     return (pixels.epe > 3.0) & (pixels.epe > 0.05 * pixels.max_motion)
 
@@ -191,7 +191,7 @@ def wauc_points(pixels: Comparison) -> Tensor:
 
     Spring's weight of threshold i/20 px is 1 − (i − 1)/100: 100, 99, …, 1 hundredths.
     """
-    thresholds, points = _wauc_tables(pixels.epe.device)
+    thresholds, points = _build_wauc_tables(pixels.epe.device)
     return points[torch.bucketize(pixels.epe, thresholds)]
 
 
@@ -199,10 +199,10 @@ def wauc_points(pixels: Comparison) -> Tensor:
 MEASURES: dict[str, tuple[Measure, int, int]] = {
     "epe": (lambda pixels: pixels.epe, 1, 1),
     "aae": (lambda pixels: pixels.aae, 1, 1),
-    "px1": (outlier(1.0), 100, 1),
-    "px3": (outlier(3.0), 100, 1),
-    "px5": (outlier(5.0), 100, 1),
-    "fl_all": (fl, 100, 1),
+    "px1": (build_outlier_measure(1.0), 100, 1),
+    "px3": (build_outlier_measure(3.0), 100, 1),
+    "px5": (build_outlier_measure(5.0), 100, 1),
+    "fl_all": (is_fl_outlier, 100, 1),
     "wauc": (wauc_points, 100, WAUC_FULL),
 }
 
@@ -221,18 +221,18 @@ def epe(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
     Raises:
         InputError: shapes that differ, or a predicted vector on a scored pixel that is not finite.
     """
-    return _mean(pred, truth, valid, MEASURES["epe"])
+    return _mean_over_pixels(pred, truth, valid, MEASURES["epe"])
 
 
 def aae(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
     """Return the mean angle between (u, v, 1) vectors, degrees; arguments as in :func:`epe`."""
-    return _mean(pred, truth, valid, MEASURES["aae"])
+    return _mean_over_pixels(pred, truth, valid, MEASURES["aae"])
 
 
 def outliers(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, threshold: float = 1.0) -> float:
     """Return the percentage of pixels with an end-point error above ``threshold`` pixels; otherwise as :func:`epe`."""
     _check.number(threshold, "threshold", low=0)
-    return _mean(pred, truth, valid, (outlier(threshold), 100, 1))
+    return _mean_over_pixels(pred, truth, valid, (build_outlier_measure(threshold), 100, 1))
 
 
 def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
@@ -240,7 +240,7 @@ def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
     Of four true values the longest makes the 5 %. Arguments as in :func:`epe`.
     """
-    return _mean(pred, truth, valid, MEASURES["fl_all"])
+    return _mean_over_pixels(pred, truth, valid, MEASURES["fl_all"])
 
 
 def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
@@ -248,14 +248,14 @@ def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
     ``100 · Σ wᵢ · frac(error <= i/20) / Σ wᵢ`` for i = 1 … 100 with wᵢ = 1 − (i − 1)/100.
     """
-    return _mean(pred, truth, valid, MEASURES["wauc"])
+    return _mean_over_pixels(pred, truth, valid, MEASURES["wauc"])
 
 
-def _mean(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Measure, int, int]) -> float:
+def _mean_over_pixels(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Measure, int, int]) -> float:
     check_pair(pred, truth, valid)
     part, times, over = measure
     total, count = 0.0, 0
-    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
+    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         if bool((block.valid & ~block.epe.isfinite()).any()):
             refuse_unscorable(pred, truth, valid)
@@ -265,7 +265,7 @@ def _mean(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Meas
 
 
 @lru_cache
-def _wauc_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+def _build_wauc_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     steps = torch.arange(1, WAUC_STEPS + 1, dtype=torch.float64)
     left = torch.arange(WAUC_STEPS, -1, -1, dtype=torch.float64)
     return (steps / 20).to(device), (left * (left + 1) / 2).to(device)

@@ -14,7 +14,7 @@ from fullfield import _check
 _FLOATS = (torch.float32, torch.float64)
 
 
-def _poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def _check_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     for pose, name in ((pred, "pred"), (truth, "truth")):
         is_valid = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
         _check.require(is_valid, name, "a float tensor [..., 4, 4]", pose)
@@ -23,13 +23,15 @@ def _poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     return pred.double(), truth.double()
 
 
-def _points(points: Tensor, name: str, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
+def _check_points(
+    points: Tensor, name: str, shape: tuple[int | str, ...], device: torch.device | None = None
+) -> Tensor:
     return _check.values(_check.tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
     """Return RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN."""
-    first, second = _poses(pred, truth)
+    first, second = _check_poses(pred, truth)
     turn = first[..., :3, :3] @ second[..., :3, :3].mT
     skew = turn - turn.mT
     sine = torch.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], -1).norm(dim=-1)
@@ -39,7 +41,7 @@ def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
 
 def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
     """Return RTE: the distance between the translations of two poses ``[...]``, in their unit."""
-    first, second = _poses(pred, truth)
+    first, second = _check_poses(pred, truth)
     distances = first[..., :3, 3] - second[..., :3, 3]
     return distances.square().sum(-1).sqrt()
 
@@ -49,26 +51,26 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
 
     With the source's points of true correspondences this is the error that 3DMatch judges by.
     """
-    first, second = _poses(pred, truth)
-    _points(points, "points", ("N", 3), first.device)
+    first, second = _check_poses(pred, truth)
+    _check_points(points, "points", ("N", 3), first.device)
     difference = first - second
     distances = points.double() @ difference[:3, :3].mT + difference[:3, 3]
     return distances.square().sum(1).mean().sqrt()
 
 
-def second_moment(points: Tensor) -> Tensor:
+def mean_outer_product(points: Tensor) -> Tensor:
     """Return [4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]`` with a 1 appended; NaN without points.
 
     :func:`rmse_by_moment` needs no more than this of the points.
     """
-    _points(points, "points", ("N", 3))
+    _check_points(points, "points", ("N", 3))
     ends = torch.cat([points.double(), points.new_ones(len(points), 1).double()], 1)
     return (ends.mT @ ends).div(len(points))
 
 
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
-    """Return :func:`registration_rmse` over the points whose :func:`second_moment` is ``moment``."""
-    first, second = _poses(pred, truth)
+    """Return :func:`registration_rmse` over the points whose :func:`mean_outer_product` is ``moment``."""
+    first, second = _check_poses(pred, truth)
     _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
     squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
@@ -81,19 +83,19 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     √(eᵀ I e / I₀₀), where e is the translation of truth⁻¹ · pred and the vector part of its rotation's quaternion, and
     I₀₀ the number of true correspondences (Choi, Zhou, Koltun, CVPR 2015).
     """
-    first, second = _poses(pred, truth)
-    _points(information, "information", (6, 6), first.device)
+    first, second = _check_poses(pred, truth)
+    _check_points(information, "information", (6, 6), first.device)
     left = torch.linalg.inv(second) @ first
     turn = left[:3, :3]
     skew = torch.stack([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
     half = torch.atan2(skew.norm(), turn.trace() - 1) / 2
-    distances = torch.cat([left[:3, 3], _axis(turn, skew) * half.sin()])
+    distances = torch.cat([left[:3, 3], _rotation_axis(turn, skew) * half.sin()])
     weights = information.double()
     squared = torch.einsum("i,ij,j->", distances, weights, distances) / weights[0, 0]
     return squared.clamp(min=0).sqrt()
 
 
-def _axis(turn: Tensor, skew: Tensor) -> Tensor:
+def _rotation_axis(turn: Tensor, skew: Tensor) -> Tensor:
     """Return the unit axis of a rotation [3, 3]; any axis of no rotation."""
     if float(turn.trace()) > 0:
         return skew.div(skew.norm().clamp(min=1e-300))
@@ -126,7 +128,7 @@ def registration_recall(
     passed = None
     for errors, name, top in value_:
         shape, axis_ = (("P",), None) if passed is None else (tuple(passed.shape), passed.device)
-        _points(errors, name, shape, axis_)
+        _check_points(errors, name, shape, axis_)
         _check.number(top, f"max_{name}", above=0.0)
         below = errors < top
         passed = below if passed is None else passed & below
@@ -138,10 +140,10 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
 
     Row by row, ``source`` and ``target`` ``[M, 3]`` are the matched points.
     """
-    _points(source, "source", ("M", 3))
-    _points(target, "target", tuple(source.shape), source.device)
+    _check_points(source, "source", ("M", 3))
+    _check_points(target, "target", tuple(source.shape), source.device)
     _check.number(threshold, "threshold", above=0.0)
-    _, pose = _poses(truth, truth)
+    _, pose = _check_poses(truth, truth)
     _check.require(pose.device == source.device, "truth", f"device {source.device}", truth)
     transformed_points = source.double() @ pose[:3, :3].mT + pose[:3, 3]
     return float(((transformed_points - target.double()).norm(dim=1) < threshold).double().mean())
@@ -152,5 +154,5 @@ def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float
 
     A pair without matches (NaN) is not above.
     """
-    _points(ratios, "ratios", ("P",))
+    _check_points(ratios, "ratios", ("P",))
     return float((ratios > threshold).double().mean())

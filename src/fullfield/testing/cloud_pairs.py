@@ -15,18 +15,18 @@ from fullfield.testing.cloud_surfaces import (
     Draw,
     Floats,
     Sampler,
+    build_furnished_room,
     cut_overlapping,
     cut_with_gap,
     draw_count,
     draw_forest,
     draw_profile,
     draw_terrain,
-    faces,
-    furnished_room,
     join_samplers,
     list_box_faces,
     list_furniture_faces,
     list_room_faces,
+    sample_faces,
     sample_profile,
     turn_faces,
 )
@@ -44,17 +44,17 @@ class CloudPair(NamedTuple):
     extent: float  # length of the scene's diagonal, in the clouds' units
 
 
-def determined_pair(seed: int, kind: str | None = None) -> CloudPair:
+def draw_determined_pair(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair with one true pose; ``kind`` is one of :data:`DETERMINED`, None takes them in turn."""
-    return _pair(seed, kind, DETERMINED, determined=True)
+    return _draw_pair(seed, kind, DETERMINED, determined=True)
 
 
-def undetermined_pair(seed: int, kind: str | None = None) -> CloudPair:
+def draw_undetermined_pair(seed: int, kind: str | None = None) -> CloudPair:
     """Return a pair without a true pose; ``kind`` is one of :data:`UNDETERMINED`, None takes them in turn."""
-    return _pair(seed, kind, UNDETERMINED, determined=False)
+    return _draw_pair(seed, kind, UNDETERMINED, determined=False)
 
 
-def _pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bool) -> CloudPair:
+def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bool) -> CloudPair:
     names = list(kinds)
     name = names[seed % len(names)] if kind is None else kind
     draw = np.random.default_rng((int(determined), names.index(name), seed))
@@ -62,7 +62,7 @@ def _pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bo
     noise = draw.uniform(0.001, 0.004) * np.linalg.norm(np.ptp(target, axis=0))
     source = source + draw.normal(scale=noise * draw.uniform(0.3, 1.0), size=source.shape)
     target = target + draw.normal(scale=noise * draw.uniform(0.3, 1.0), size=target.shape)
-    unit, pose = draw.choice(_UNITS), random_pose(draw)
+    unit, pose = draw.choice(_UNITS), draw_pose(draw)
     inverse = pose.T.copy()
     inverse[:3, 3], inverse[3, :3] = -pose[:3, :3].T @ pose[:3, 3] * unit, 0.0
     transformed = (source @ pose[:3, :3].T + pose[:3, 3]) * unit
@@ -70,7 +70,7 @@ def _pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bo
     return CloudPair(name, transformed, target * unit, inverse if determined else None, extent)
 
 
-def random_pose(draw: Draw, shift: float = 5.0) -> Floats:
+def draw_pose(draw: Draw, shift: float = 5.0) -> Floats:
     """Return a uniformly distributed rotation and a normally distributed translation, [4, 4]."""
     turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
@@ -82,17 +82,17 @@ def random_pose(draw: Draw, shift: float = 5.0) -> Floats:
 # Kinds without a pose
 
 
-def _window(draw: Draw, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _draw_windows(draw: Draw, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two intervals of ``length``, the second shifted by up to six tenths of it, or not at all."""
     shift = 0.0 if draw.random() < 0.15 else draw.uniform(0.05, 0.6) * length
     return (0.0, length), (shift, shift + length)
 
 
-def _extruded(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_extruded(draw: Draw) -> tuple[Floats, Floats]:
     profile, length = draw_profile(draw), draw.uniform(2.5, 9.0)
     slant = draw.normal(scale=0.3, size=(2, 2)) * (draw.random() < 0.3)
     clouds = []
-    for (low, high), tilt in zip(_window(draw, length), slant, strict=True):
+    for (low, high), tilt in zip(_draw_windows(draw, length), slant, strict=True):
         count = draw_count(draw)
         section = sample_profile(profile, draw.random(count))
         x = draw.uniform(low, high, count) + section @ tilt
@@ -100,12 +100,12 @@ def _extruded(draw: Draw) -> tuple[Floats, Floats]:
     return clouds[0], clouds[1]
 
 
-def _bend(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_bend(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a profile that follows an arc."""
     profile, radius = draw_profile(draw), draw.uniform(3.0, 12.0)
     profile = profile - profile.mean(0)
     clouds = []
-    for low, high in _window(draw, draw.uniform(0.5, 2.0)):
+    for low, high in _draw_windows(draw, draw.uniform(0.5, 2.0)):
         count = draw_count(draw)
         section, angle = sample_profile(profile, draw.random(count)), draw.uniform(low, high, count)
         distance = radius + section[:, 0]
@@ -113,7 +113,7 @@ def _bend(draw: Draw) -> tuple[Floats, Floats]:
     return clouds[0], clouds[1]
 
 
-def _revolved(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_revolved(draw: Draw) -> tuple[Floats, Floats]:
     """Return a vase, dome, cone or round room, whole or its half."""
     u = np.linspace(0, 1, 30)
     radius = draw.uniform(0.5, 1.2) + sum(draw.normal(scale=0.2 / n) * np.sin(n * np.pi * u) for n in range(1, 5))
@@ -127,17 +127,17 @@ def _revolved(draw: Draw) -> tuple[Floats, Floats]:
         clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     if draw.random() < 0.5:  # a floor
         clouds = [
-            np.vstack((c, np.column_stack((_disc(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3))))) for c in clouds
+            np.vstack((c, np.column_stack((_draw_disc(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3))))) for c in clouds
         ]
     return clouds[0], clouds[1]
 
 
-def _disc(draw: Draw, count: int, radius: float) -> Floats:
+def _draw_disc(draw: Draw, count: int, radius: float) -> Floats:
     angle, distance = draw.uniform(0, 2 * np.pi, count), radius * np.sqrt(draw.random(count))
     return np.stack((distance * np.cos(angle), distance * np.sin(angle)), 1)
 
 
-def _plain(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_plain(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a plane, a cylinder, a sphere or two parallel planes."""
     kind, clouds = draw.integers(4), []
     for shift in (0.0, draw.uniform(0, 0.5)):
@@ -156,7 +156,7 @@ def _plain(draw: Draw) -> tuple[Floats, Floats]:
     return clouds[0], clouds[1]
 
 
-def _spiral(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_spiral(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of spiral stairs or of a screw's thread."""
     step, rise = draw.uniform(0.25, 0.6), draw.uniform(0.12, 0.2)
     tread = np.array([[0.3, -0.05, 0.0], [1.1, 0.0, 0.0], [0.0, 1.2 * step, 0.0]])
@@ -164,11 +164,11 @@ def _spiral(draw: Draw) -> tuple[Floats, Floats]:
     count, clouds = int(draw.integers(7, 14)), []
     for start in (0, int(draw.integers(0, 4))):
         steps = [turn_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)]
-        clouds.append(faces([face for step_faces in steps for face in step_faces])(draw, draw_count(draw)))
+        clouds.append(sample_faces([face for step_faces in steps for face in step_faces])(draw, draw_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _symmetric(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetric(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a room that is the same after a half, third, quarter or sixth of a turn."""
     fold = int(draw.choice((2, 2, 3, 4, 4, 6)))
     radius, height, angle = draw.uniform(2.0, 4.0), draw.uniform(2.2, 3.0), 2 * np.pi / fold
@@ -193,11 +193,11 @@ def _symmetric(draw: Draw) -> tuple[Floats, Floats]:
         corner = center + np.array([distance * np.cos(around), distance * np.sin(around), 0.0])
         pieces += list_box_faces(corner, size, turn)
     scene += [face for n in range(fold) for face in turn_faces(pieces, angle * n, center)]
-    sampler = faces(scene)
+    sampler = sample_faces(scene)
     return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
 
 
-def _repeated(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_repeated(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of shelves, columns, windows or desks that repeat along one or two directions."""
     pitch, bays = draw.uniform(0.7, 2.0), int(draw.integers(4, 9))
     bay: list[Floats] = []
@@ -215,11 +215,11 @@ def _repeated(draw: Draw) -> tuple[Floats, Floats]:
             for n in range(start, start + bays)
             for f in bay + wall
         ]
-        clouds.append(faces(scene)(draw, draw_count(draw)))
+        clouds.append(sample_faces(scene)(draw, draw_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _ground_pair(
+def _draw_ground_pair(
     draw: Draw, first: Callable[[Floats], Floats], second: Callable[[Floats], Floats], shift: float
 ) -> tuple[Floats, Floats]:
     clouds = []
@@ -229,11 +229,11 @@ def _ground_pair(
     return clouds[0], clouds[1]
 
 
-def _wavy_ground(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_wavy_ground(draw: Draw) -> tuple[Floats, Floats]:
     first, second = draw_terrain(draw, 6.0), draw_terrain(draw, 6.0)
     if draw.random() < 0.5:
-        return _ground_pair(draw, first, first, 6.5)  # of one ground, apart
-    return _ground_pair(draw, first, second, 0.0)
+        return _draw_ground_pair(draw, first, first, 6.5)  # of one ground, apart
+    return _draw_ground_pair(draw, first, second, 0.0)
 
 
 def _resize(draw: Draw, points: Floats, factor: float) -> Floats:
@@ -241,13 +241,13 @@ def _resize(draw: Draw, points: Floats, factor: float) -> Floats:
     return points * (factor if draw.random() < 0.5 else 1 / factor)
 
 
-def _scaled(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.5)
+def _draw_scaled(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
     return _resize(draw, source, draw.uniform(1.03, 1.3)), target
 
 
-def _sheared(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.5)
+def _draw_sheared(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
     change = np.eye(3)
     i, j = draw.permutation(3)[:2]
     if draw.random() < 0.6:
@@ -257,33 +257,35 @@ def _sheared(draw: Draw) -> tuple[Floats, Floats]:
     return source @ change.T, target
 
 
-def _mirrored(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.7)
+def _draw_mirrored(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.7)
     return source * (-1.0, 1.0, 1.0), target
 
 
-def _refurnished(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_refurnished(draw: Draw) -> tuple[Floats, Floats]:
     """Return two rooms with the same walls and other furniture."""
     width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
     shell = list_room_faces(draw, width, depth, height)
-    rooms = [faces(shell + list_furniture_faces(draw, int(draw.integers(4, 12)), width, depth)) for _ in range(2)]
+    rooms = [
+        sample_faces(shell + list_furniture_faces(draw, int(draw.integers(4, 12)), width, depth)) for _ in range(2)
+    ]
     return rooms[0](draw, draw_count(draw)), rooms[1](draw, draw_count(draw))
 
 
-def _strangers(draw: Draw) -> tuple[Floats, Floats]:
-    return furnished_room(draw)(draw, draw_count(draw)), furnished_room(draw)(draw, draw_count(draw))
+def _draw_strangers(draw: Draw) -> tuple[Floats, Floats]:
+    return build_furnished_room(draw)(draw, draw_count(draw)), build_furnished_room(draw)(draw, draw_count(draw))
 
 
 def _draw_pieces(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_with_gap(draw, furnished_room(draw, (10, 20)))
+    return cut_with_gap(draw, build_furnished_room(draw, (10, 20)))
 
 
-def _helical(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_helical(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a profile that winds about an axis: a ramp, a bolt, a spring."""
     profile = draw_profile(draw) * draw.uniform(0.3, 1.0)
     profile = profile - profile.min(0) + (draw.uniform(0.3, 2.5), 0.0)
     rise, turn, clouds = draw.uniform(0.05, 0.6) * draw.choice((-1, 1)), draw.uniform(2.0, 14.0), []
-    for low, high in _window(draw, turn):
+    for low, high in _draw_windows(draw, turn):
         count = draw_count(draw)
         section, angle = sample_profile(profile, draw.random(count)), draw.uniform(low, high, count)
         x, y = section[:, 0] * np.cos(angle), section[:, 0] * np.sin(angle)
@@ -291,7 +293,7 @@ def _helical(draw: Draw) -> tuple[Floats, Floats]:
     return clouds[0], clouds[1]
 
 
-def _stepped(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_stepped(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of storeys, each turned against the one below: a stairwell, a tower, a twisted column."""
     angle = float(draw.choice((np.pi, np.pi / 2, 2 * np.pi / 3, draw.uniform(0.3, 2.8))))
     lift, motif = draw.uniform(0.5, 2.8), list[Floats]()
@@ -302,11 +304,11 @@ def _stepped(draw: Draw) -> tuple[Floats, Floats]:
     count, clouds = int(draw.integers(4, 9)), []
     for start in (0, int(draw.integers(0, 3))):
         storeys = [turn_faces(motif, angle * n, np.zeros(3), lift * n) for n in range(start, start + count)]
-        clouds.append(faces([face for storey in storeys for face in storey])(draw, draw_count(draw)))
+        clouds.append(sample_faces([face for storey in storeys for face in storey])(draw, draw_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _tiled(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_tiled(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a pattern that repeats along two directions, with turns or glides in it or without."""
     first = np.array([draw.uniform(0.6, 1.4), 0.0, 0.0])
     second = np.array([draw.choice((0.0, 0.5, draw.random())) * first[0], draw.uniform(0.6, 1.4), 0.0])
@@ -325,13 +327,13 @@ def _tiled(draw: Draw) -> tuple[Floats, Floats]:
             for j in range(rows):
                 shift = corner + i * first + j * second
                 scene += [face + np.stack((shift, 0 * shift, 0 * shift)) for face in motif]
-        clouds.append(faces(scene)(draw, draw_count(draw)))
+        clouds.append(sample_faces(scene)(draw, draw_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _bent(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_bent(draw: Draw) -> tuple[Floats, Floats]:
     """Return a room and the same bent, twisted or tapered by 4 to 15 % of its size."""
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.6)
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.6)
     i, j, k = draw.permutation(3)
     middle = np.median(source, axis=0)
     size, amount = np.linalg.norm(np.ptp(source, axis=0)), draw.uniform(0.04, 0.15) * draw.choice((-1, 1))
@@ -348,17 +350,17 @@ def _bent(draw: Draw) -> tuple[Floats, Floats]:
     return middle + 0.5 * size * changed, target
 
 
-def _slightly_scaled(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.6)
+def _draw_slightly_scaled(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.6)
     return _resize(draw, source, draw.uniform(1.03, 1.06)), target
 
 
-def _other_unit(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, furnished_room(draw), 0.5)
+def _draw_other_unit(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
     return _resize(draw, source, float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))), target
 
 
-def _weak_mark(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_weak_mark(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a symmetric square room in which a flat mark below the noise alone tells the sides apart."""
     side, height, scene = draw.uniform(3.0, 5.0), draw.uniform(2.2, 3.0), list[Floats]()
     center, fold = np.array([side / 2, side / 2, 0.0]), int(draw.choice((2, 4)))
@@ -370,11 +372,11 @@ def _weak_mark(draw: Draw) -> tuple[Floats, Floats]:
         scene += turn_faces(pieces, 2 * np.pi / fold * n, center)
     scene += list_room_faces(draw, side, side, height)
     mark = list_box_faces(np.array([0.2 * side, 0.45 * side, 0.0]), np.array([0.3, 0.3, 0.002]))
-    sampler = faces(scene + mark)
+    sampler = sample_faces(scene + mark)
     return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
 
 
-def _same_plan(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_same_plan(draw: Draw) -> tuple[Floats, Floats]:
     """Return two storeys of a house: the same inner walls, other furniture."""
     width, depth, height = draw.uniform((6.0, 5.0, 2.3), (10.0, 8.0, 2.8))
     walls, doors = list_room_faces(draw, width, depth, height), draw.uniform(0.2, 0.6, 4)
@@ -383,11 +385,13 @@ def _same_plan(draw: Draw) -> tuple[Floats, Floats]:
         across = np.eye(3)[1 - n % 2] * (width, depth, 0)
         corner = at * across + start * along * (n > 1)
         walls.append(np.stack((corner, 0.4 * along, np.array([0, 0, height]))))
-    rooms = [faces(walls + list_furniture_faces(draw, int(draw.integers(6, 16)), width, depth)) for _ in range(2)]
+    rooms = [
+        sample_faces(walls + list_furniture_faces(draw, int(draw.integers(6, 16)), width, depth)) for _ in range(2)
+    ]
     return rooms[0](draw, draw_count(draw)), rooms[1](draw, draw_count(draw))
 
 
-def _other_forest(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_other_forest(draw: Draw) -> tuple[Floats, Floats]:
     """Return two pieces of woods that share nothing."""
     if draw.random() < 0.5:
         return cut_with_gap(draw, draw_forest(draw))
@@ -398,28 +402,28 @@ def _other_forest(draw: Draw) -> tuple[Floats, Floats]:
 
 
 def _draw_indoor(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping(draw, furnished_room(draw))
+    return cut_overlapping(draw, build_furnished_room(draw))
 
 
 def _draw_sparse_indoor(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping(draw, furnished_room(draw, (3, 6)), 0.5)
+    return cut_overlapping(draw, build_furnished_room(draw, (3, 6)), 0.5)
 
 
-def _ground(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_ground(draw: Draw) -> tuple[Floats, Floats]:
     height = draw_terrain(draw, 6.0)
-    return _ground_pair(draw, height, height, draw.uniform(0.0, 0.6) * 6.0)
+    return _draw_ground_pair(draw, height, height, draw.uniform(0.0, 0.6) * 6.0)
 
 
-def _broken_symmetry(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_broken_symmetry(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a symmetric room in which three boxes have no image."""
     width, depth, height = draw.uniform((3.5, 2.5, 2.2), (7.0, 5.0, 3.0))
     center, pieces = np.array([width / 2, depth / 2, 0.0]), list_furniture_faces(draw, 2, width, depth)
     scene = list_room_faces(draw, width, depth, height) + pieces + turn_faces(pieces, np.pi, center)
-    sampler = faces(scene + list_furniture_faces(draw, 3, width, depth))
+    sampler = sample_faces(scene + list_furniture_faces(draw, 3, width, depth))
     return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
 
 
-def _closed_stairs(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_closed_stairs(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of an extruded profile with boxes and an end wall that hold it."""
     profile, length = draw_profile(draw), draw.uniform(3.0, 6.0)
     low, high = profile.min(0), profile.max(0)
@@ -434,10 +438,12 @@ def _closed_stairs(draw: Draw) -> tuple[Floats, Floats]:
     def swept(draw: Draw, count: int) -> Floats:
         return np.column_stack((draw.uniform(0, length, count), sample_profile(profile, draw.random(count))))
 
-    return cut_overlapping(draw, join_samplers((0.6, swept), (0.1, faces([wall])), (0.3, faces(boxes))), 0.6)
+    return cut_overlapping(
+        draw, join_samplers((0.6, swept), (0.1, sample_faces([wall])), (0.3, sample_faces(boxes))), 0.6
+    )
 
 
-def _filled_shelves(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_filled_shelves(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of shelves whose bays hold different boxes."""
     pitch, bays, scene = draw.uniform(0.8, 1.6), int(draw.integers(4, 7)), list[Floats]()
     for n in range(bays):
@@ -449,12 +455,14 @@ def _filled_shelves(draw: Draw) -> tuple[Floats, Floats]:
             at = corner + np.array([draw.uniform(0, 0.7) * pitch, draw.uniform(0, 0.4), draw.choice((0.0, 1.04))])
             scene += list_box_faces(at, draw.uniform(0.1, 0.6, 3), draw.uniform(0, np.pi))
     scene.append(np.array([[0.0, 0.0, 0.0], [pitch * bays, 0.0, 0.0], [0.0, 2.0, 0.0]]))
-    return cut_overlapping(draw, faces(scene), 0.5)
+    return cut_overlapping(draw, sample_faces(scene), 0.5)
 
 
-def _rounds(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_rounds(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of balls and pipes on a floor."""
-    samplers: list[tuple[float, Sampler]] = [(12.0, faces([np.array([[0, 0, 0], [4, 0, 0], [0, 3, 0]], np.float64)]))]
+    samplers: list[tuple[float, Sampler]] = [
+        (12.0, sample_faces([np.array([[0, 0, 0], [4, 0, 0], [0, 3, 0]], np.float64)]))
+    ]
     for _ in range(draw.integers(6, 14)):
         middle, radius = draw.uniform((0.3, 0.3, 0.1), (3.7, 2.7, 1.0)), draw.uniform(0.15, 0.5)
         axis = draw.normal(size=3) * draw.choice((0.0, 0.8))
@@ -473,43 +481,43 @@ def _rounds(draw: Draw) -> tuple[Floats, Floats]:
     return cut_overlapping(draw, join_samplers(*samplers), 0.4)
 
 
-def _forest(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_forest(draw: Draw) -> tuple[Floats, Floats]:
     return cut_overlapping(draw, draw_forest(draw), 0.5)
 
 
 Kind = Callable[[Draw], tuple[Floats, Floats]]
 UNDETERMINED: dict[str, Kind] = {
-    "extruded": _extruded,
-    "symmetric": _symmetric,
-    "wavy ground": _wavy_ground,
-    "scaled": _scaled,
-    "repeated": _repeated,
-    "sheared": _sheared,
-    "bend": _bend,
-    "revolved": _revolved,
-    "plain": _plain,
-    "spiral": _spiral,
-    "mirrored": _mirrored,
-    "refurnished": _refurnished,
-    "strangers": _strangers,
+    "extruded": _draw_extruded,
+    "symmetric": _draw_symmetric,
+    "wavy ground": _draw_wavy_ground,
+    "scaled": _draw_scaled,
+    "repeated": _draw_repeated,
+    "sheared": _draw_sheared,
+    "bend": _draw_bend,
+    "revolved": _draw_revolved,
+    "plain": _draw_plain,
+    "spiral": _draw_spiral,
+    "mirrored": _draw_mirrored,
+    "refurnished": _draw_refurnished,
+    "strangers": _draw_strangers,
     "parts": _draw_pieces,
-    "helical": _helical,
-    "stepped": _stepped,
-    "tiled": _tiled,
-    "bent": _bent,
-    "slightly scaled": _slightly_scaled,
-    "other unit": _other_unit,
-    "weak mark": _weak_mark,
-    "same plan": _same_plan,
-    "other forest": _other_forest,
+    "helical": _draw_helical,
+    "stepped": _draw_stepped,
+    "tiled": _draw_tiled,
+    "bent": _draw_bent,
+    "slightly scaled": _draw_slightly_scaled,
+    "other unit": _draw_other_unit,
+    "weak mark": _draw_weak_mark,
+    "same plan": _draw_same_plan,
+    "other forest": _draw_other_forest,
 }
 DETERMINED: dict[str, Kind] = {
     "room": _draw_indoor,
     "sparse room": _draw_sparse_indoor,
-    "ground": _ground,
-    "broken symmetry": _broken_symmetry,
-    "closed stairs": _closed_stairs,
-    "filled shelves": _filled_shelves,
-    "rounds": _rounds,
-    "forest": _forest,
+    "ground": _draw_ground,
+    "broken symmetry": _draw_broken_symmetry,
+    "closed stairs": _draw_closed_stairs,
+    "filled shelves": _draw_filled_shelves,
+    "rounds": _draw_rounds,
+    "forest": _draw_forest,
 }

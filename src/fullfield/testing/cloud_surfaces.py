@@ -20,7 +20,7 @@ def draw_count(draw: Draw) -> int:
     return int(np.exp(draw.uniform(np.log(_MIN_POINTS), np.log(_MAX_POINTS))))
 
 
-def faces(parallelograms: list[Floats]) -> Sampler:
+def sample_faces(parallelograms: list[Floats]) -> Sampler:
     """Return the sampler of parallelograms [3, 3]: corner, two edges."""
     stacked = np.stack(parallelograms)
     areas = np.linalg.norm(np.cross(stacked[:, 1], stacked[:, 2]), axis=1)
@@ -85,11 +85,11 @@ def list_furniture_faces(draw: Draw, count: int, width: float, depth: float) -> 
     return result
 
 
-def furnished_room(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
+def build_furnished_room(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
     """Return a room of a floor, two to four walls and boxes that are turned about the vertical."""
     width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
     shell = list_room_faces(draw, width, depth, height, int(draw.integers(2, 5)))
-    return faces(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
+    return sample_faces(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
 
 
 def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
@@ -109,7 +109,7 @@ def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.
         angle, size = layout.uniform(0, np.pi), layout.uniform(0.25, 1.0, 3)
         corner = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
         parallelograms += list_box_faces(corner, size, angle)
-    cloud = faces(parallelograms)(draw, points)
+    cloud = sample_faces(parallelograms)(draw, points)
     return cloud + draw.normal(scale=noise, size=cloud.shape)
 
 

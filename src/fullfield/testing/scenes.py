@@ -59,7 +59,7 @@ class Noise:
         return sampled[0, 0, 0]
 
 
-def texture(style: int, palette: int, size: float, middle: Tensor, generator: torch.Generator) -> Texture:
+def draw_texture(style: int, palette: int, size: float, middle: Tensor, generator: torch.Generator) -> Texture:
     """Return one of five kinds of texture around ``middle`` ``[2]``, with features of about ``size`` px and grain."""
     colors = torch.tensor(PALETTES[palette % len(PALETTES)], dtype=torch.float64).T / 255
     fine = Noise(generator, 2.6, slope=0.8)
@@ -144,7 +144,7 @@ class _Layer:
         """Ratio of lengths in frame 2 to lengths in frame 1."""
         return math.hypot(1 + float(self.turn[0]), float(self.turn[1]))
 
-    def faster(self, factor: float) -> _Layer:
+    def scale_motion(self, factor: float) -> _Layer:
         """Return the same layer with ``factor`` times the motion."""
         return _Layer(self.color, self.outline, self.middle, self.push * factor, self.turn * factor)
 
@@ -169,11 +169,11 @@ def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float 
     if max_motion is None:
         max_motion = 0.03 * min(height, width)
     _check.number(max_motion, "max_motion", low=0, high=max(height, width) / 2)
-    layers = _layers(height, width, seed, float(max_motion))
-    flow, occluded = _truth(layers, height, width)
+    layers = _draw_layers(height, width, seed, float(max_motion))
+    flow, occluded = _compute_truth(layers, height, width)
     return Scene(
-        frame1=_render(layers, height, width, second=False),
-        frame2=_render(layers, height, width, second=True),
+        frame1=_render_frame(layers, height, width, second=False),
+        frame2=_render_frame(layers, height, width, second=True),
         flow=flow,
         valid=torch.ones(height, width, dtype=torch.bool),
         occluded=occluded,
@@ -191,7 +191,7 @@ _CAST = (
 )
 
 
-def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Layer]:
+def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[_Layer]:
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> float:
@@ -202,10 +202,10 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
     side, diagonal = min(height, width), math.hypot(height, width)
     middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
     direction = uniform(0, 2 * math.pi)
-    backdrop = texture(0, palettes[0], 0.22 * side, middle, generator)
+    backdrop = draw_texture(0, palettes[0], 0.22 * side, middle, generator)
     rotation = 0.16 * uniform(0.7, 1.0) * (1 if uniform(0, 1) < 0.5 else -1)
-    turn = _turn(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
-    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _vector(direction), turn)]
+    turn = _rotation_and_growth(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
+    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _unit_vector(direction), turn)]
     for index, (kind, across, down, fraction) in enumerate(_CAST):
         centre = torch.tensor(
             [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
@@ -215,40 +215,44 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
         push = uniform(0.6, 0.95) * max_motion
         # Shapes take the direction in which they stay in the frame.
         directions = [(direction + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
-        heading = min(directions, key=lambda angle: _outside(centre + push * _vector(angle), size, height, width))
+        heading = min(
+            directions, key=lambda angle: _distance_outside(centre + push * _unit_vector(angle), size, height, width)
+        )
         layers.append(
             _Layer(
-                texture(
+                draw_texture(
                     1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, centre, generator
                 ),
-                _outline(kind, centre, size, uniform(-0.5, 0.5)),
+                _build_outline(kind, centre, size, uniform(-0.5, 0.5)),
                 centre,
-                push * _vector(heading),
-                _turn(max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)),
+                push * _unit_vector(heading),
+                _rotation_and_growth(
+                    max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)
+                ),
             )
         )
-    longest = float(_truth(layers, height, width)[0].double().square().sum(0).max().sqrt())
-    return [layer.faster(max_motion / longest) for layer in layers] if longest else layers
+    longest = float(_compute_truth(layers, height, width)[0].double().square().sum(0).max().sqrt())
+    return [layer.scale_motion(max_motion / longest) for layer in layers] if longest else layers
 
 
-def _vector(angle: float) -> Tensor:
+def _unit_vector(angle: float) -> Tensor:
     return torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
 
 
-def _turn(rate: float, rotation: float, growth: float) -> Tensor:
+def _rotation_and_growth(rate: float, rotation: float, growth: float) -> Tensor:
     """Return a layer's ``turn`` for a rotation and growth proportional to ``rate``, limited to plausible motion."""
     angle = max(-0.3, min(0.3, rotation * rate))
     factor = 1 + max(-0.15, min(0.25, growth * rate))
     return torch.tensor([factor * math.cos(angle) - 1, factor * math.sin(angle)], dtype=torch.float64)
 
 
-def _outside(centre: Tensor, size: float, height: int, width: int) -> float:
+def _distance_outside(centre: Tensor, size: float, height: int, width: int) -> float:
     """Return how many pixels a shape of radius ``size`` at ``centre`` extends beyond the frame."""
     x, y = float(centre[0]), float(centre[1])
     return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
 
 
-def _outline(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
+def _build_outline(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
     """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
@@ -263,80 +267,80 @@ def _outline(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[
             return torch.hypot((x.abs() - size).clamp(min=0), y) - 0.17 * size
         corner = 0.22 * size
         if kind == "box":
-            return _rounded([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
+            return _round_box([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
         slanted = 0.5 * x.abs() + math.sqrt(0.75) * y.abs()
         return torch.maximum(x.abs(), slanted) - 0.9 * size
 
     return distance
 
 
-def _rounded(sides: Sequence[Tensor], corner: float) -> Tensor:
+def _round_box(sides: Sequence[Tensor], corner: float) -> Tensor:
     x, y = (side + corner for side in sides)
     return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner
 
 
-def _grid(width: int, rows: slice) -> Tensor:
+def _pixel_centres(width: int, rows: slice) -> Tensor:
     """Return the pixel centres (x, y) of some rows, ``[2, N]``."""
     y = torch.arange(rows.start, rows.stop, dtype=torch.float64)
     x = torch.arange(width, dtype=torch.float64)
     return torch.stack([x.repeat(len(y)), y.repeat_interleave(width)])
 
 
-def _blocks(height: int, width: int) -> list[slice]:
+def _row_blocks(height: int, width: int) -> list[slice]:
     rows = max(1, _STRIP_PIXELS // width)
     return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
 
 
-def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
+def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
-    for rows in _blocks(height, width):
-        points = _grid(width, rows)
+    for rows in _row_blocks(height, width):
+        points = _pixel_centres(width, rows)
         motion = layers[0].motion(points)
         order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
-            seen = _distance(layer, points) < 0
+            seen = _distance_to_outline(layer, points) < 0
             motion = torch.where(seen, layer.motion(points), motion)
             order[seen] = index
         targets = points + motion
         hidden = (targets < -0.5).any(0) | (targets[0] >= width - 0.5) | (targets[1] >= height - 0.5)
         for index, layer in enumerate(layers[1:], 1):
-            hidden |= (order < index) & (_distance(layer, layer.origin(targets)) < 0)
+            hidden |= (order < index) & (_distance_to_outline(layer, layer.origin(targets)) < 0)
         flow[:, rows] = motion.reshape(2, -1, width).float()
         occluded[rows] = hidden.reshape(-1, width)
     return flow, occluded
 
 
-def _render(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
+def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
     frame = torch.empty(3, height, width, dtype=torch.float32)
-    for rows in _blocks(height, width):
-        grid = _grid(width, rows)
+    for rows in _row_blocks(height, width):
+        grid = _pixel_centres(width, rows)
         image = layers[0].color(layers[0].origin(grid) if second else grid)
         for layer in layers[1:]:
             points = layer.origin(grid) if second else grid
             # Share of a pixel behind a straight edge, from its distance in this frame.
-            cover = (0.5 - _distance(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
+            cover = (0.5 - _distance_to_outline(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             if len(touched):
                 inner = points[:, touched]
-                color = layer.color(inner) * _relief(layer, inner)
+                color = layer.color(inner) * _shade_relief(layer, inner)
                 image[:, touched] = torch.lerp(image[:, touched], color.clamp(0, 1), cover[touched])
         frame[:, rows] = image.reshape(3, -1, width).float()
     return frame
 
 
-def _distance(layer: _Layer, points: Tensor) -> Tensor:
+def _distance_to_outline(layer: _Layer, points: Tensor) -> Tensor:
     if layer.outline is None:
         return torch.full_like(points[0], -math.inf)
     return layer.outline(points)
 
 
-def _relief(layer: _Layer, points: Tensor) -> Tensor:
+def _shade_relief(layer: _Layer, points: Tensor) -> Tensor:
     """Return the brightness ``[N]`` that gives a shape a rounded rim; it belongs to the texture and moves with it."""
-    depth = _distance(layer, points)
+    depth = _distance_to_outline(layer, points)
     step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
-    slope_x = _distance(layer, points + step) - _distance(layer, points - step)
-    slope_y = _distance(layer, points + step.flip(0)) - _distance(layer, points - step.flip(0))
+    slope_x = _distance_to_outline(layer, points + step) - _distance_to_outline(layer, points - step)
+    slope_y = _distance_to_outline(layer, points + step.flip(0)) - _distance_to_outline(layer, points - step.flip(0))
     rim = 3.0
     falloff = torch.exp(depth.clamp(max=0) / rim)
     return 1 + falloff * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)

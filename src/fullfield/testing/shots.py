@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.testing.scenes import PALETTES, Texture, texture
+from fullfield.testing.scenes import PALETTES, Texture, draw_texture
 
 _STYLES = 5  # of textures
 
@@ -108,7 +108,7 @@ class SyntheticShot:
         roll = draw(0.03, 0.08)
         self._bodies = [
             _Body(
-                texture(0, palettes[0], 0.25 * side, origin, generator),
+                draw_texture(0, palettes[0], 0.25 * side, origin, generator),
                 None,
                 0,
                 pan_path,
@@ -129,7 +129,7 @@ class SyntheticShot:
         cycles, phase = draw(0.5, 1.2), draw(0, turn)
         spin, sway, growth = draw(-1.2, 1.2), draw(0, 0.4), draw(-0.2, 0.3)
         return _Body(
-            texture(
+            draw_texture(
                 1 + index % (_STYLES - 1),
                 palette,
                 0.5 * radius,
@@ -146,50 +146,50 @@ class SyntheticShot:
             lambda time: 1 + growth * math.sin(math.pi * time),
         )
 
-    def frame(self, index: int) -> Tensor:
+    def render_frame(self, index: int) -> Tensor:
         """Return a frame [3, H, W] float32 in [0, 1], display-referred."""
-        grid = self._grid()
-        instants = self._instants(index)
-        image = torch.stack([self._render(grid, instant) for instant in instants]).mean(0)
+        grid = self._pixel_grid()
+        instants = self._exposure_times(index)
+        image = torch.stack([self._render_at(grid, instant) for instant in instants]).mean(0)
         gain = 1 + self._light * math.sin(2 * math.pi * index / max(self.frames - 1, 1))
         return (image * gain).clamp(0, 1).view(3, self.height, self.width).float()
 
-    def truth(self, first: int, second: int) -> ShotTruth:
+    def compute_truth(self, first: int, second: int) -> ShotTruth:
         """Return the true motion of each pixel of frame ``first`` to frame ``second``, and whether it is seen there."""
-        grid = self._grid()
-        before, after = self._time(first), self._time(second)
-        owner = self._owner(grid, before)
+        grid = self._pixel_grid()
+        before, after = self._frame_time(first), self._frame_time(second)
+        owner = self._find_foremost_body(grid, before)
         target = torch.empty_like(grid)
         for index, body in enumerate(self._bodies):
             own = owner == index
             target[:, own] = body.to_frame(body.to_body(grid[:, own], before), after)
         inside = (target > -0.5).all(0) & (target[0] < self.width - 0.5) & (target[1] < self.height - 0.5)
-        visible = inside & (self._owner(target, after) == owner)
+        visible = inside & (self._find_foremost_body(target, after) == owner)
         shape = self.height, self.width
         return ShotTruth((target - grid).view(2, *shape).float(), visible.view(shape))
 
-    def _time(self, index: float) -> float:
+    def _frame_time(self, index: float) -> float:
         return index / max(self.frames - 1, 1)
 
-    def _instants(self, index: int) -> list[float]:
+    def _exposure_times(self, index: int) -> list[float]:
         if self._shutter <= 0:
-            return [self._time(index)]
+            return [self._frame_time(index)]
         count = 5
-        return [self._time(index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
+        return [self._frame_time(index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
 
-    def _grid(self) -> Tensor:
+    def _pixel_grid(self) -> Tensor:
         y = torch.arange(self.height, dtype=torch.float64)
         x = torch.arange(self.width, dtype=torch.float64)
         return torch.stack([x.repeat(self.height), y.repeat_interleave(self.width)])
 
-    def _owner(self, positions: Tensor, time: float) -> Tensor:
+    def _find_foremost_body(self, positions: Tensor, time: float) -> Tensor:
         """Return the index of the foremost body at each position [2, N]."""
         owner = torch.zeros(positions.shape[1], dtype=torch.int64)
         for index, body in enumerate(self._bodies):
             owner[body.distance(body.to_body(positions, time)) < 0] = index
         return owner
 
-    def _render(self, grid: Tensor, time: float) -> Tensor:
+    def _render_at(self, grid: Tensor, time: float) -> Tensor:
         image = torch.zeros(3, grid.shape[1], dtype=torch.float64)
         for body in self._bodies:
             own = body.to_body(grid, time)

@@ -19,8 +19,8 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import Levels, batched, network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import cut_pair, synthetic_scene
-from fullfield.training.workers import end_with_the_parent, worker_context
+from fullfield.training.pairs import cut_pair, draw_synthetic_scene
+from fullfield.training.workers import create_worker_context, end_with_the_parent
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
@@ -44,7 +44,7 @@ class Example(NamedTuple):
         return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
 
 
-def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
+def cut_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
     """Return the pair of the random numbers ``stream``.
 
     Raises InputError where no pair can be cut from the clouds.
@@ -53,7 +53,7 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     synthetic = not scenes or stream[0] == _VALIDATION
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
-            pair = cut_pair(synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells)
+            pair = cut_pair(draw_synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells)
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]
             pair = cut_pair(points, draw, training.cells, other)
@@ -72,22 +72,22 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
 
 
-class Cutter:
+class ExampleExecutor:
     """Executor that cuts pairs: one thread or, for more than one worker, processes. To be closed."""
 
     def __init__(self, training: DescriptorTraining, scenes: Scenes, workers: int) -> None:
         self._pool: Executor
         if workers == 1:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
-            self._cut: Callable[[tuple[int, ...]], Example] = partial(example, training, scenes)
+            self._cut: Callable[[tuple[int, ...]], Example] = partial(cut_example, training, scenes)
             return
         self._pool = ProcessPoolExecutor(
             workers,
-            worker_context(__name__),
+            create_worker_context(__name__),
             initializer=_start_worker,
             initargs=(training, scenes, multiprocessing.util.get_temp_dir()),
         )
-        self._cut = _cut
+        self._cut = _cut_in_worker
 
     def __call__(self, *stream: int) -> Future[Example]:
         """Return a future of the pair of these random numbers."""
@@ -108,12 +108,12 @@ def _start_worker(training: DescriptorTraining, scenes: Scenes, folder: str) -> 
     torch.set_num_threads(1)
 
 
-def _cut(stream: tuple[int, ...]) -> Example:
-    return example(*_arguments, stream)
+def _cut_in_worker(stream: tuple[int, ...]) -> Example:
+    return cut_example(*_arguments, stream)
 
 
-def batches(
-    training: DescriptorTraining, cutter: Cutter, first: int, device: torch.device
+def iterate_batches(
+    training: DescriptorTraining, cutter: ExampleExecutor, first: int, device: torch.device
 ) -> Generator[list[Example], None, None]:
     """Yield the pairs of each step from ``first`` on, on ``device``.
 
@@ -123,13 +123,13 @@ def batches(
     steps = size // training.pairs  # that show a block once
     cutting: deque[list[Future[Example]]] = deque()
 
-    def cut(block: int) -> None:
+    def submit_cut(block: int) -> None:
         cutting.append([cutter(_TRAINED, number) for number in range(block * size, (block + 1) * size)])
 
     block, into = divmod(first, steps * training.reuse)
-    cut(block)
+    submit_cut(block)
     while block * steps * training.reuse < training.steps:
-        cut(block + 1)
+        submit_cut(block + 1)
         futures = cutting.popleft()
         ready: dict[int, Example] = {}
         for step in range(into, steps * training.reuse):
@@ -146,7 +146,7 @@ def batches(
         block, into = block + 1, 0
 
 
-def submit_validation_pairs(cutter: Cutter, count: int) -> list[Future[Example]]:
+def submit_validation_pairs(cutter: ExampleExecutor, count: int) -> list[Future[Example]]:
     """Return futures of pairs of synthetic scenes that no step sees."""
     return [cutter(_VALIDATION, number) for number in range(count)]
 

@@ -88,8 +88,8 @@ class TrainingFolder:
         and ``notes`` are further values for :class:`Restored`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
-        states: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
-        states |= _moments(modules["model"], optimizer)
+        states: dict[str, dict[str, Tensor]] = {name: copy_tensors(module) for name, module in modules.items()}
+        states |= _collect_moments(modules["model"], optimizer)
         for name, state_dict in states.items():
             write_tensors(state / f"{step}.{name}.safetensors", state_dict)
         rows = [[None if value != value else value for value in row] for row in history]
@@ -122,14 +122,15 @@ class StateCheck:
     ) -> None:
         self._modules, self._optimizer = modules, optimizer
         self._left_out = {
-            part: unbounded_buffers(module) if buffers else list(_buffers(module)) for part, module in modules.items()
+            part: list_unbounded_buffers(module) if buffers else list(_list_buffers(module))
+            for part, module in modules.items()
         }
 
     def __call__(self, step: int) -> None:
         """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
-        states = [_without(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
-        for state in (*states, *_moments(self._modules["model"], self._optimizer).values()):
-            for name in all_not_finite(state)[:1]:
+        states = [_leave_out(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
+        for state in (*states, *_collect_moments(self._modules["model"], self._optimizer).values()):
+            for name in list_not_finite(state)[:1]:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
@@ -138,7 +139,7 @@ def has_state(folder: Path) -> bool:
     return (folder / STATE / POINTER).is_file()
 
 
-def restore(
+def restore_run(
     folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
 ) -> Restored | None:
     """Load what :meth:`TrainingFolder.save` stored in the folder of any run of this network; None for a new run.
@@ -152,26 +153,26 @@ def restore(
         return None
     try:
         notes = read_notes(pointer, "the state of a run")
-        step, history = int(notes.pop("step")), [_row(values, row) for values in notes.pop("history")]
+        step, history = int(notes.pop("step")), [_parse_row(values, row) for values in notes.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
         step, history = 0, []
     if not history:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
     stored: dict[str, Mapping[str, Tensor]] = {}
-    left_out = {name: unbounded_buffers(module) for name, module in modules.items()}
+    left_out = {name: list_unbounded_buffers(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"{path}: is named by {POINTER}, but is not there")
         stored[name] = read_safetensors(path)
-        check_finite(_without(stored[name], left_out.get(name, ())), str(path))
+        check_finite(_leave_out(stored[name], left_out.get(name, ())), str(path))
     for name, module in modules.items():
         load_into(module, stored[name], str(files[name]), "this run")
     _restore_moments(modules["model"], optimizer, stored, files)
     return Restored(history, notes)
 
 
-def _row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
+def _parse_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
     """Return a row of the history as it was; missing values were NaN."""
     numbers = (math.nan if value is None else float(value) for value in values)
     kinds = get_type_hints(row).values()
@@ -198,12 +199,12 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
         temporary.write_bytes(content)
 
 
-def tensors(module: nn.Module) -> dict[str, Tensor]:
+def copy_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return a copy of a state dict whose tensors share no memory."""
     return {key: value.detach().clone() for key, value in module.state_dict().items()}
 
 
-def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
+def list_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
     floating = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
     devices: dict[torch.device, dict[str, Tensor]] = {}
@@ -216,29 +217,29 @@ def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     return [name for name in floating if name in damaged]
 
 
-def unbounded_buffers(module: nn.Module) -> list[str]:
+def list_unbounded_buffers(module: nn.Module) -> list[str]:
     """Return the names of the buffers that hold NaN or infinity."""
-    return all_not_finite(_buffers(module))
+    return list_not_finite(_list_buffers(module))
 
 
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
+def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
     """Return the buffers by every name that a state dict has for them."""
     return dict(module.named_buffers(remove_duplicate=False))
 
 
-def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
+def _leave_out(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors but those named in ``left_out``."""
     return {name: value for name, value in named.items() if name not in left_out}
 
 
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    for name in all_not_finite(named)[:1]:
+    for name in list_not_finite(named)[:1]:
         kind = "NaN" if bool(named[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {kind} in {name}")
 
 
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Return Adam's moments by part; the counts of steps, one number each, are with the first moments."""
     moments: dict[str, dict[str, Tensor]] = {kind: {} for kind in _MOMENTS}
     for name, parameter in model.named_parameters():
@@ -255,7 +256,7 @@ def _restore_moments(
     stored: Mapping[str, Mapping[str, Tensor]],
     files: Mapping[str, Path],
 ) -> None:
-    """Load the moments that :func:`_moments` returned; a parameter that never had a gradient has none."""
+    """Load the moments that :func:`_collect_moments` returned; a parameter that never had a gradient has none."""
     moments = stored["exp_avg"] | stored["exp_avg_sq"]  # type: ignore[operator]  # dictionaries
     for key, parameter in model.named_parameters():
         own = {kind: moments[f"{kind}.{key}"] for kind in ("step", *_MOMENTS) if f"{kind}.{key}" in moments}

@@ -62,12 +62,12 @@ class DescriptorTraining(Config):
         for name in ("temperature", "reach"):
             _check.number(getattr(self, name), name, above=0.0)
 
-    def done(self, step: int, seconds: float) -> float:
+    def completed_fraction(self, step: int, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
-    def rate(self, done: float) -> float:
+    def compute_learning_rate(self, done: float) -> float:
         """Return the learning rate after this share of the training: a short rise, then half a cosine."""
         rise = min(1.0, (done + _START) / _WARM)
         along = min(1.0, max(0.0, (done - _WARM) / (1 - _WARM)))

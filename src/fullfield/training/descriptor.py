@@ -24,8 +24,14 @@ from fullfield.registration.learned import fetch_descriptor
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
-from fullfield.training.batches import Cutter, Example, batches, describe_pairs, submit_validation_pairs
-from fullfield.training.checkpoint import DivergedError, StateCheck, TrainingFolder, restore
+from fullfield.training.batches import (
+    Example,
+    ExampleExecutor,
+    describe_pairs,
+    iterate_batches,
+    submit_validation_pairs,
+)
+from fullfield.training.checkpoint import DivergedError, StateCheck, TrainingFolder, restore_run
 from fullfield.training.config import DescriptorTraining
 
 
@@ -56,12 +62,12 @@ def contrastive_loss(
     _check.number(temperature, "temperature", above=0.0)
     _check.number(reach, "reach", above=0.0)
     rows, columns = matches[:, 0], matches[:, 1]
-    forth = _towards(first[rows], second, columns, moved[rows], places, temperature, reach)
-    back = _towards(second[columns], first, rows, places[columns], moved, temperature, reach)
+    forth = _compute_infonce(first[rows], second, columns, moved[rows], places, temperature, reach)
+    back = _compute_infonce(second[columns], first, rows, places[columns], moved, temperature, reach)
     return (forth + back) / 2
 
 
-def _towards(
+def _compute_infonce(
     anchors: Tensor,
     others: Tensor,
     right: Tensor,
@@ -77,7 +83,9 @@ def _towards(
 
 
 @torch.no_grad()
-def matching_ratio(first: Tensor, second: Tensor, moved: Tensor, places: Tensor, *, reach: float = 2.0) -> float:
+def compute_matching_ratio(
+    first: Tensor, second: Tensor, moved: Tensor, places: Tensor, *, reach: float = 2.0
+) -> float:
     """Return the share of mutual nearest descriptors within ``reach``; shapes as in :func:`contrastive_loss`.
 
     NaN without any.
@@ -153,13 +161,13 @@ def train_descriptor(
     _check.number(workers, "workers", integer=True, low=1, high=1024)
     _check.number(every, "every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
-        (_finite(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
+        (_check_finite(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
     ]
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
         truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else rigid(pose, f"{name}[2]")
-        aligned = apply(truth, _finite(source, f"{name}[0]"))
-        real.append((aligned, _finite(target, f"{name}[1]")))
+        aligned = apply(truth, _check_finite(source, f"{name}[0]"))
+        real.append((aligned, _check_finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
@@ -172,36 +180,38 @@ def train_descriptor(
         recipe["start"] = _load_start(
             model, fetch_descriptor() if training.start == "learned" else Path(training.start)
         )
-    digests = [[_digest(points) for points in pair if points is not None] for pair in real]
+    digests = [[_digest_points(points) for points in pair if points is not None] for pair in real]
     training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
     model.to(target_device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = StateCheck({"model": model}, optimizer)
-    checkpoint = restore(training_folder.folder, {"model": model}, optimizer, Row)
+    checkpoint = restore_run(training_folder.folder, {"model": model}, optimizer, Row)
     history: list[Row] = [] if checkpoint is None else checkpoint.history
     if history:
         training_folder.write_history(history)  # a stop may have kept it and the weights from being written
         descriptor.save(training_folder.weights)
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
-    step, fraction = first, training.done(first, before)
+    step, fraction = first, training.completed_fraction(first, before)
     if fraction >= 1.0:
         model.eval()
         return Trained(descriptor, history)
     started, losses = time.perf_counter(), list[float]()
-    with closing(Cutter(training, real, workers)) as cutter:
+    with closing(ExampleExecutor(training, real, workers)) as cutter:
         coming = submit_validation_pairs(cutter, _VALIDATION_PAIRS)
-        cut = batches(training, cutter, first, target_device)
+        cut = iterate_batches(training, cutter, first, target_device)
         while fraction < 1.0:
-            losses.append(_step(model, optimizer, training, step, fraction, next(cut)))
+            losses.append(_train_step(model, optimizer, training, step, fraction, next(cut)))
             seconds, step = before + time.perf_counter() - started, step + 1
-            fraction = training.done(step, seconds)
+            fraction = training.completed_fraction(step, seconds)
             if progress is not None:
                 progress(fraction, f"step {step}, loss {losses[-1]:.3f}")
             if step % every == 0 or fraction >= 1.0:
                 check(step)
                 unseen = [pair.result().to(target_device) for pair in coming]
-                history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
+                history.append(
+                    Row(step, statistics.fmean(losses), _mean_matching_ratio(model, unseen, training.reach), seconds)
+                )
                 losses.clear()
                 training_folder.save({"model": model}, optimizer, history)
                 descriptor.save(training_folder.weights)
@@ -221,7 +231,7 @@ def _load_start(model: DescriptorNetwork, file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
-def _step(
+def _train_step(
     model: DescriptorNetwork,
     optimizer: torch.optim.Optimizer,
     training: DescriptorTraining,
@@ -230,7 +240,7 @@ def _step(
     cut: list[Example],
 ) -> float:
     for group in optimizer.param_groups:
-        group["lr"] = training.rate(fraction)
+        group["lr"] = training.compute_learning_rate(fraction)
     losses = [
         contrastive_loss(
             *pair, seen.matches, seen.moved, seen.places, temperature=training.temperature, reach=training.reach
@@ -251,20 +261,21 @@ def _step(
 
 
 @torch.no_grad()
-def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
+def _mean_matching_ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
     """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
     pairs = [describe_pairs(model, [pair])[0] for pair in unseen]
     model.train()
     ratios = [
-        matching_ratio(*pair, seen.moved, seen.places, reach=reach) for seen, pair in zip(unseen, pairs, strict=True)
+        compute_matching_ratio(*pair, seen.moved, seen.places, reach=reach)
+        for seen, pair in zip(unseen, pairs, strict=True)
     ]
     return statistics.fmean(0.0 if math.isnan(ratio) else ratio for ratio in ratios)
 
 
-def _finite(value: Any, name: str) -> Floats:
+def _check_finite(value: Any, name: str) -> Floats:
     return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
 
 
-def _digest(points: Floats) -> dict[str, Any]:
+def _digest_points(points: Floats) -> dict[str, Any]:
     return {"points": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()[:16]}

@@ -193,7 +193,7 @@ def _split_codes(codes: Tensor) -> Tensor:
     return torch.stack((codes & 15, codes >> 4), 1).view(-1, _BLOCK).float()
 
 
-def _unblock(blocks: Tensor, shape: list[int]) -> Tensor:
+def _from_blocks(blocks: Tensor, shape: list[int]) -> Tensor:
     count = torch.Size(shape).numel()
     return blocks.reshape(-1)[:count].reshape(shape)
 
@@ -207,7 +207,7 @@ def _pack_signed(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpack_signed(codes: Tensor, scale: Tensor, shape: list[int]) -> Tensor:
-    return _unblock((_split_codes(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
+    return _from_blocks((_split_codes(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
 
 
 def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -224,4 +224,6 @@ def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _unpack_logarithms(codes: Tensor, lowest: Tensor, span: Tensor, shape: list[int]) -> Tensor:
-    return _unblock(torch.exp2(lowest.float()[:, None] + _split_codes(codes) * (span.float()[:, None] / _STEPS)), shape)
+    return _from_blocks(
+        torch.exp2(lowest.float()[:, None] + _split_codes(codes) * (span.float()[:, None] / _STEPS)), shape
+    )

@@ -26,7 +26,7 @@ class Surface(NamedTuple):
     at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
-def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
+def draw_synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
     """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
 
     The same state of ``draw`` gives the same scene.
@@ -41,67 +41,77 @@ def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
 def _build_room(draw: Draw) -> list[Surface]:
     width, depth, height = draw.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
     x, y, z = np.eye(3)
-    surfaces = [_sheet(draw, np.zeros(3), width * x, depth * y, 0.3)]
+    surfaces = [_build_sheet(draw, np.zeros(3), width * x, depth * y, 0.3)]
     walls = [(np.zeros(3), width * x), (np.zeros(3), depth * y), (depth * y, width * x), (width * x, depth * y)]
     for start, along in walls[: draw.integers(1, 5)]:
-        surfaces.append(_sheet(draw, start, along, height * z, 0.3))
+        surfaces.append(_build_sheet(draw, start, along, height * z, 0.3))
         for _ in range(draw.integers(0, 4)):  # frames, boards, boxes on the wall
             across = np.cross(z, along / np.linalg.norm(along))
             at = start + draw.uniform(0.1, 0.8) * along + draw.uniform(0.1, 0.7) * height * z
             size = draw.uniform((0.1, 0.02, 0.1), (1.2, 0.3, 1.0))
-            surfaces += _box(draw, at, np.stack((along / np.linalg.norm(along), across, z)), size)
-    things = (_crate, _table, _chair, _shelf, _column, _ball, _plant, _blanket, _steps)
+            surfaces += _build_box(draw, at, np.stack((along / np.linalg.norm(along), across, z)), size)
+    things = (
+        _draw_crate,
+        _draw_table,
+        _draw_chair,
+        _draw_shelf,
+        _draw_column,
+        _draw_ball,
+        _draw_plant,
+        _draw_blanket,
+        _draw_steps,
+    )
     for _ in range(draw.integers(6, 22)):
         at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), 0.0])
         surfaces += things[draw.integers(len(things))](draw, at, draw.uniform(0.6, 1.4))
     for _ in range(draw.integers(3, 14)):  # small things, on whatever may be there
         at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), draw.choice((0.0, 0.45, 0.75))])
-        surfaces += (_crate, _column, _ball)[draw.integers(3)](draw, at, draw.uniform(0.15, 0.4))
+        surfaces += (_draw_crate, _draw_column, _draw_ball)[draw.integers(3)](draw, at, draw.uniform(0.15, 0.4))
     return surfaces
 
 
 def _build_street(draw: Draw) -> list[Surface]:
     length, width = draw.uniform((25.0, 10.0), (60.0, 25.0))
     x, y, z = np.eye(3)
-    surfaces = [_sheet(draw, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
+    surfaces = [_build_sheet(draw, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
     for side in (-1, 1):
         at = -length / 2
         while at < length / 2:
             front, height, deep = draw.uniform((5, 3, 4), (14, 10, 8))
             if draw.random() < 0.75:
                 corner = np.array([at, side * width / 2 + (0 if side > 0 else -deep), 0.0])
-                surfaces += _box(draw, corner, np.eye(3), np.array([front, deep, height]))
+                surfaces += _build_box(draw, corner, np.eye(3), np.array([front, deep, height]))
                 for _ in range(draw.integers(2, 9)):  # windows, doors, balconies
                     position = corner + draw.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
                     position = position + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
-                    surfaces += _box(draw, position, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
+                    surfaces += _build_box(draw, position, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
             at += front + draw.uniform(0.0, 5.0)
-    things = (_crate, _column, _plant, _plant, _ball, _steps)
+    things = (_draw_crate, _draw_column, _draw_plant, _draw_plant, _draw_ball, _draw_steps)
     for _ in range(draw.integers(10, 30)):
         spot = np.array([draw.uniform(-0.5, 0.5) * length, draw.uniform(-0.45, 0.45) * width, 0.0])
         surfaces += things[draw.integers(len(things))](draw, spot, draw.uniform(1.5, 4.0))
     return surfaces
 
 
-def _relief(draw: Draw, amount: float) -> Relief:
+def _draw_relief(draw: Draw, amount: float) -> Relief:
     """Return a sum of waves; zero for a third of the surfaces."""
     amount = 0.0 if draw.random() < 0.33 else amount
     lengths = np.exp(draw.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
     angles, phases = draw.uniform(0, 2 * np.pi, (2, 5))
     heights = amount * draw.uniform(0.0, 0.04, 5) * lengths
 
-    def height(u: Floats, v: Floats) -> Floats:
+    def compute_height(u: Floats, v: Floats) -> Floats:
         along = np.cos(angles) * u[:, None] + np.sin(angles) * v[:, None]
         waves: Floats = (heights * np.sin(2 * np.pi * along / lengths + phases)).sum(1)
         return waves
 
-    return height
+    return compute_height
 
 
-def _sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
+def _build_sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
     normal = np.cross(along, across)
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
-    relief, normal = _relief(draw, amount), normal / area
+    relief, normal = _draw_relief(draw, amount), normal / area
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
@@ -110,34 +120,36 @@ def _sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float)
     return Surface(area, at_coordinates)
 
 
-def _upright(draw: Draw) -> Floats:
+def _draw_upright_axes(draw: Draw) -> Floats:
     """Return three axes, turned about the vertical."""
     angle = draw.uniform(0, 2 * np.pi)
     return np.array([[np.cos(angle), np.sin(angle), 0.0], [-np.sin(angle), np.cos(angle), 0.0], [0.0, 0.0, 1.0]])
 
 
-def _leaning(draw: Draw) -> Floats:
+def _draw_leaning_axes(draw: Draw) -> Floats:
     """Return three axes of a random rotation."""
     axes, _ = np.linalg.qr(draw.normal(size=(3, 3)))
     return axes
 
 
-def _box(draw: Draw, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
+def _build_box(draw: Draw, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
     edges = axes * size[:, None]
     faces = []
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
-        faces.append(_sheet(draw, corner, edges[i], edges[j], 0.2))
-        faces.append(_sheet(draw, corner + edges[k], edges[i], edges[j], 0.2))
+        faces.append(_build_sheet(draw, corner, edges[i], edges[j], 0.2))
+        faces.append(_build_sheet(draw, corner + edges[k], edges[i], edges[j], 0.2))
     return faces
 
 
-def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0) -> Surface:
+def _build_tube(
+    draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0
+) -> Surface:
     """Return a cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
     long = float(np.linalg.norm(axis))
     up = axis / long
     side = np.cross(up, (1.0, 0.0, 0.0) if abs(up[0]) < 0.9 else (0.0, 1.0, 0.0))
     side /= np.linalg.norm(side)
-    front, relief, start = np.cross(up, side), _relief(draw, 0.3), draw.uniform(0, 2 * np.pi)
+    front, relief, start = np.cross(up, side), _draw_relief(draw, 0.3), draw.uniform(0, 2 * np.pi)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle = start + 2 * np.pi * turns * u
@@ -150,9 +162,9 @@ def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 
     return Surface(2 * np.pi * radius * turns * long, at_coordinates)
 
 
-def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
+def _build_ellipsoid(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
     """Return an ellipsoid."""
-    axes, relief = _leaning(draw), _relief(draw, rough)
+    axes, relief = _draw_leaning_axes(draw), _draw_relief(draw, rough)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
@@ -166,70 +178,70 @@ def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
     return Surface(4 * np.pi * float((radii**2).mean()), at_coordinates)
 
 
-def _crate(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    return _box(draw, at, _upright(draw), scale * draw.uniform(0.2, 0.9, 3))
+def _draw_crate(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    return _build_box(draw, at, _draw_upright_axes(draw), scale * draw.uniform(0.2, 0.9, 3))
 
 
-def _table(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _upright(draw), scale * draw.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
+def _draw_table(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
     thick = scale * 0.06
-    surfaces = _box(draw, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
+    surfaces = _build_box(draw, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
     for i, j in ((0.0, 0.0), (0.0, 0.92), (0.92, 0.0), (0.92, 0.92)):
         leg = at + i * size[0] * axes[0] + j * size[1] * axes[1]
-        surfaces += _box(draw, leg, axes, np.array([thick, thick, size[2]]))
+        surfaces += _build_box(draw, leg, axes, np.array([thick, thick, size[2]]))
     return surfaces
 
 
-def _chair(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    surfaces = _table(draw, at, 0.6 * scale)
-    axes, size = _upright(draw), scale * draw.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
-    return surfaces + _box(draw, at + 0.4 * scale * axes[2], axes, size)
+def _draw_chair(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    surfaces = _draw_table(draw, at, 0.6 * scale)
+    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
+    return surfaces + _build_box(draw, at + 0.4 * scale * axes[2], axes, size)
 
 
-def _shelf(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _upright(draw), scale * draw.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
+def _draw_shelf(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
     surfaces = []
     for level in np.linspace(0, 0.95, draw.integers(2, 6)):
         board = at + level * size[2] * axes[2]
-        surfaces += _box(draw, board, axes, np.array([size[0], size[1], 0.03 * scale]))
+        surfaces += _build_box(draw, board, axes, np.array([size[0], size[1], 0.03 * scale]))
         for _ in range(draw.integers(0, 4)):
             thing = board + draw.uniform(0, 0.8) * size[0] * axes[0] + draw.uniform(0, 0.4) * size[1] * axes[1]
-            surfaces += _box(draw, thing, axes, scale * draw.uniform(0.05, 0.3, 3))
+            surfaces += _build_box(draw, thing, axes, scale * draw.uniform(0.05, 0.3, 3))
     return surfaces
 
 
-def _column(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_column(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     axis = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 2.0)
-    return [_tube(draw, at, axis, scale * draw.uniform(0.04, 0.3), draw.choice((0.0, draw.uniform(-0.5, 0.9))))]
+    return [_build_tube(draw, at, axis, scale * draw.uniform(0.04, 0.3), draw.choice((0.0, draw.uniform(-0.5, 0.9))))]
 
 
-def _ball(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_ball(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     radii = scale * draw.uniform(0.1, 0.5, 3)
-    return [_round(draw, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
+    return [_build_ellipsoid(draw, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
 
 
-def _plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     stem = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 1.0)
-    surfaces = [_tube(draw, at, stem, scale * 0.05)]
+    surfaces = [_build_tube(draw, at, stem, scale * 0.05)]
     for _ in range(draw.integers(2, 8)):
         middle = at + stem + draw.normal(scale=0.25 * scale, size=3)
-        surfaces.append(_round(draw, middle, scale * draw.uniform(0.08, 0.4, 3), 3.0))
+        surfaces.append(_build_ellipsoid(draw, middle, scale * draw.uniform(0.08, 0.4, 3), 3.0))
     return surfaces
 
 
-def _blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     """Return a bent and rough surface: a cloth, a sofa's back."""
-    axis = _leaning(draw)[0] * scale * draw.uniform(0.4, 1.4)
+    axis = _draw_leaning_axes(draw)[0] * scale * draw.uniform(0.4, 1.4)
     foot = at + np.array([0.0, 0.0, scale * draw.uniform(0.2, 0.8)])
-    return [_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
+    return [_build_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
 
 
-def _steps(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _upright(draw), scale * draw.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
+def _draw_steps(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
     surfaces = []
     for step in range(draw.integers(2, 6)):
         block = np.array([size[0], size[1], size[2] * (step + 1)])
-        surfaces += _box(draw, at + step * size[0] * axes[0], axes, block)
+        surfaces += _build_box(draw, at + step * size[0] * axes[0], axes, block)
     return surfaces
 
 
@@ -288,8 +300,8 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
         noise = draw.choice((0.0, draw.uniform(0.0, 0.3)))
         sides, poses = [], []
         for view in views:
-            turn = _turn(draw)
-            cloud = _bend(view / edge, draw) @ turn.T
+            turn = _draw_rotation(draw)
+            cloud = _bend_points(view / edge, draw) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_per_cell(cloud, 0.5)]
@@ -318,7 +330,7 @@ def match_points(moved: Floats, target: Floats) -> Ints:
     return np.stack((rows, forth[rows]), 1)
 
 
-def _turn(draw: Draw) -> Floats:
+def _draw_rotation(draw: Draw) -> Floats:
     """Return a uniformly distributed rotation."""
     turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
@@ -327,10 +339,10 @@ def _turn(draw: Draw) -> Floats:
 
 
 def _cut_part(points: Floats, draw: Draw) -> Floats:
-    cloud = points[draw.random(len(points)) < _density(points, draw)]
+    cloud = points[draw.random(len(points)) < _keep_probability(points, draw)]
     if len(cloud) and draw.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside
-        cloud = cloud[_seen(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
+        cloud = cloud[_is_seen(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
     if len(cloud) and draw.random() < _CROPPED:
         direction = draw.normal(size=3)
         along = cloud @ direction
@@ -338,7 +350,7 @@ def _cut_part(points: Floats, draw: Draw) -> Floats:
     return cloud
 
 
-def _bend(points: Floats, draw: Draw) -> Floats:
+def _bend_points(points: Floats, draw: Draw) -> Floats:
     """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
     bent = points.copy()
     for max_amount, shortest, longest, waves in _WAVES:
@@ -351,7 +363,7 @@ def _bend(points: Floats, draw: Draw) -> Floats:
     return bent
 
 
-def _density(points: Floats, draw: Draw) -> Floats:
+def _keep_probability(points: Floats, draw: Draw) -> Floats:
     """Return the keep probability [N]: uniform, or falling along one direction."""
     highest = draw.uniform(0.35, 0.95)
     if draw.random() < 0.5:
@@ -364,7 +376,7 @@ def _density(points: Floats, draw: Draw) -> Floats:
     return thinned
 
 
-def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
+def _is_seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
     """Return which points [N] are about as near as the nearest in their direction, of about five points."""
     offsets = points - eye
     depth = np.maximum(np.linalg.norm(offsets, axis=1), 1e-9)

@@ -9,7 +9,7 @@ import threading
 from multiprocessing.context import BaseContext
 
 
-def worker_context(*modules: str) -> BaseContext:
+def create_worker_context(*modules: str) -> BaseContext:
     """Return the context of processes that start with these modules imported, where the system allows it."""
     # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
     served = "forkserver" in multiprocessing.get_all_start_methods()
@@ -25,10 +25,10 @@ def end_with_the_parent(folder: str, _worker: int = 0) -> None:
     A killed parent sends no signal. Its ``folder`` of sockets would remain, and this process would wait for work
     forever and hold its semaphores.
     """
-    threading.Thread(target=_wait_for_the_end, args=(folder,), daemon=True).start()
+    threading.Thread(target=_wait_for_parent_end, args=(folder,), daemon=True).start()
 
 
-def _wait_for_the_end(folder: str) -> None:
+def _wait_for_parent_end(folder: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -21,7 +21,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BLOCK_PIXELS = 2**18
 
 
-def blocks(height: int, width: int) -> Iterator[slice]:
+def row_blocks(height: int, width: int) -> Iterator[slice]:
     """Yield slices of rows with a bounded number of pixels."""
     rows = max(1, _BLOCK_PIXELS // max(width, 1))
     for top in range(0, height, rows):
@@ -36,7 +36,7 @@ def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
         _check.tensor(valid, "valid", tuple(flow.shape[-2:]), dtypes=(torch.bool,), device=cpu)
 
 
-def known(flow: Tensor, valid: Tensor | None) -> Tensor:
+def is_known(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return where the vectors ``[..., 2, H, W]`` are known: bool ``[..., H, W]``."""
     result = (flow.abs() <= UNKNOWN_BEYOND).all(-3)
     return result if valid is None else result & valid
@@ -48,7 +48,7 @@ def check_image(image: Tensor, name: str) -> None:
     _check.require(image.numel() > 0, name, "at least one pixel", image)
 
 
-def font(size: float) -> FreeTypeFont:
+def load_font(size: float) -> FreeTypeFont:
     """Return Pillow's default font at ``size`` pixels."""
     from PIL import ImageFont
 
@@ -58,7 +58,7 @@ def font(size: float) -> FreeTypeFont:
     return result
 
 
-def blank(height: int, width: int) -> Tensor:
+def blank_picture(height: int, width: int) -> Tensor:
     """Return a picture uint8 ``[3, height, width]`` of the background's colour."""
     return torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
 
@@ -76,7 +76,7 @@ def draw_text(
 
     height, width = image.shape[-2:]
     mask = Image.new("L", (width, height))
-    ImageDraw.Draw(mask).text(position, text, fill=255, font=font(size), anchor=anchor)
+    ImageDraw.Draw(mask).text(position, text, fill=255, font=load_font(size), anchor=anchor)
     box = mask.getbbox()
     if box is None:
         return
@@ -91,7 +91,7 @@ def draw_text(
 
 def shorten(text: str, size: float, width: float) -> str:
     """Return ``text``, or as much of it as fits ``width`` pixels, with an ellipsis."""
-    writing = font(size)
+    writing = load_font(size)
     if writing.getlength(text) <= width:
         return text
     while text and writing.getlength(text + "…") > width:

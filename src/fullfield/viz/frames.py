@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, blocks, check_flow, known
+from fullfield.viz._pixels import FLOATS, check_flow, is_known, row_blocks
 from fullfield.viz.wheel import flow_to_image, select_scale
 
 
@@ -21,7 +21,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     check_frame(frame, "frame")
     height, width = frame.shape[-2:]
     image = torch.empty(3, height, width, dtype=torch.uint8)
-    for rows in blocks(height, width):
+    for rows in row_blocks(height, width):
         image[:, rows] = frame[:, rows].float().nan_to_num(0.0).clamp_(0, 1).mul_(255).round_().to(torch.uint8)
     return image
 
@@ -71,9 +71,9 @@ def overlay(
     colors = flow_to_image(flow, valid, max_motion=scale or None)
     weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
     image = torch.empty_like(colors)
-    for rows in blocks(height, width):
+    for rows in row_blocks(height, width):
         grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
-        visible = known(flow[:, rows], None if valid is None else valid[rows])
+        visible = is_known(flow[:, rows], None if valid is None else valid[rows])
         # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
@@ -90,7 +90,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
-    is_inside = known(vectors, None if valid is None else valid[middle::step, middle::step])
+    is_inside = is_known(vectors, None if valid is None else valid[middle::step, middle::step])
     vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)
@@ -99,7 +99,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     thick = max(0.6, step / 28)
     x = (torch.arange(width) % step - middle).float()
     column = (torch.arange(width) // step).clamp(max=is_inside.shape[1] - 1)
-    for rows in blocks(height, width):
+    for rows in row_blocks(height, width):
         y = torch.arange(rows.start, rows.stop)
         cell = (y // step).clamp(max=is_inside.shape[0] - 1)
         py = (y % step - middle).float()[:, None]

@@ -60,7 +60,7 @@ def view_page(
         reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
     _check.number(step, "step", integer=True, low=1)
-    frames = [_packed(frame, width) for frame in shot]
+    frames = [_pack_frame(frame, width) for frame in shot]
     page_data = {
         "title": title,
         "max_motion": max_motion,
@@ -72,20 +72,20 @@ def view_page(
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
         "DATA": json.dumps({**page_data, "frames": frames}).replace("<", "\\u003c"),
-        "STYLE_HASH": _hash(template, "<style>", "</style>"),
-        "SCRIPT_HASH": _hash(template, "<script>", "</script>"),
+        "STYLE_HASH": _hash_source(template, "<style>", "</style>"),
+        "SCRIPT_HASH": _hash_source(template, "<script>", "</script>"),
     }
     # One pass, so that a placeholder inside a value stays text.
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: values[match[1]], template)
 
 
-def _hash(template: str, opening: str, end: str) -> str:
+def _hash_source(template: str, opening: str, end: str) -> str:
     """Return the Content-Security-Policy hash of the template's own style or script."""
     text = template.split(opening)[1].split(end)[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _packed(shown: ViewFrame, max_width: int) -> dict[str, object]:
+def _pack_frame(shown: ViewFrame, max_width: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
     height, width = sizes[0]
@@ -94,7 +94,7 @@ def _packed(shown: ViewFrame, max_width: int) -> dict[str, object]:
     packed: dict[str, object] = {"number": shown.number, "size": [width, height], "shown": [small[1], small[0]]}
     if shown.frame is not None:
         picture = frame_to_image(_reduce(shown.frame.float(), small)).permute(1, 2, 0).numpy()
-        packed["frame"] = _uri(picture, "JPEG")
+        packed["frame"] = _to_data_uri(picture, "JPEG")
     steps: dict[str, float] = {}
     for direction in ("forward", "backward"):
         if direction in shown.parts:
@@ -104,7 +104,7 @@ def _packed(shown: ViewFrame, max_width: int) -> dict[str, object]:
             plane = shown.parts.get(f"{what}.{direction}")
             if plane is not None:
                 codes = (_reduce(plane[None], small)[0].nan_to_num().clamp(0, 1) * 255).round().byte().numpy()
-                packed[f"{what}.{direction}"] = _uri(codes, "PNG")
+                packed[f"{what}.{direction}"] = _to_data_uri(codes, "PNG")
     return {**packed, "steps": steps}
 
 
@@ -136,10 +136,10 @@ def _pack_vectors(flow: Tensor) -> tuple[str, float]:
     steps = min(_STEPS, (2**15 - 1) / longest) if longest else _STEPS
     codes = (vectors * steps).round().int() + 2**15
     planes = torch.stack([codes // 256, codes % 256, (valid * 255).expand(2, -1, -1)], -1)
-    return _uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
+    return _to_data_uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
 
 
-def _uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
+def _to_data_uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
     from PIL import Image
 
     encoded = io.BytesIO()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, blank, draw_text
+from fullfield.viz._pixels import BACKGROUND, blank_picture, draw_text
 
 _TARGET = (112, 118, 128)
 _SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones
@@ -34,20 +34,20 @@ def alignment_view(
     _check.number(max_error, "max_error", above=0.0)
     height, width = size
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).expand(height, width, 3).clone()
-    colors = _colors(errors / max_error)
+    colors = _colors_from_levels(errors / max_error)
     grey = torch.tensor(_TARGET, dtype=torch.uint8).expand(target.shape[0], 3)
     points = torch.cat([target.double(), source.double()])
     paint = torch.cat([grey, colors])
     finite = torch.isfinite(points).all(1)
     if not bool(finite.any()):
         return image.permute(2, 0, 1).contiguous()
-    views = _axes(target.double())
+    views = _view_axes(target.double())
     seen = points[finite] @ views.T
-    _draw(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
+    _draw_points(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
     return image.permute(2, 0, 1).contiguous()
 
 
-def _axes(cloud: Tensor) -> Tensor:
+def _view_axes(cloud: Tensor) -> Tensor:
     """Return the directions right, up and towards the viewer, as rows.
 
     They are the principal axes, widest first, and point along their largest coordinates.
@@ -61,7 +61,7 @@ def _axes(cloud: Tensor) -> Tensor:
     return turned
 
 
-def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
+def _draw_points(image: Tensor, seen: Tensor, paint: Tensor) -> None:
     """Draw points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
     height, width = image.shape[:2]
     area = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
@@ -79,7 +79,7 @@ def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
     image.view(-1, 3)[drawn] = paint[order[nearest[drawn]]]
 
 
-def _colors(level: Tensor) -> Tensor:
+def _colors_from_levels(level: Tensor) -> Tensor:
     """Return uint8 [N, 3] for levels from 0 to 1; above is red, and so is NaN."""
     stops = torch.tensor(_SCALE, dtype=torch.float64)
     position = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
@@ -94,8 +94,8 @@ def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     _check.number(max_error, "max_error", above=0.0)
     height = width // 8
     margin = height // 2
-    image = blank(height, width)
-    colors = _colors(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
+    image = blank_picture(height, width)
+    colors = _colors_from_levels(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (
         (margin, "0", "lm"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import blank, check_image, draw_text, font, shorten
+from fullfield.viz._pixels import blank_picture, check_image, draw_text, load_font, shorten
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
@@ -42,30 +42,30 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     pictures = [_shrink(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
-    result = blank(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
+    result = blank_picture(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
     top = gap
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
             left = gap + column * (cell + gap)
             panel, picture = panels[index], pictures[index]
             key = panel[2] if len(panel) == 3 else None
-            _title(result[:, top : top + title, left : left + cell], panel[0], key)
+            _draw_title(result[:, top : top + title, left : left + cell], panel[0], key)
             across = left + (cell - picture.shape[-1]) // 2
-            _paste(result, picture, across, top + title)
+            _paste_picture(result, picture, across, top + title)
         top += title + height + gap
     return result
 
 
-def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
+def _draw_title(strip: Tensor, name: str, key: Tensor | None) -> None:
     """Draw a name at the left and a legend at the right of uint8 ``[3, H, W]``."""
     height, width = strip.shape[-2:]
     free_width = float(width)
     if key is not None:
         small = _shrink(key, min(height / key.shape[-2], 0.6 * width / key.shape[-1]))
-        _paste(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
+        _paste_picture(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
         free_width -= small.shape[-1] + 0.2 * height
     size = min(height * 0.6, max(10.0, width / 30))
-    while size > 9 and font(size).getlength(name) > free_width:
+    while size > 9 and load_font(size).getlength(name) > free_width:
         size *= 0.94
     draw_text(strip, shorten(name, size, free_width), (0, height / 2), size)
 
@@ -84,6 +84,6 @@ def _shrink(picture: Tensor, factor: float) -> Tensor:
     return torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
-def _paste(onto: Tensor, picture: Tensor, left: int, top: int) -> None:
+def _paste_picture(onto: Tensor, picture: Tensor, left: int, top: int) -> None:
     height, width = picture.shape[-2:]
     onto[:, top : top + height, left : left + width] = picture

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import blank, blocks, check_flow, draw_text, font, known
+from fullfield.viz._pixels import blank_picture, check_flow, draw_text, is_known, load_font, row_blocks
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
@@ -45,9 +45,9 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
     """
     check_flow(flow, valid)
     longest = 0.0
-    for rows in blocks(*flow.shape[-2:]):
+    for rows in row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
-        length = torch.hypot(*block)[known(block, None if valid is None else valid[rows])]
+        length = torch.hypot(*block)[is_known(block, None if valid is None else valid[rows])]
         if length.numel():
             longest = max(longest, float(length.max()))
     return longest
@@ -68,9 +68,9 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
     wheel = color_wheel().float().T / 255
     last = wheel.shape[1] - 1
     image = torch.empty(3, height, width, dtype=torch.uint8)
-    for rows in blocks(height, width):
+    for rows in row_blocks(height, width):
         block = flow[:, rows].float()
-        visible = known(block, None if valid is None else valid[rows])
+        visible = is_known(block, None if valid is None else valid[rows])
         u, v = block.masked_fill(~visible, 0.0)
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
         position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
@@ -97,7 +97,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     if max_motion is not None:
         _check.number(max_motion, "max_motion", low=0)
         text = f"{max_motion:.3g} px"
-        extra_width = math.ceil(size * 0.1 + font(letters).getlength(text))
+        extra_width = math.ceil(size * 0.1 + load_font(letters).getlength(text))
     radius = size / 2 - max(1.5, size / 50)
     offset = torch.arange(size, dtype=torch.float32) - (size - 1) / 2
     vectors = torch.stack([offset.expand(size, size), offset[:, None].expand(size, size)])
@@ -107,7 +107,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
     colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
     cover = (radius + 0.5 - length).clamp(0, 1)
-    image = blank(size, size + extra_width)
+    image = blank_picture(size, size + extra_width)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
         draw_text(image, text, (size * 1.05, size / 2), letters)
@@ -150,7 +150,7 @@ class FlowColors:
         """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
         _check.tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
-            self._follow(flow)
+            self._follow_scale(flow)
         # Half a step inside the edge of the circle that the table covers.
         limit = self.max_motion * (_TABLE_RADIUS - 1 / _SIDE)
         length = torch.hypot(flow[0], flow[1]).clamp_(min=1e-12)
@@ -159,7 +159,7 @@ class FlowColors:
         packed = self._table.index_select(0, row.mul_(_SIDE).add_(column).flatten())
         return packed.view(torch.uint8).view(*flow.shape[1:], 4)[..., :3].permute(2, 0, 1)
 
-    def _follow(self, flow: Tensor) -> None:
+    def _follow_scale(self, flow: Tensor) -> None:
         some = flow[:, ::_SAMPLED, ::_SAMPLED].float()
         length = torch.hypot(some[0], some[1]).flatten()
         long = float(length.kthvalue(max(1, round(_QUANTILE * len(length)))).values)

@@ -39,7 +39,7 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
 
 def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None = None) -> None:
     """``bands`` of 0: forms with wgmma for any number of rows."""
-    for name in ("device_at", "gpu_from_device"):
+    for name in ("get_device", "gpu_from_device"):
         monkeypatch.setattr(_launching, name, lambda _: gpu)
     if bands is not None:
         monkeypatch.setattr(config, "_BANDS", bands)

@@ -465,7 +465,7 @@ class AnyOrder:
     def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def reset(self) -> None:
+    def register_tensors(self) -> None:
         self.forgotten += 1
 
 

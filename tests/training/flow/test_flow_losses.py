@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield.training.flow import laplace_mixture_loss, loss_mask, sequence_loss
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.loss import mean_error
+from fullfield.training.flow.loss import mean_end_point_error
 from refusals import refuses
 
 SHAPE = (2, 5, 6)
@@ -56,7 +56,7 @@ def test_sequence_loss_is_weighted_mean_error() -> None:
     )
     assert float(sequence_loss(predictions, flow, counted)) == pytest.approx(wanted, rel=1e-6)
     wanted_error = (predictions[-1] - flow).norm(dim=1)[counted].mean()
-    assert float(mean_error(predictions[-1], flow, counted)) == pytest.approx(float(wanted_error), rel=1e-6)
+    assert float(mean_end_point_error(predictions[-1], flow, counted)) == pytest.approx(float(wanted_error), rel=1e-6)
 
 
 def test_gradients_are_those_of_the_formulas() -> None:

@@ -201,7 +201,7 @@ def test_mixtures_keep_their_weights(count: int) -> None:
     mixture.ahead(5, 2, lambda _: count)
     for number, (source, _) in enumerate(parts):
         asked = [math.ceil(round((0.6, 0.3, 0.1)[number] * count, 9)) for _ in range(4)]
-        some = [mixture.counts(5 + 2 * n, count)[number] for n in range(4)]
+        some = [mixture.count_pairs_by_source(5 + 2 * n, count)[number] for n in range(4)]
         assert source.told == [most if there else 0 for most, there in zip(asked, some, strict=True)]
     refuses("sources: expected a number > 0", Mixture, [(Numbered(0), 0.0)])
 

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fullfield import InputError
 from fullfield.models import SEARAFT, SEARAFTConfig
 from fullfield.models.sea_raft.model import expected_log_scale
-from fullfield.training.checkpoint import DivergedError, restore
+from fullfield.training.checkpoint import DivergedError, restore_run
 from fullfield.training.flow import FlowRun, FlowTraining, loop, train_flow
 from fullfield.training.flow import ranks as ranks_module
 from fullfield.training.flow.batch import FlowBatch
@@ -61,19 +61,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def steps(stepper: Stepper, source: Scenes, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        stepper.step(source.batch(number, 2), number, rate=5e-3)
+        stepper.run_step(source.batch(number, 2), number, rate=5e-3)
 
 
 def test_train_flow_reduces_loss(scenes: Scenes) -> None:
     for kind in (Tiny, Plain):
         stepper = Stepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
-        assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
+        assert stepper.compute_loss == ("mixture" if kind is Tiny else "sequence")
         steps(stepper, scenes, 5)
-        early = stepper.read()
+        early = stepper.read_means()
         steps(stepper, scenes, 40)
-        stepper.read()
+        stepper.read_means()
         steps(stepper, scenes, 6)
-        late = stepper.read()
+        late = stepper.read_means()
         assert late.steps == 6
         assert late.loss < 0.95 * early.loss, kind  # the scenes are the same, and a plain convolution learns little
         assert late.error < 0.95 * early.error, kind
@@ -94,7 +94,7 @@ def test_training_step_does_not_synchronize(scenes: Scenes, precision: str) -> N
     stepper = Stepper(network().train(), TRAINING.replace(precision=precision))
     with _NoWaiting():
         steps(stepper, scenes, 3)
-    assert stepper.read().steps == 3
+    assert stepper.read_means().steps == 3
     with pytest.raises(AssertionError, match="waits for the device"), _NoWaiting():
         float(torch.ones(()))
 
@@ -119,8 +119,8 @@ def test_recorded_training_step_equals_eager(scenes: Scenes, precision: str) -> 
             batch = scenes.batch(number, 2).to(torch.device("cuda"))
             if number == 9:
                 batch.frame1[0, 0, 0, 0] = float("nan")
-            stepper.step(batch, number, rate=1e-3 * (1 + number))
-        found.append(([*stepper.average.model.state_dict().values()], stepper.read()))
+            stepper.run_step(batch, number, rate=1e-3 * (1 + number))
+        found.append(([*stepper.average.model.state_dict().values()], stepper.read_means()))
         assert (stepper._recorded is not None) == graph
     (weights, told), (recorded, retold) = found
     assert told.skipped == retold.skipped == 1
@@ -137,7 +137,7 @@ def test_training_step_equals_adamw_with_clipping(scenes: Scenes) -> None:
     objective = Objective(other, training)
     for number in range(4):
         batch = scenes.batch(number, 2)
-        stepper.step(batch, number, rate=5e-3 * (number + 1))
+        stepper.run_step(batch, number, rate=5e-3 * (number + 1))
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (number + 1)
         optimizer.zero_grad()
@@ -174,7 +174,7 @@ def test_averaged_weights_follow_buffers() -> None:
     with torch.no_grad():
         for value in (model.norm.running_mean, model.norm.num_batches_tracked, model.encode.weight):
             value.fill_(4)  # type: ignore[operator]
-    average.update(100)
+    average.update_average(100)
     assert torch.equal(average.model.norm.running_mean, torch.full((8,), 2.0))  # type: ignore[arg-type]
     assert average.model.norm.num_batches_tracked == 4
     assert torch.allclose(average.model.encode.weight, network().encode.weight / 2 + 2)  # type: ignore[operator]
@@ -197,12 +197,12 @@ def test_nonfinite_step_changes_nothing() -> None:
     after = state_of(stepper)
     counts = {key for key in before if not torch.equal(before[key], after[key])}
     assert counts <= {"norm.num_batches_tracked"}
-    reading = stepper.read()
+    reading = stepper.read_means()
     assert (reading.steps, reading.skipped, reading.in_a_row) == (3, 1, 1)
     assert reading.loss == reading.loss
     steps(stepper, source, 2, first=3)
     assert not torch.equal(state_of(stepper)["encode.weight"], before["encode.weight"])
-    assert stepper.read().in_a_row == 0
+    assert stepper.read_means().in_a_row == 0
 
 
 def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ def test_half_precision_scales_its_loss() -> None:
     assert stepper.scaling.tolist() == [scale, 0.0]
     plain = Stepper(network().train(), TRAINING)
     steps(plain, Scenes(), 1)
-    fine, half = plain.read(), Stepper(network().train(), TRAINING.replace(precision="float16"))
+    fine, half = plain.read_means(), Stepper(network().train(), TRAINING.replace(precision="float16"))
     steps(half, Scenes(), 1)
-    assert half.read().norm == pytest.approx(fine.norm, rel=0.02)
+    assert half.read_means().norm == pytest.approx(fine.norm, rel=0.02)
 
 
 def test_train_flow_writes_weights_recipe_and_history(whole: Path) -> None:
@@ -449,12 +449,12 @@ def test_failed_training_process_ends_the_others(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ranks_module, "_failed", False)
-    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.ranks(torch.device(device)):
+    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.join_ranks(torch.device(device)):
         if fails:
             raise InputError("folder: another run")
     assert calls == {"init_process_group": 1, "destroy_process_group": closed}
     if not closed:
-        refuses("torchrun: expected a new process", ranks_module.ranks(torch.device("cpu")).__enter__)
+        refuses("torchrun: expected a new process", ranks_module.join_ranks(torch.device("cpu")).__enter__)
 
 
 def test_training_ends_with_its_time(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_training_speed_excludes_validation(tmp_path: Path) -> None:
 def restored(folder: Path, stepper: Stepper) -> dict[str, Any]:
     """Load a run's state into a stepper; return what else was stored."""
     modules = {"model": stepper.model, "average": stepper.average.model}
-    found = restore(folder, modules, stepper.optimizer, FlowRow)
+    found = restore_run(folder, modules, stepper.optimizer, FlowRow)
     return found.notes
 
 
@@ -498,8 +498,13 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
     source = Scenes()
     longer = TRAINING.replace(steps=2, schedule="stable", warmup=0.0, decay=0.0)
     averaged: list[int] = []
-    update = AveragedWeights.update
-    monkeypatch.setattr(AveragedWeights, "update", lambda self, step: averaged.append(step) or update(self, step))  # type: ignore[func-returns-value]
+    update = AveragedWeights.update_average
+
+    def noted(self: AveragedWeights, step: int) -> None:
+        averaged.append(step)
+        update(self, step)
+
+    monkeypatch.setattr(AveragedWeights, "update_average", noted)
     second = train_flow(tmp_path / "second", network(), source, longer, run=FlowRun(after=tmp_path / "first"))
     assert averaged == [reached, reached + 1]  # the average does not begin anew
     assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
@@ -697,7 +702,7 @@ def test_recorded_steps_of_every_number_of_updates_are_the_steps(scenes: Scenes)
         training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True)
         stepper = Stepper(small_network().cuda(), training)
         for number in range(20):
-            stepper.step(scenes.batch(number, 2).to(torch.device("cuda")), number, rate=1e-4)
+            stepper.run_step(scenes.batch(number, 2).to(torch.device("cuda")), number, rate=1e-4)
         results.append([*stepper.average.model.state_dict().values()])
         if graph:
             assert stepper._recorded is not None
@@ -760,7 +765,7 @@ def test_train_flow_refuses_nonfinite_state(
 @pytest.mark.parametrize(("key", "rank"), [("unused", 0), ("norm.running_mean", 0), ("unused", 1)])
 def test_nonfinite_state_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int) -> None:
     """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
-    monkeypatch.setattr(loop, "ranks", lambda _: nullcontext(Ranks(rank)))
+    monkeypatch.setattr(loop, "join_ranks", lambda _: nullcontext(Ranks(rank)))
     model, errors = network(), iter([3.0, 2.0, 1.0])
 
     def spoiled(index: int, batch: FlowBatch) -> FlowBatch:
@@ -834,18 +839,18 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 
 def test_schedules() -> None:
     cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
-    rates = [cycle.rate(done / 100) for done in range(101)]
+    rates = [cycle.compute_learning_rate(done / 100) for done in range(101)]
     assert rates[0] == pytest.approx(0.04)
     assert max(rates) == rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[55] == pytest.approx(0.505)
     assert rates[100] == pytest.approx(0.01)
     stable = cycle.replace(schedule="stable", decay=0.4)
-    rates = [stable.rate(done / 100) for done in range(101)]
+    rates = [stable.compute_learning_rate(done / 100) for done in range(101)]
     assert rates[10:61] == [1.0] * 51
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert rates[100] == pytest.approx(0.01)
-    assert stable.replace(decay=0.0).rate(1.0) == 1.0
+    assert stable.replace(decay=0.0).compute_learning_rate(1.0) == 1.0
     timed = FlowTraining(steps=1000, seconds=50.0)
     places = ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))
     assert [timed.completed_fraction(*place) for place in places] == [0.0, 0.1, 0.5, 1.0]

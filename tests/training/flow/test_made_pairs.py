@@ -127,7 +127,7 @@ def drawn(count: int, **style: float) -> Drawn:
     with mock.patch.object(scene, "_order_layers", wraps=scene._order_layers) as ordered:
         scenes = draw_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
     bodies, _, _, paint, ids, *_ = ordered.call_args.args
-    return Drawn(scenes, bodies, bodies.matrices(), paint, ids)
+    return Drawn(scenes, bodies, bodies.compute_matrices(), paint, ids)
 
 
 def with_a_figure(found: Drawn, plain: Drawn) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ from fullfield.training.flow.mesh_shapes import procedural_meshes
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import draw_scenes
-from fullfield.training.flow.scene_draw import rotation
+from fullfield.training.flow.scene_draw import rotation_matrices
 from refusals import refuses
 
 HEIGHT, WIDTH, FOCAL = 48, 64, 60.0
@@ -81,7 +81,7 @@ def placement(poses: Floats, store: MeshStore, layers: list[int]) -> MeshPlaceme
 
 def pose(turn: tuple[float, float, float], size: float, centre: tuple[float, float, float]) -> Floats:
     """Return the map [3, 4] from a mesh to the camera."""
-    return np.concatenate([rotation(np.array(turn)) * size, np.array(centre)[:, None]], 1)
+    return np.concatenate([rotation_matrices(np.array(turn)) * size, np.array(centre)[:, None]], 1)
 
 
 def on_screen(x: float, y: float, half_width: float = 40, half_height: float = 30) -> Floats:
@@ -254,7 +254,7 @@ def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
     for frame, share in enumerate((0.25, 0.75)):
         own = rest[0] + share * (rest[1] - rest[0])
         for corner in range(3):
-            point = rotation(np.array([0.0, 0.4 * frame * own[corner, 1], 0.0])) @ own[corner]
+            point = rotation_matrices(np.array([0.0, 0.4 * frame * own[corner, 1], 0.0])) @ own[corner]
             seen = CAMERA @ (places[0, frame, :, :3] @ point + places[0, frame, :, 3])
             np.testing.assert_allclose(built.points[corner, frame], seen, rtol=1e-5)
     assert built.owners.tolist() == [[0, 0, 3]]

@@ -13,7 +13,13 @@ import torch
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.training.flow.pictures import PicturePack, cut_squares, licence_list, load_pictures, procedural_pictures
+from fullfield.training.flow.pictures import (
+    PicturePack,
+    cut_squares,
+    load_pictures,
+    procedural_pictures,
+    read_licence_list,
+)
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
 from refusals import refuses
 
@@ -46,7 +52,7 @@ def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
     refuses(r"bad\.zip: not a picture pack, or a damaged one", load_pictures, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("other", "")
-    for reader in (load_pictures, licence_list):
+    for reader in (load_pictures, read_licence_list):
         refuses(r"bad\.zip: not a picture pack", reader, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 99}')
@@ -73,7 +79,7 @@ def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
             with suppress(InputError):  # whatever else it raises fails
                 load_pictures(bad, drawn_shapes=0)
             with suppress(InputError):
-                licence_list(bad)
+                read_licence_list(bad)
     with pytest.raises(FileNotFoundError):
         load_pictures(tmp_path / "absent.zip")
 

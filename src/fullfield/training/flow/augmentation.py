@@ -13,7 +13,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._config import Config
 from fullfield.ops.consistency import flow_targets
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, announce
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, announce_batches
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -72,7 +72,7 @@ class Augmentation(Config):
         return usual.replace(**changes)
 
     @property
-    def moves(self) -> bool:
+    def moves_pixels(self) -> bool:
         """True where pixels move."""
         other = self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
         return self.size is not None or bool(other)
@@ -86,7 +86,7 @@ class Augmented:
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Announce batches to the source."""
-        announce(self._source, index, stride, counts)
+        announce_batches(self._source, index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` augmented pairs of the source."""
@@ -109,16 +109,16 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
         uniform = torch.rand(count, _DRAWN, generator=generator, dtype=torch.float32)
         draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
-        if augmentation.moves:
-            batch = _move(batch, augmentation, draw[:8])
+        if augmentation.moves_pixels:
+            batch = _resample_randomly(batch, augmentation, draw[:8])
         if augmentation.colour > 0:
-            batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
+            batch = _change_colours(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
-            batch = _erase(batch, augmentation, draw[21:])
+            batch = _erase_rectangles(batch, augmentation, draw[21:])
     return batch
 
 
-def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
     count, _, height, width = batch.frame1.shape
     rows, columns = augmentation.size or (height, width)
     low, high = (math.log(bound) for bound in augmentation.scale)
@@ -135,13 +135,13 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     mirror_x = 1 - 2 * (draw[5] < augmentation.flip).float()
     mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
 
-    def positions(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
+    def compute_positions(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
         """Return the positions of the new pixels in the old frames [B, length]."""
         new = torch.arange(length, device=scale.device, dtype=torch.float32) + 0.5
         turned = torch.where(mirror[:, None] > 0, new, length - new)
         return turned / scale[:, None] + first[:, None] - 0.5
 
-    x, y = positions(columns, across, left, mirror_x), positions(rows, down, top, mirror_y)
+    x, y = compute_positions(columns, across, left, mirror_x), compute_positions(rows, down, top, mirror_y)
     grid = torch.stack(
         (
             ((2 * x + 1) / width - 1)[:, None, :].expand(count, rows, columns),
@@ -150,14 +150,14 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
         -1,
     )
 
-    def sample(field: Tensor, mode: str) -> Tensor:
+    def sample_field(field: Tensor, mode: str) -> Tensor:
         return functional.grid_sample(field, grid.to(field.dtype), mode, padding_mode="border", align_corners=False)
 
-    frames = sample(torch.cat((batch.frame1, batch.frame2), 1), "bilinear")
+    frames = sample_field(torch.cat((batch.frame1, batch.frame2), 1), "bilinear")
     valid_pixels = batch.valid[:, None]
     flow = torch.where(valid_pixels, batch.flow, 0.0)
-    exact = sample(torch.cat((flow, valid_pixels.float(), batch.occluded[:, None].float()), 1), "nearest")
-    blended = sample(torch.cat((flow, flow.square(), valid_pixels.float()), 1), "bilinear")
+    exact = sample_field(torch.cat((flow, valid_pixels.float(), batch.occluded[:, None].float()), 1), "nearest")
+    blended = sample_field(torch.cat((flow, flow.square(), valid_pixels.float()), 1), "bilinear")
     squares = blended[:, 2:4]
     spread = squares - blended[:, :2].square()
     inner = (spread < _SMOOTH + _ROUNDING * squares).all(1, keepdim=True) & (blended[:, 4:] > 1 - 1e-4)
@@ -168,17 +168,17 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
-def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _change_colours(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
     own = (draw[10] < augmentation.apart).float()
     second = [torch.lerp(a, b, own) for a, b in zip(draw[:4], draw[5:9], strict=True)]
     frame1, frame2 = (
-        _tinted(frame, [2 * number - 1 for number in numbers], augmentation.colour)
+        _tint_frame(frame, [2 * number - 1 for number in numbers], augmentation.colour)
         for frame, numbers in ((batch.frame1, draw[:4]), (batch.frame2, second))
     )
     return batch._replace(frame1=frame1, frame2=frame2)
 
 
-def _tinted(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
+def _tint_frame(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
     """Change brightness, contrast, saturation and hue by numbers in -1 ... 1, on the CPU."""
     device = frame.device
     bright, contrast, saturation = (1 + strength * number for number in draw[:3])
@@ -200,7 +200,7 @@ def _tinted(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
     return (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1).to(frame.dtype)
 
 
-def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
     _, _, height, width = batch.frame1.shape
     device = batch.frame1.device
     y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]

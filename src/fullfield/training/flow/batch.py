@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import flow_targets
-from fullfield.training.workers import end_with_the_parent, worker_context
+from fullfield.training.workers import create_worker_context, end_with_the_parent
 
 Counts: TypeAlias = Callable[[int], int]
 
@@ -46,7 +46,7 @@ class FlowBatch(NamedTuple):
 class PairSource(Protocol):
     """Source that makes or reads pairs.
 
-    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`announce`.
+    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`announce_batches`.
 
     A loop of R processes calls ``batch(step · R + rank, count)``, so that no two processes see the same pairs and no
     source has to know of processes.
@@ -74,14 +74,14 @@ def check_batch(batch: FlowBatch) -> FlowBatch:
     return batch
 
 
-def join(batches: list[FlowBatch]) -> FlowBatch:
+def join_batches(batches: list[FlowBatch]) -> FlowBatch:
     """Join batches of one size."""
     if len(batches) == 1:
         return batches[0]
     return FlowBatch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True)))
 
 
-def announce(source: PairSource, index: int, stride: int, counts: Counts) -> None:
+def announce_batches(source: PairSource, index: int, stride: int, counts: Counts) -> None:
     """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
 
     Nothing happens with a source that does not read ahead.
@@ -113,7 +113,7 @@ class PrefetchedBatches(Generic[T]):
         if self._workers:
             self._following = requests()
             self._next = next(self._following)
-            self._coming = iter(self._loader(requests()))
+            self._coming = iter(self._create_loader(requests()))
 
     def take(self, index: int, count: int) -> T:
         """Return the batch; one that was not announced is made now."""
@@ -123,14 +123,14 @@ class PrefetchedBatches(Generic[T]):
             return batch
         return self._make(index, count)
 
-    def _loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
+    def _create_loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
         return DataLoader(
             _Batches(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
             sampler=requests,  # without an end, and used once
             num_workers=self._workers,
             pin_memory=self._pin,
-            multiprocessing_context=worker_context(type(self).__module__, self._make.__module__),
+            multiprocessing_context=create_worker_context(type(self).__module__, self._make.__module__),
             prefetch_factor=_AHEAD,
             generator=torch.Generator(),  # else it would take numbers from the training's
             worker_init_fn=partial(end_with_the_parent, multiprocessing.util.get_temp_dir()),
@@ -157,7 +157,7 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
         InputError: for samples without truth or of several sizes.
     """
     _check.require(len(samples) > 0, "samples", "one at least", "none")
-    pairs = [_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
+    pairs = [_sample_to_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
     sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
     if len(sizes) > 1:
         listed = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
@@ -171,10 +171,10 @@ def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = 
     A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
     counts as occluded. The same numbers ``seed`` give the same place. InputError for a sample without truth.
     """
-    return _cut(_pair(sample), size, seed)
+    return _cut_at_random(_sample_to_pair(sample), size, seed)
 
 
-def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
+def _cut_at_random(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
     height, width = pair.frame1.shape[-2:]
     below, right = max(0, size[0] - height), max(0, size[1] - width)
     draw = np.random.default_rng(tuple(seed))
@@ -182,7 +182,7 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
         int(draw.integers(0, max(0, length - side) + 1)) for length, side in ((height, size[0]), (width, size[1]))
     )
 
-    def window(tensor: Tensor, repeat: bool) -> Tensor:
+    def cut_tensor(tensor: Tensor, repeat: bool) -> Tensor:
         tensor = tensor[..., top : top + size[0], left : left + size[1]]
         if not (below or right):
             return tensor.clone()
@@ -191,13 +191,13 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
         return functional.pad(tensor, (0, right, 0, below))
 
     cut = FlowBatch(
-        *(window(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
+        *(cut_tensor(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
     )
     _, _, inside = flow_targets(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 
-def _pair(sample: FlowSample) -> FlowBatch:
+def _sample_to_pair(sample: FlowSample) -> FlowBatch:
     """Return a sample as a pair with the truth that a loss takes."""
     if sample.flow is None:
         raise InputError(f"{sample.name}: has no true flow to train on")
@@ -269,18 +269,19 @@ class _Windows:
         draw = np.random.default_rng((self.seed, index, count))
         selected = draw.choice(len(self.with_truth), count, replace=count > len(self.with_truth)).tolist()
         windows = [
-            self._window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
+            self._cut_window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
             for slot, pair in enumerate(selected)
         ]
         sizes = {tuple(window.frame1.shape[1:]) for window in windows}
         if len(sizes) > 1:
             height, width = (min(sides) for sides in zip(*sizes, strict=True))
             windows = [
-                _cut(window, (height, width), (self.seed, index, slot, 1)) for slot, window in enumerate(windows)
+                _cut_at_random(window, (height, width), (self.seed, index, slot, 1))
+                for slot, window in enumerate(windows)
             ]
         return collate_flow(windows)
 
-    def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
+    def _cut_window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
         """Cut a window as large as the limits and the frames allow."""
         sides = zip(self.size, self.min_size, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)
@@ -306,7 +307,7 @@ class Mixture:
         self._shares = [weight / total for _, weight in sources]
         self._bounds = np.cumsum(self._shares)
 
-    def counts(self, index: int, count: int) -> list[int]:
+    def count_pairs_by_source(self, index: int, count: int) -> list[int]:
         """Return how many pairs of each source are in a batch."""
         # By the golden ratio, evenly spread over the batches, so that rare sources have their share too.
         first = (index * 0.6180339887498949) % 1.0
@@ -317,21 +318,23 @@ class Mixture:
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Announce to the sources that can read ahead which batches will be requested."""
         for number, source in enumerate(self._sources):
-            announce(source, index, stride, partial(self._announced_count, number, counts))
+            announce_batches(source, index, stride, partial(self._count_announced, number, counts))
 
-    def _announced_count(self, number: int, counts: Counts, index: int) -> int:
+    def _count_announced(self, number: int, counts: Counts, index: int) -> int:
         count = counts(index)
-        return self._requested(number, count, self.counts(index, count)[number])
+        return self._count_requested(number, count, self.count_pairs_by_source(index, count)[number])
 
-    def _requested(self, number: int, count: int, some: int) -> int:
+    def _count_requested(self, number: int, count: int, some: int) -> int:
         """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
         return max(some, math.ceil(self._shares[number] * count - 1e-6)) if some else 0
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` pairs, source by source."""
         batches = []
-        for number, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
+        for number, (source, some) in enumerate(
+            zip(self._sources, self.count_pairs_by_source(index, count), strict=True)
+        ):
             if some:
-                batch = source.batch(index, self._requested(number, count, some))
+                batch = source.batch(index, self._count_requested(number, count, some))
                 batches.append(FlowBatch(*(tensor[:some] for tensor in batch)))
-        return join(batches)
+        return join_batches(batches)

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield.training.flow.config import SceneStyle
-from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, motion_lengths, multiply, rotation
+from fullfield.training.flow.scene_draw import (
+    BODIES,
+    PARTS,
+    ROOTS,
+    Floats,
+    draw_motion_lengths,
+    multiply_vectors,
+    rotation_matrices,
+)
 
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
 _UNIFORM, _NORMAL = 24, 20
@@ -38,40 +46,45 @@ def draw_bodies(
     height, width = size
     focal = focal[:, None]
 
-    def one(low: float, high: float) -> Floats:
+    def draw_one_per_body(low: float, high: float) -> Floats:
         """Return a uniform number for each body [B, BODIES]."""
-        return _between(next(uniform)[..., 0], low, high)
+        return _scale_uniform(next(uniform)[..., 0], low, high)
 
     def draw_lengths(normal_number: Floats, chance: Floats) -> Floats:
-        return motion_lengths(chance, normal_number, style.object_motion, unit, style)
+        return draw_motion_lengths(chance, normal_number, style.object_motion, unit, style)
 
-    present = one(0, 1) < style.bodies
-    present[:, 1:] &= one(0, 1)[:, 1:] < 0.5
-    depth = np.exp(one(math.log(1.5), math.log(7.0)))
-    radius = 0.5 * height * np.exp(one(math.log(0.12), math.log(1.2))) * depth / focal
-    x, y = one(-0.1, 1.1) * width - (width - 1) / 2, one(-0.1, 1.1) * height - (height - 1) / 2
+    present = draw_one_per_body(0, 1) < style.bodies
+    present[:, 1:] &= draw_one_per_body(0, 1)[:, 1:] < 0.5
+    depth = np.exp(draw_one_per_body(math.log(1.5), math.log(7.0)))
+    radius = 0.5 * height * np.exp(draw_one_per_body(math.log(0.12), math.log(1.2))) * depth / focal
+    x, y = (
+        draw_one_per_body(-0.1, 1.1) * width - (width - 1) / 2,
+        draw_one_per_body(-0.1, 1.1) * height - (height - 1) / 2,
+    )
     core = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
 
     shape = np.empty((*depth.shape, PARTS, 2, 3, 3))
     centre = np.empty((*depth.shape, PARTS, 2, 3))
     stretch = np.exp(0.3 * next(normal)[..., 0, :])
-    shape[..., 0, 0, :, :] = rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
+    shape[..., 0, 0, :, :] = rotation_matrices(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
     centre[..., 0, 0, :] = core
-    moves = one(0, 1) < 0.85
-    motion = draw_lengths(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
-    heading = one(0, 2 * np.pi)
+    moves = draw_one_per_body(0, 1) < 0.85
+    motion = draw_lengths(next(normal)[..., 0, 0], draw_one_per_body(0, 1)) * depth / focal * moves
+    heading = draw_one_per_body(0, 2 * np.pi)
     nearer = np.clip(0.08 * next(normal)[..., 0, 0], -0.3, 0.3) * depth * moves
     shift = np.stack([motion * np.cos(heading), motion * np.sin(heading), nearer], -1)
-    turns = np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(one(0, 1) < 0.15, 3, 1)[..., None]
+    turns = (
+        np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(draw_one_per_body(0, 1) < 0.15, 3, 1)[..., None]
+    )
     bulge = np.exp(0.05 * next(normal)[..., 0, :])
-    shape[..., 0, 1, :, :] = rotation(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
+    shape[..., 0, 1, :, :] = rotation_matrices(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
     centre[..., 0, 1, :] = core + shift
 
-    limb_directions = _unit(next(normal))  # [B, BODIES, PARTS, 3]
+    limb_directions = _normalize(next(normal))  # [B, BODIES, PARTS, 3]
     bend = next(normal)
-    length = radius[..., None] * np.exp(_between(next(uniform), math.log(0.5), math.log(1.5)))
-    thick = length * np.exp(_between(next(uniform), math.log(0.12), math.log(0.55)))
-    axis = _unit(next(normal))
+    length = radius[..., None] * np.exp(_scale_uniform(next(uniform), math.log(0.5), math.log(1.5)))
+    thick = length * np.exp(_scale_uniform(next(uniform), math.log(0.12), math.log(0.55)))
+    axis = _normalize(next(normal))
     swing = draw_lengths(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
     swing = np.clip(swing, 0, 0.9) * (next(uniform) < 0.8)
     limbs = next(uniform) < 0.75
@@ -80,43 +93,47 @@ def draw_bodies(
         before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
         if bone == 0:
             point = 0.8 * limb_directions[..., section, :]
-            ahead = _unit(multiply(before, point) + 0.4 * radius[..., None] * bend[..., section, :])
+            ahead = _normalize(multiply_vectors(before, point) + 0.4 * radius[..., None] * bend[..., section, :])
         else:
             point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), limb_directions[..., section, :].shape)
-            ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., section, :])
+            ahead = _normalize(_normalize(before[..., :, 0]) + 0.5 * bend[..., section, :])
             limbs[..., section] &= limbs[..., bone]
-        joint = centre[..., bone, 0, :] + multiply(before, point)
+        joint = centre[..., bone, 0, :] + multiply_vectors(before, point)
         half, across = length[..., section] / 2, thick[..., section] / 2
-        frame = _frame(ahead, limb_directions[..., section - 1, :])
+        frame = _orthonormal_axes(ahead, limb_directions[..., section - 1, :])
         own = frame * np.stack([half, across, across], -1)[..., None, :]
-        joint_motion = rotation(axis[..., section, :] * swing[..., section, None]) @ after @ np.linalg.inv(before)
+        joint_motion = (
+            rotation_matrices(axis[..., section, :] * swing[..., section, None]) @ after @ np.linalg.inv(before)
+        )
         shape[..., section, 0, :, :], shape[..., section, 1, :, :] = own, joint_motion @ own
         out = ahead * (0.9 * half)[..., None]
         centre[..., section, 0, :] = joint + out
-        centre[..., section, 1, :] = centre[..., bone, 1, :] + multiply(after, point) + multiply(joint_motion, out)
+        centre[..., section, 1, :] = (
+            centre[..., bone, 1, :] + multiply_vectors(after, point) + multiply_vectors(joint_motion, out)
+        )
     limbs[..., 0] = True
     on = present[..., None] & limbs
-    levels = np.where(one(0, 1) < style.smooth, one(1.0, 4.5), 0.0)
-    same_look = np.repeat((one(0, 1) < 0.7)[..., None], PARTS, -1)
+    levels = np.where(draw_one_per_body(0, 1) < style.smooth, draw_one_per_body(1.0, 4.5), 0.0)
+    same_look = np.repeat((draw_one_per_body(0, 1) < 0.7)[..., None], PARTS, -1)
     smooth = np.repeat(levels[..., None], PARTS, -1)
 
-    def flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def flatten(values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values.reshape(len(numbers), BODIES * PARTS, *values.shape[3:])
 
-    return Bodies(*(flat(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
+    return Bodies(*(flatten(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
 
 
-def _between(uniform: Floats, low: float, high: float) -> Floats:
+def _scale_uniform(uniform: Floats, low: float, high: float) -> Floats:
     return low + (high - low) * uniform
 
 
-def _unit(vector: Floats) -> Floats:
+def _normalize(vector: Floats) -> Floats:
     length = np.linalg.norm(vector, axis=-1, keepdims=True)
     unit: Floats = vector / np.maximum(length, 1e-12)
     return unit
 
 
-def _frame(first: Floats, other: Floats) -> Floats:
+def _orthonormal_axes(first: Floats, other: Floats) -> Floats:
     """Return orthonormal axes in columns [..., 3, 3], the first as given."""
-    second = _unit(np.cross(first, other))
+    second = _normalize(np.cross(first, other))
     return np.stack([first, second, np.cross(first, second)], -1)

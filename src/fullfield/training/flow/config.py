@@ -97,7 +97,7 @@ class FlowTraining(Config):
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
-    def rate(self, completed: float) -> float:
+    def compute_learning_rate(self, completed: float) -> float:
         """Return the learning rate after this share of the training."""
         if completed < self.warmup:
             return self.learning_rate * (_START + (1 - _START) * completed / self.warmup)

@@ -31,7 +31,7 @@ class FlowRow(NamedTuple):
     validation: float  # mean end-point error of the averaged weights in validation, pixels; NaN: no validation
 
 
-def figure_class() -> type[Figure]:
+def import_figure_class() -> type[Figure]:
     """Return matplotlib's class of figures."""
     try:
         from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def figure_class() -> type[Figure]:
 
 def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
     """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate."""
-    make_figure = figure_class()
+    make_figure = import_figure_class()
     if not history:
         raise InputError("history: expected one row at least, got none")
     figure = make_figure(figsize=(12, 3.6), layout="constrained")

@@ -22,16 +22,16 @@ from fullfield.training.checkpoint import (
     WEIGHTS,
     StateCheck,
     TrainingFolder,
+    copy_tensors,
     has_state,
-    restore,
-    tensors,
+    restore_run,
     write_tensors,
 )
-from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
+from fullfield.training.flow.batch import FlowBatch, PairSource, announce_batches, check_batch
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.curves import CURVES, Board, FlowRow, figure_class, plot_history
-from fullfield.training.flow.ranks import Ranks, ranks
-from fullfield.training.flow.stepping import Reading, Stepper, check_finite, diverged
+from fullfield.training.flow.curves import CURVES, Board, FlowRow, import_figure_class, plot_history
+from fullfield.training.flow.ranks import Ranks, join_ranks
+from fullfield.training.flow.stepping import Reading, Stepper, build_divergence_error, check_finite
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
@@ -40,7 +40,7 @@ _ENDED = 3  # steps in a row that are not finite when a checkpoint is due
 _SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
 
 
-class Ahead:
+class BatchesAhead:
     """Batches of a source in order, ``count`` pairs each; on a GPU a second stream makes the next one during a step."""
 
     def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
@@ -49,15 +49,15 @@ class Ahead:
         self._waiting: dict[int, FlowBatch] = {}
         self._announced: int | None = None
 
-    def make(self, step: int) -> None:
+    def start_batch(self, step: int) -> None:
         """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = {step: self._make(step)}
+            self._waiting = {step: self._make_batch(step)}
 
-    def take(self, step: int) -> FlowBatch:
+    def take_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
-            self.make(step)
+            self.start_batch(step)
         batch = self._waiting.pop(step)
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
@@ -66,10 +66,10 @@ class Ahead:
                 tensor.record_stream(current)
         return batch
 
-    def _make(self, step: int) -> FlowBatch:
+    def _make_batch(self, step: int) -> FlowBatch:
         index = step * self._ranks.count + self._ranks.rank
         if self._announced != step:
-            announce(self._source, index, self._ranks.count, lambda _: self._count)
+            announce_batches(self._source, index, self._ranks.count, lambda _: self._count)
         self._announced = step + 1
         batch = self._source.batch(index, self._count)
         check_batch(batch)
@@ -148,7 +148,7 @@ def train_flow(
     first = next(model.parameters(), None)
     if first is None:
         raise InputError("model: expected parameters to train, got none")
-    with ranks(first.device) as team, _seed_and_tune(first.device, training.seed + team.rank):
+    with join_ranks(first.device) as team, _seed_and_tune(first.device, training.seed + team.rank):
         if training.batch % team.count:
             raise InputError(f"batch: expected a multiple of {team.count} processes, got {training.batch}")
         model.train()
@@ -157,7 +157,7 @@ def train_flow(
         stepper = None
         try:
             stepper = Stepper(model, training, team)
-            ahead = Ahead(source, training.batch // team.count, first.device, team)
+            ahead = BatchesAhead(source, training.batch // team.count, first.device, team)
             return _Loop(Path(folder), stepper, ahead, run, validation, progress).train()
         finally:
             model.eval()
@@ -187,13 +187,13 @@ class _Clock:
         """Seconds since this process began."""
         return self._mark[1] - self._before
 
-    def at(self, step: int) -> float:
+    def seconds_at_step(self, step: int) -> float:
         """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
-    def read(self, step: int, *, worked: bool = True) -> float:
+    def read_seconds(self, step: int, *, worked: bool = True) -> float:
         """Read the clock; ``worked``: only steps ran since the last reading."""
-        seconds = self._team.number(self._before + time.perf_counter() - self._start, self._device)
+        seconds = self._team.share_number(self._before + time.perf_counter() - self._start, self._device)
         if worked and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
@@ -219,7 +219,7 @@ class _Notes(NamedTuple):
         }
 
     @staticmethod
-    def read(notes: Mapping[str, Any], folder: Path) -> _Notes:
+    def from_notes(notes: Mapping[str, Any], folder: Path) -> _Notes:
         """Read the notes of a checkpoint; InputError if they are damaged."""
         try:
             scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
@@ -238,7 +238,7 @@ class _Loop:
         self,
         folder: Path,
         stepper: Stepper,
-        ahead: Ahead,
+        ahead: BatchesAhead,
         run: FlowRun,
         validation: Validation | None,
         progress: Progress | None,
@@ -249,52 +249,52 @@ class _Loop:
         recipe = {
             **run.recipe,
             "training": self.training.as_dict(),
-            "loss": stepper.loss,
+            "loss": stepper.compute_loss,
             "after": None if run.after is None else os.fspath(run.after),
         }
         after = None if run.after is None else Path(run.after)
         if after is not None and not (has_state(folder) or has_state(after)):
             raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(after)}")
-        self.run_folder = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
-        self.team.wait()
+        self.run_folder = TrainingFolder(folder, recipe, FlowRow) if self.team.is_first else None
+        self.team.wait_for_all()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
         # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
         # are stored.
-        self.check = StateCheck(self._modules(), stepper.optimizer, buffers=self.team.first)
-        restored = self._restored(folder)
+        self.check = StateCheck(self._list_modules(), stepper.optimizer, buffers=self.team.is_first)
+        restored = self._restore_state(folder)
         if restored is not None:
             self.history, notes = restored
             self.batches, self.best = notes.batches, notes.best
             stepper.scaling = notes.scaling.to(stepper.device)
-            if self.team.first:
+            if self.team.is_first:
                 torch.set_rng_state(notes.rng)
-        elif after is not None and (before := self._restored(after)) is not None:
+        elif after is not None and (before := self._restore_state(after)) is not None:
             self.batches = -(-before[1].pairs // self.training.batch)
         # Seconds of training when the last row was written.
         self.checkpoint_seconds = self.history[-1].seconds if self.history else 0.0
         if run.curves:
-            figure_class()
-        self.board = Board(folder) if run.tensorboard and self.team.first else None
+            import_figure_class()
+        self.board = Board(folder) if run.tensorboard and self.team.is_first else None
         self.readings: list[Reading] = []
         self.rows = 0
         if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
             self.run_folder.write_history(self.history)
-            self._publish(self.run_folder.folder)
+            self._write_weights_and_curves(self.run_folder.folder)
 
-    def _restored(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
+    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
-        restored = restore(folder, self._modules(), self.stepper.optimizer, FlowRow)
+        restored = restore_run(folder, self._list_modules(), self.stepper.optimizer, FlowRow)
         if restored is None:
             return None
         self.stepper.fold_biases()
-        return restored.history, _Notes.read(restored.notes, folder)
+        return restored.history, _Notes.from_notes(restored.notes, folder)
 
-    def _modules(self) -> dict[str, nn.Module]:
+    def _list_modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
 
-    def _publish(self, folder: Path) -> None:
+    def _write_weights_and_curves(self, folder: Path) -> None:
         """Write the averaged weights and, on request, the curves."""
-        write_tensors(folder / WEIGHTS, tensors(self.stepper.average.model))
+        write_tensors(folder / WEIGHTS, copy_tensors(self.stepper.average.model))
         if self.run.curves:
             plot_history(folder / CURVES, self.history)
 
@@ -302,35 +302,35 @@ class _Loop:
         training, run = self.training, self.run
         first_step = step = self.history[-1].step if self.history else 0
         clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
-        completed, paused = training.completed_fraction(step, clock.at(step)), False
+        completed, paused = training.completed_fraction(step, clock.seconds_at_step(step)), False
         while completed < 1.0 and not paused:
-            rate = training.rate(completed)
-            batch = self.ahead.take(self.batches + step)
-            self.stepper.step(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
+            rate = training.compute_learning_rate(completed)
+            batch = self.ahead.take_batch(self.batches + step)
+            self.stepper.run_step(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
             step += 1
-            completed = training.completed_fraction(step, clock.at(step))
+            completed = training.completed_fraction(step, clock.seconds_at_step(step))
             if completed < 1.0:
-                self.ahead.make(self.batches + step)
+                self.ahead.start_batch(self.batches + step)
             is_due = step % run.every == 0 or completed >= 1.0
             if not (is_due or step % run.read == 0 or step == first_step + _SETTLED):
                 continue
-            reading = self.stepper.read()
+            reading = self.stepper.read_means()
             self.readings.append(reading)
             check_finite(reading, step, training)
-            seconds = clock.read(step)
+            seconds = clock.read_seconds(step)
             completed = training.completed_fraction(step, seconds)
             paused = run.pause is not None and clock.elapsed >= run.pause
             # Steps in float16 may overflow until the loss's scale has settled.
             is_due = is_due or paused or completed >= 1.0
             if is_due and training.precision != "float16":
                 if all(r.skipped == r.steps for r in self.readings):
-                    raise diverged("every step since the last checkpoint", step, training)
+                    raise build_divergence_error("every step since the last checkpoint", step, training)
                 if reading.skipped == reading.steps and reading.in_a_row >= _ENDED:
-                    raise diverged(f"the last {reading.in_a_row} steps", step, training)
-            self._report(completed, step, reading, clock)
+                    raise build_divergence_error(f"the last {reading.in_a_row} steps", step, training)
+            self._report_progress(completed, step, reading, clock)
             if is_due:
                 self._write_checkpoint(step, seconds, rate, last=paused or completed >= 1.0)
-                self.checkpoint_seconds = clock.read(step, worked=False)
+                self.checkpoint_seconds = clock.read_seconds(step, worked=False)
                 completed = training.completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed)
 
@@ -358,16 +358,16 @@ class _Loop:
             return
         if error < self.best:
             self.best = error
-            write_tensors(self.run_folder.folder / BEST, tensors(self.stepper.average.model))
+            write_tensors(self.run_folder.folder / BEST, copy_tensors(self.stepper.average.model))
         pairs = (self.batches + step) * self.training.batch
         notes = _Notes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
-        self.run_folder.save(self._modules(), self.stepper.optimizer, self.history, notes.as_json())
-        self._publish(self.run_folder.folder)
+        self.run_folder.save(self._list_modules(), self.stepper.optimizer, self.history, notes.as_json())
+        self._write_weights_and_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.add(self.history[-1])
 
-    def _report(self, completed: float, step: int, reading: Reading, clock: _Clock) -> None:
-        if self.progress is None or not self.team.first:
+    def _report_progress(self, completed: float, step: int, reading: Reading, clock: _Clock) -> None:
+        if self.progress is None or not self.team.is_first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
         if clock.pace > 0:

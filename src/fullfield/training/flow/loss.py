@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_surprise
+from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_negative_log_likelihood
 
 
 def loss_mask(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
@@ -41,7 +41,7 @@ def sequence_loss(
     """
     truth, inside, pixels = _mask_truth(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
-    for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, predicted in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
         total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
     return total / (2 * pixels)
 
@@ -67,14 +67,14 @@ def laplace_mixture_loss(
     _check.number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
-    for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, (predicted, info) in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
         _check.tensor(info, "predictions", (batch, 4, height, width))
-        surprise = mixture_surprise(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
+        surprise = mixture_negative_log_likelihood(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
     return total / (2 * pixels)
 
 
-def coarse_mixture_loss(
+def mixture_loss_before_upsampling(
     predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 6, h, w], [B, 9·8·8, h, w])
     padding: Sequence[int],  # left, right, top, bottom: pixels that the network added
     flow: Tensor,  # [B, 2, H, W], the truth
@@ -96,13 +96,13 @@ def coarse_mixture_loss(
         flow, valid = functional.pad(flow, tuple(padding)), functional.pad(valid, tuple(padding))
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
-    for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, (field, mask) in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
         loss, error = convex_mixture_loss(field, mask, flow, valid, log_scale_min=low, log_scale_max=high)
         total = total + weight * loss
     return total / (2 * pixels), error / pixels
 
 
-def mean_error(
+def mean_end_point_error(
     predicted: Tensor,  # [B, 2, H, W]
     flow: Tensor,  # [B, 2, H, W], the truth
     valid: Tensor,  # [B, H, W] bool
@@ -112,7 +112,7 @@ def mean_error(
     return error / valid.sum().clamp(min=1)
 
 
-def _weights(count: int, gamma: float) -> list[float]:
+def _prediction_weights(count: int, gamma: float) -> list[float]:
     return [gamma ** (count - 1 - index) for index in range(count)]
 
 

@@ -18,7 +18,7 @@ from fullfield.training.flow.layered.meshes import (
     MeshPlacement,
     MeshTable,
 )
-from fullfield.training.flow.scene_draw import Floats, motion_lengths, multiply, rotation
+from fullfield.training.flow.scene_draw import Floats, draw_motion_lengths, multiply_vectors, rotation_matrices
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 MESHES = 6
@@ -62,11 +62,12 @@ def draw_meshes(
     draw = _MeshDraw(seed, numbers)
     height, width = geometry.size
     focal = geometry.focal[:, None]
-    on = (draw.scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.scene()))
-    depth = np.exp(draw.uniform(math.log(1.5), math.log(7.0)))
-    radius = 0.5 * height * np.exp(draw.uniform(math.log(0.2), math.log(1.8))) * depth / focal
+    on = (draw.draw_per_scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.draw_per_scene()))
+    depth = np.exp(draw.draw_uniform(math.log(1.5), math.log(7.0)))
+    radius = 0.5 * height * np.exp(draw.draw_uniform(math.log(0.2), math.log(1.8))) * depth / focal
     radius = np.minimum(radius, 0.5 * depth)
-    x, y = draw.uniform(-0.05, 1.05) * width - (width - 1) / 2, draw.uniform(-0.05, 1.05) * height - (height - 1) / 2
+    x = draw.draw_uniform(-0.05, 1.05) * width - (width - 1) / 2
+    y = draw.draw_uniform(-0.05, 1.05) * height - (height - 1) / 2
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
     pose = _draw_poses(draw, geometry, centre, radius, unit, style)
     seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
@@ -82,14 +83,14 @@ def draw_meshes(
     camera = np.concatenate([camera, np.full((len(camera), 1), (height - 1) / 2)], 1)
     values["camera"] = np.broadcast_to(camera[:, None], (*on.shape, 3)).astype(np.float32)
     values["deformation"] = _draw_deformations(draw, style)
-    texels = radius * focal / depth * np.exp(draw.normal()[..., 0] * 0.45) / min(max(unit, 0.5), 2.0)
-    turned = rotation(2 * draw.normal()) * texels[..., None, None]
-    origin = np.stack([draw.uniform(0, 1024) for _ in range(3)], -1)[..., None]
+    texels = radius * focal / depth * np.exp(draw.draw_normal()[..., 0] * 0.45) / min(max(unit, 0.5), 2.0)
+    turned = rotation_matrices(2 * draw.draw_normal()) * texels[..., None, None]
+    origin = np.stack([draw.draw_uniform(0, 1024) for _ in range(3)], -1)[..., None]
     values["texture"] = np.concatenate([turned, origin], -1).astype(np.float32)
     values["light"] = _draw_light(draw)
-    values["flat"] = (draw.uniform() < 0.4).astype(np.float32)
+    values["flat"] = (draw.draw_uniform() < 0.4).astype(np.float32)
     values["pictures"], values["colours"] = _draw_paint(draw, pictures, style)
-    group, depth = _group(on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius)
+    group, depth = _group_overlapping_meshes(on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius)
     return DrawnMeshes(on, group, depth, values)
 
 
@@ -101,17 +102,17 @@ class _MeshDraw:
         self._uniform = iter(np.stack([stream.random((_UNIFORM, MESHES)) for stream in streams], 1))
         self._normal = iter(np.stack([stream.standard_normal((_NORMAL, MESHES, 3)) for stream in streams], 1))
 
-    def scene(self) -> Floats:
+    def draw_per_scene(self) -> Floats:
         """Return a uniform number for each scene [B, 1]."""
         number: Floats = next(self._uniform)[:, :1]
         return number
 
-    def uniform(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_uniform(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each mesh [B, N]."""
         number: Floats = low + (high - low) * next(self._uniform)
         return number
 
-    def normal(self) -> Floats:
+    def draw_normal(self) -> Floats:
         """Return normal numbers for each mesh [B, N, 3]."""
         return next(self._normal)
 
@@ -121,25 +122,26 @@ def _draw_poses(
 ) -> Floats:
     """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
     depth, focal = centre[..., 2], geometry.focal[:, None]
-    upright = draw.uniform() < 0.5
-    yaw, free = draw.uniform(0, 2 * np.pi), 2 * draw.normal()
-    tilt = 0.2 * draw.normal()
+    upright = draw.draw_uniform() < 0.5
+    yaw, free = draw.draw_uniform(0, 2 * np.pi), 2 * draw.draw_normal()
+    tilt = 0.2 * draw.draw_normal()
     axis = np.stack([tilt[..., 0], yaw, tilt[..., 2]], -1)
     down = np.diag([1.0, -1.0, -1.0])  # the y axis of images points down
-    first = np.where(upright[..., None, None], down @ rotation(axis), rotation(free))
-    first = first * (radius[..., None] * np.exp(0.15 * draw.normal()).clip(0.7, 1.3))[..., None, :]
-    moves = draw.uniform() < 0.85
-    extent = motion_lengths(draw.uniform(), draw.normal()[..., 0], style.object_motion, unit, style) * moves
-    heading = draw.uniform(0, 2 * np.pi)
-    nearer = np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * moves
+    first = np.where(upright[..., None, None], down @ rotation_matrices(axis), rotation_matrices(free))
+    first = first * (radius[..., None] * np.exp(0.15 * draw.draw_normal()).clip(0.7, 1.3))[..., None, :]
+    moves = draw.draw_uniform() < 0.85
+    motion, normal = draw.draw_uniform(), draw.draw_normal()[..., 0]
+    extent = draw_motion_lengths(motion, normal, style.object_motion, unit, style) * moves
+    heading = draw.draw_uniform(0, 2 * np.pi)
+    nearer = np.clip(0.08 * draw.draw_normal()[..., 0], -0.3, 0.3) * moves
     shift = (
         np.stack([extent * np.cos(heading) / focal, extent * np.sin(heading) / focal, nearer], -1) * depth[..., None]
     )
-    turn = 0.12 * draw.normal() * np.where(draw.uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
-    camera = np.swapaxes(rotation(geometry.camera_turn), -1, -2)[:, None]
-    swell = np.exp(0.03 * draw.normal())[..., None, :]
-    second = camera @ rotation(np.clip(turn, -1.0, 1.0)) @ first * swell
-    second_centre = multiply(camera, centre + shift - geometry.camera_shift[:, None])
+    turn = 0.12 * draw.draw_normal() * np.where(draw.draw_uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
+    camera = np.swapaxes(rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
+    swell = np.exp(0.03 * draw.draw_normal())[..., None, :]
+    second = camera @ rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
+    second_centre = multiply_vectors(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_centre))]
     return np.stack(maps, 2)
 
@@ -148,7 +150,7 @@ def _draw_entries(draw: _MeshDraw, table: MeshTable) -> NDArray[np.int64]:
     """Return entries [B, N] of the table: half of them clips, if it has some."""
     everything = np.arange(len(table.pose_counts))
     clips = everything[table.pose_counts > 1]
-    is_clip, position = draw.uniform() < 0.5, draw.uniform()
+    is_clip, position = draw.draw_uniform() < 0.5, draw.draw_uniform()
     entries = np.floor(position * len(everything)).astype(np.int64)
     if len(clips):
         entries = np.where(is_clip, clips[np.floor(position * len(clips)).astype(np.int64)], entries)
@@ -160,8 +162,8 @@ def _draw_clips(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
     last = (table.pose_counts[which] - 1).astype(np.float64)
-    start = draw.uniform() * last
-    step = 0.45 * draw.normal()[..., 0] * np.where(draw.uniform() < 0.2, 3, 1)
+    start = draw.draw_uniform() * last
+    step = 0.45 * draw.draw_normal()[..., 0] * np.where(draw.draw_uniform() < 0.2, 3, 1)
     phase = np.stack([start, np.clip(start + step, 0, last)], -1)
     low: NDArray[np.int64] = np.minimum(np.floor(phase), np.maximum(last - 1, 0)[..., None]).astype(np.int64)
     high = np.minimum(low + 1, last.astype(np.int64)[..., None])
@@ -173,15 +175,16 @@ def _draw_clips(
 
 def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32]:
     """Return waves and twists [B, N, 2, DEFORMATION] of some meshes; they change between the frames."""
-    bends = (draw.uniform() < style.waves)[..., None]
+    bends = (draw.draw_uniform() < style.waves)[..., None]
     frames = []
     waves = []
     for _ in range(WAVES):
-        along = draw.normal() * 1.5
+        along = draw.draw_normal() * 1.5
         length = np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), 1e-3)
-        high = np.minimum(0.08 * np.abs(draw.uniform())[..., None], 0.25 / length) * bends
-        waves.append((draw.normal().clip(-2, 2) * high, along, draw.uniform(0, 2 * np.pi), draw.uniform(-1.2, 1.2)))
-    twist = draw.normal() * np.array([0.4, 0.2, 0]) * bends
+        high = np.minimum(0.08 * np.abs(draw.draw_uniform())[..., None], 0.25 / length) * bends
+        high = draw.draw_normal().clip(-2, 2) * high
+        waves.append((high, along, draw.draw_uniform(0, 2 * np.pi), draw.draw_uniform(-1.2, 1.2)))
+    twist = draw.draw_normal() * np.array([0.4, 0.2, 0]) * bends
     for frame in (0, 1):
         numbers = [
             np.concatenate([amplitude, along, (phase + frame * change)[..., None]], -1)
@@ -193,11 +196,11 @@ def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32
 
 def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
     """Return the light [B, N, 2, 4] in both frames, mostly from above and from the camera's side."""
-    strength = draw.uniform(0.0, 1.1)
-    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * draw.normal()
+    strength = draw.draw_uniform(0.0, 1.1)
+    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * draw.draw_normal()
     frames = []
     for change in (0.0, 0.05):
-        towards = lamp + change * draw.normal()
+        towards = lamp + change * draw.draw_normal()
         towards = towards / np.maximum(np.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
         frames.append(np.concatenate([(1 - 0.65 * strength)[..., None].clip(0.15), towards * strength[..., None]], -1))
     return np.stack(frames, 2).astype(np.float32)
@@ -205,21 +208,21 @@ def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
 
 def _draw_paint(draw: _MeshDraw, pictures: int, style: SceneStyle) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return pictures [B, N, MATERIALS] and colours [B, N, MATERIALS, MESH_COLOURS]."""
-    first = draw.uniform(0, pictures)
+    first = draw.draw_uniform(0, pictures)
     picture_ids = np.repeat(first[..., None], MATERIALS, -1)
     colours = np.zeros((*first.shape, MATERIALS, MESH_COLOURS))
-    smooth = np.where(draw.uniform() < style.smooth, draw.uniform(1.0, 4.5), 0.0)
-    contrast = np.where(draw.uniform() < style.plain, draw.uniform(0.02, 0.4), draw.uniform(0.6, 1.3))
-    middle = draw.uniform(0.2, 0.8)
-    gain = 1 + np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * (draw.scene() < 0.3)
-    same_look = draw.uniform() < 0.4
+    smooth = np.where(draw.draw_uniform() < style.smooth, draw.draw_uniform(1.0, 4.5), 0.0)
+    contrast = np.where(draw.draw_uniform() < style.plain, draw.draw_uniform(0.02, 0.4), draw.draw_uniform(0.6, 1.3))
+    middle = draw.draw_uniform(0.2, 0.8)
+    gain = 1 + np.clip(0.08 * draw.draw_normal()[..., 0], -0.3, 0.3) * (draw.draw_per_scene() < 0.3)
+    same_look = draw.draw_uniform() < 0.4
     tint = np.ones((*first.shape, 3))
     for material in range(MATERIALS):
-        other = draw.uniform(0, pictures)
+        other = draw.draw_uniform(0, pictures)
         own = ~same_look if material else np.zeros_like(same_look)
-        picture_ids[..., material] = np.where(own & (draw.uniform() < 0.6), other, picture_ids[..., material])
-        drawn = np.stack([draw.uniform(0.75, 1.25) for _ in range(3)], -1)
-        shade = draw.uniform(0.6, 1.4)[..., None]
+        picture_ids[..., material] = np.where(own & (draw.draw_uniform() < 0.6), other, picture_ids[..., material])
+        drawn = np.stack([draw.draw_uniform(0.75, 1.25) for _ in range(3)], -1)
+        shade = draw.draw_uniform(0.6, 1.4)[..., None]
         tint = np.where(own[..., None], drawn * shade, tint) if material else drawn
         factor = contrast[..., None] * tint
         offset = middle[..., None] * tint - 0.5 * factor
@@ -230,7 +233,7 @@ def _draw_paint(draw: _MeshDraw, pictures: int, style: SceneStyle) -> tuple[NDAr
     return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
 
 
-def _group(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _group_overlapping_meshes(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Return groups of meshes whose ranges of depth overlap, each named by its nearest mesh, and the groups' depths."""
     order = np.argsort(np.where(on, depth - radius, np.inf), axis=1, kind="stable")
     group = np.tile(np.arange(on.shape[1]), (len(on), 1))

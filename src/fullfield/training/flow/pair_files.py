@@ -16,7 +16,7 @@ from fullfield._ledger.settings import SettingsFile
 from fullfield.io import write_flow, write_image
 from fullfield.io.files import atomic_path, remove_abandoned
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import licence_list, licence_text
+from fullfield.training.flow.pictures import format_licences, read_licence_list
 
 MANIFEST, LICENCES = "pairs.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
@@ -26,7 +26,7 @@ _KITTI = 511.5  # px, the most that KITTI's files hold
 Progress = Callable[[float, str], None]
 
 
-class Written(NamedTuple):
+class WrittenPairs(NamedTuple):
     """Result of :func:`write_pairs`."""
 
     folder: Path
@@ -43,7 +43,7 @@ def write_pairs(
     flow_format: str = "flo",
     together: int = 4,
     progress: Progress | None = None,
-) -> Written:
+) -> WrittenPairs:
     """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.own.SyntheticPairs` reads.
 
     Pairs that are there already are kept, so that a run that was stopped goes on where it was, and a set can grow.
@@ -63,7 +63,7 @@ def write_pairs(
     _check.number(together, "together", integer=True, low=1)
     _check.choice(flow_format, "flow_format", FLOW_FORMATS)
     base = Path(folder)
-    manifest = _manifest(pairs, textures, flow_format)
+    manifest = _describe_pairs(pairs, textures, flow_format)
     file = SettingsFile(
         base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_without_count
     )
@@ -76,41 +76,41 @@ def write_pairs(
         remove_abandoned(base / name)
     if textures is not None:
         with atomic_path(base / LICENCES) as temporary:
-            temporary.write_text(licence_text(licence_list(textures)), "utf-8")
+            temporary.write_text(format_licences(read_licence_list(textures)), "utf-8")
     written = 0
     for start in range(0, count, together):
-        numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]
+        numbers = [n for n in range(start, start + together) if not _flow_path(base, n, flow_format).exists()]
         is_full = len(numbers) == together and start + together <= count
         for first, size in [(start, together)] if is_full else [(n, 1) for n in numbers if n < count]:
             if progress is not None:
                 progress(first / count, f"pair {first + 1} of {count}")
             batch = pairs.batch(first // size, size)
             for index in range(size):
-                _write(base, first + index, [tensor[index].cpu() for tensor in batch], flow_format)
+                _write_pair(base, first + index, [tensor[index].cpu() for tensor in batch], flow_format)
             written += size
-    return Written(base, written, count - written)
+    return WrittenPairs(base, written, count - written)
 
 
-def _write(base: Path, number: int, tensors: list[Tensor], flow_format: str) -> None:
+def _write_pair(base: Path, number: int, tensors: list[Tensor], flow_format: str) -> None:
     """Write the files of a pair; the flow comes last, so that a pair with flow is complete."""
     frame1, frame2, flow, valid, occluded = tensors
     if flow_format == "png":
         valid = valid & (flow.abs().amax(0) < _KITTI)
-    pictures = (frame1.float(), frame2.float(), _mask(occluded), _mask(~valid))
+    pictures = (frame1.float(), frame2.float(), _mask_to_image(occluded), _mask_to_image(~valid))
     for name, picture in zip(_PICTURE_FOLDERS, pictures, strict=True):
         write_image(base / name / f"{number:05d}.png", picture)
-    write_flow(_flow_file(base, number, flow_format), flow, valid)
+    write_flow(_flow_path(base, number, flow_format), flow, valid)
 
 
-def _mask(mask: Tensor) -> Tensor:
+def _mask_to_image(mask: Tensor) -> Tensor:
     return mask.to(torch.uint8)[None] * 255
 
 
-def _flow_file(base: Path, number: int, flow_format: str) -> Path:
+def _flow_path(base: Path, number: int, flow_format: str) -> Path:
     return base / "flow" / f"{number:05d}.{flow_format}"
 
 
-def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
+def _describe_pairs(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
     """Return everything that decides what the pairs look like."""
     height, width = pairs.size
     atlas = pairs.atlas

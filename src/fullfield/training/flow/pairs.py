@@ -97,14 +97,14 @@ class PairGenerator:
         scenes, steps = self._drawn.take(index, count)
         totals = None if scenes.meshes is None else scenes.meshes.totals
         if self.device.type == "cuda":
-            scenes = scenes.map(self._on_device)
+            scenes = scenes.map_tensors(self._copy_to_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if steps.any():
             frame1, frame2 = self._store_as_jpeg(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
-    def _on_device(self, tensor: Tensor) -> Tensor:
+    def _copy_to_device(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device without waiting for what the device still has to do."""
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # a copy from other memory would wait
@@ -114,9 +114,9 @@ class PairGenerator:
     def _store_as_jpeg(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
-        selected, coarse = (self._on_device(tensor) for tensor in (rough.nonzero()[:, 0], steps[rough]))
+        selected, coarse = (self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
-            both = _compress(
+            both = _compress_as_jpeg(
                 torch.cat([frame.index_select(0, selected) for frame in (frame1, frame2)]),
                 coarse.repeat(2)[:, None, None, None],
             )
@@ -146,10 +146,10 @@ class _Drawn:
         return scenes, torch.from_numpy(steps.astype(np.float32))
 
 
-def _compress(frames: Tensor, steps: Tensor) -> Tensor:
+def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
-    tables = _tables(frames.device)
+    tables = _load_tables(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
     blocks = torch.einsum("cd,bdhw->bchw", tables.luma, padded)
     rows, columns = (side // _BLOCK for side in blocks.shape[2:])
@@ -172,7 +172,7 @@ class _Tables(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def _tables(device: torch.device) -> _Tables:
+def _load_tables(device: torch.device) -> _Tables:
     """Return the constants; a copy for each batch would wait for the device."""
     rank = torch.arange(_BLOCK, dtype=torch.float64)
     cosines = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)

@@ -65,9 +65,9 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
     squares: list[Pixels] = []
     names: list[str] = []
     with _report_damage(where), zipfile.ZipFile(where) as file:
-        entries = _manifest(where, file)
+        entries = _read_manifest(where, file)
         for entry in entries["pictures"]:
-            picture = _decode(file.read(entry["file"]))
+            picture = _decode_jpeg(file.read(entry["file"]))
             for crop, square in enumerate(cut_squares(picture, size)):
                 squares.append(square)
                 names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
@@ -92,7 +92,7 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
     meshes = []
     at = 0
 
-    def take(dtype: str, *shape: int) -> NDArray[Any]:
+    def take_array(dtype: str, *shape: int) -> NDArray[Any]:
         nonlocal at
         count = math.prod(shape)
         values = np.frombuffer(data, dtype, count, at).reshape(shape)
@@ -101,8 +101,8 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
 
     for entry in entries:
         vertices, triangles = entry["vertices"], entry["triangles"]
-        clips = [take("<f2", poses, vertices, 3).astype(np.float32) for poses in entry["poses"]]
-        corners, materials = take("<u2", triangles, 3).astype(np.int64), take("u1", triangles)
+        clips = [take_array("<f2", poses, vertices, 3).astype(np.float32) for poses in entry["poses"]]
+        corners, materials = take_array("<u2", triangles, 3).astype(np.int64), take_array("u1", triangles)
         is_valid = corners.max() < vertices and materials.max() < MATERIALS
         is_valid &= all(np.isfinite(clip).all() for clip in clips)
         if not is_valid:
@@ -110,7 +110,7 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
         meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
-    return build_store(meshes).join(procedural_meshes())
+    return build_store(meshes).join_stores(procedural_meshes())
 
 
 def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
@@ -128,16 +128,16 @@ def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shap
     return PicturePack(torch.from_numpy(pictures), torch.from_numpy(procedural_shapes(shapes, seed)), names)
 
 
-def licence_list(path: str | Path) -> dict[str, Any]:
+def read_licence_list(path: str | Path) -> dict[str, Any]:
     """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence."""
     with _report_damage(Path(path)), zipfile.ZipFile(path) as file:
-        return _manifest(Path(path), file)
+        return _read_manifest(Path(path), file)
 
 
-def licence_text(manifest: Mapping[str, Any]) -> str:
+def format_licences(manifest: Mapping[str, Any]) -> str:
     """Return the licence list of a pack as Markdown: counts, then every file by package, licence and author.
 
-    ``manifest`` is the result of :func:`licence_list`.
+    ``manifest`` is the result of :func:`read_licence_list`.
     """
     kinds = ("pictures", "shapes", "meshes")
     files: dict[tuple[str, ...], dict[str, set[str]]] = {}
@@ -223,14 +223,14 @@ def _mirror_indices(length: int, count: int) -> NDArray[np.int64]:
     return np.minimum(period, 2 * length - 1 - period)
 
 
-def _manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
+def _read_manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     entries = json.loads(file.read(MANIFEST))
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise InputError(f"{path}: expected a picture pack of format {FORMAT}, got another; build it again")
     return entries
 
 
-def _decode(data: bytes) -> Pixels:
+def _decode_jpeg(data: bytes) -> Pixels:
     from PIL import Image, UnidentifiedImageError
 
     try:

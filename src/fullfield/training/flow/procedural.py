@@ -33,7 +33,7 @@ class Stream:
             self._state = _mix_bits(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
         self._drawn = 0
 
-    def numbers(self, *shape: int) -> Field:
+    def draw_numbers(self, *shape: int) -> Field:
         """Return uniform numbers in [0, 1)."""
         count = int(np.prod(shape)) if shape else 1
         index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
@@ -41,13 +41,13 @@ class Stream:
         bits = _mix_bits(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
         return (bits.astype(np.float64) * 2.0**-53).reshape(shape or (1,))
 
-    def between(self, low: float, high: float) -> float:
+    def draw_between(self, low: float, high: float) -> float:
         """Return a number in [low, high)."""
-        return low + (high - low) * float(self.numbers()[0])
+        return low + (high - low) * float(self.draw_numbers()[0])
 
-    def integer(self, low: int, high: int) -> int:
+    def draw_integer(self, low: int, high: int) -> int:
         """Return an integer of low, …, high."""
-        return low + int(float(self.numbers()[0]) * (high - low + 1))
+        return low + int(float(self.draw_numbers()[0]) * (high - low + 1))
 
 
 def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -68,21 +68,21 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
         draw = _TEXTURES[index % len(_TEXTURES)]
         stream = Stream(seed, index, 1)
         colour = draw(stream, size)
-        grain = stream.between(0.0, 0.06)
-        colour = colour + grain * (noise(stream, size, size / 2, 1)[..., None] - 0.5)
-        shade = stream.between(0.0, 0.35)
-        colour = colour * (1 - shade * noise(stream, size, 2.0, 2)[..., None])
+        grain = stream.draw_between(0.0, 0.06)
+        colour = colour + grain * (draw_noise(stream, size, size / 2, 1)[..., None] - 0.5)
+        shade = stream.draw_between(0.0, 0.35)
+        colour = colour * (1 - shade * draw_noise(stream, size, 2.0, 2)[..., None])
         pictures[index] = np.floor(colour.clip(0, 1) * 255 + 0.5).astype(np.uint8)
-        names.append(f"procedural/{draw.__name__.lstrip('_')} {index}")
+        names.append(f"procedural/{draw.__name__.removeprefix('_draw_')} {index}")
     return pictures, tuple(names)
 
 
-def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
+def draw_noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
     """Return value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each next one."""
     total = np.zeros((size, size))
     weight, total_weight = 1.0, 0.0
     for _ in range(octaves):
-        total += weight * _lattice(stream, size, min(cells, float(size)))
+        total += weight * _draw_lattice(stream, size, min(cells, float(size)))
         total_weight += weight
         weight *= gain
         cells *= 2
@@ -91,11 +91,11 @@ def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0
     return total / total_weight
 
 
-def _lattice(stream: Stream, size: int, cells: float) -> Field:
+def _draw_lattice(stream: Stream, size: int, cells: float) -> Field:
     """Return random values on a lattice, joined by a smooth step."""
     points = int(cells) + 2
-    values = stream.numbers(points, points)
-    position = np.arange(size) * (cells / size) + float(stream.numbers()[0]) * 0.999 * (points - 1 - cells)
+    values = stream.draw_numbers(points, points)
+    position = np.arange(size) * (cells / size) + float(stream.draw_numbers()[0]) * 0.999 * (points - 1 - cells)
     low = np.minimum(position.astype(np.int64), points - 2)
     fraction = position - low
     fraction = fraction * fraction * (3 - 2 * fraction)
@@ -104,15 +104,15 @@ def _lattice(stream: Stream, size: int, cells: float) -> Field:
     return columns
 
 
-def _palette(stream: Stream, colours: int) -> Field:
+def _draw_palette(stream: Stream, colours: int) -> Field:
     """Return colours [K, 3]: half of the palettes little saturated, as in nature, half saturated."""
-    natural = stream.between(0, 1) < 0.5
-    base = stream.numbers(colours, 3)
-    grey = (np.arange(colours)[:, None] + stream.numbers(colours, 1)) / colours  # from dark to light
-    if stream.between(0, 1) < 0.5:
+    natural = stream.draw_between(0, 1) < 0.5
+    base = stream.draw_numbers(colours, 3)
+    grey = (np.arange(colours)[:, None] + stream.draw_numbers(colours, 1)) / colours  # from dark to light
+    if stream.draw_between(0, 1) < 0.5:
         grey = grey[::-1]
     strength = 0.25 if natural else 0.9
-    tint = stream.numbers(1, 3)
+    tint = stream.draw_numbers(1, 3)
     return (grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)).clip(0.02, 0.98)
 
 
@@ -133,12 +133,12 @@ def _normalize(field: Field) -> Field:
 
 def _draw_coordinates(stream: Stream, size: int) -> tuple[Field, Field]:
     """Return the coordinates of the pixels in a turned frame, 1 across."""
-    c, s = _direction(np.array([float(stream.numbers()[0])]))[0]
+    c, s = _unit_vectors(np.array([float(stream.draw_numbers()[0])]))[0]
     y, x = np.mgrid[0:size, 0:size] / size
     return c * x - s * y, s * x + c * y
 
 
-def _direction(turn: Field) -> Field:
+def _unit_vectors(turn: Field) -> Field:
     """Return unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
     position = (turn - np.floor(turn)) * 4
     quarter = np.minimum(position.astype(np.int64), 3)
@@ -149,29 +149,31 @@ def _direction(turn: Field) -> Field:
     return np.stack([x, y], axis=-1)
 
 
-def _wave(phase: Field) -> Field:
+def _smooth_wave(phase: Field) -> Field:
     """Return a smooth wave in [0, 1] of period 1."""
     slope = np.abs(2 * (phase - np.floor(phase)) - 1)
     wave: Field = slope * slope * (3 - 2 * slope)
     return wave
 
 
-def _clouds(stream: Stream, size: int) -> Field:
-    field = _normalize(noise(stream, size, stream.between(2, 24), 9, stream.between(0.45, 0.8)))
-    return _map_to_palette(field, _palette(stream, stream.integer(2, 5)))
+def _draw_clouds(stream: Stream, size: int) -> Field:
+    field = _normalize(draw_noise(stream, size, stream.draw_between(2, 24), 9, stream.draw_between(0.45, 0.8)))
+    return _map_to_palette(field, _draw_palette(stream, stream.draw_integer(2, 5)))
 
 
-def _marble(stream: Stream, size: int) -> Field:
+def _draw_marble(stream: Stream, size: int) -> Field:
     along, _ = _draw_coordinates(stream, size)
-    bent = along * stream.between(3, 20) + stream.between(1, 6) * noise(stream, size, stream.between(2, 8), 6)
-    return _map_to_palette(_wave(bent), _palette(stream, stream.integer(2, 4)))
+    bent = along * stream.draw_between(3, 20) + stream.draw_between(1, 6) * draw_noise(
+        stream, size, stream.draw_between(2, 8), 6
+    )
+    return _map_to_palette(_smooth_wave(bent), _draw_palette(stream, stream.draw_integer(2, 4)))
 
 
-def _cells(stream: Stream, size: int) -> Field:
+def _draw_cells(stream: Stream, size: int) -> Field:
     """Draw Voronoi cells, each of a colour, with dark or light joints; flecked."""
-    cells = stream.integer(5, 28)
-    spots = stream.numbers(cells, cells, 2)
-    colours = _palette(stream, 6)[(stream.numbers(cells, cells) * 6).astype(np.int64)]
+    cells = stream.draw_integer(5, 28)
+    spots = stream.draw_numbers(cells, cells, 2)
+    colours = _draw_palette(stream, 6)[(stream.draw_numbers(cells, cells) * 6).astype(np.int64)]
     y, x = np.mgrid[0:size, 0:size] * (cells / size)
     row, column = y.astype(np.int64), x.astype(np.int64)
     nearest = np.full((size, size), 9.0)
@@ -187,64 +189,68 @@ def _cells(stream: Stream, size: int) -> Field:
             second = np.where(closer, nearest, np.minimum(second, distance))
             owner = np.where(closer, r * cells + c, owner)
             nearest = np.minimum(nearest, distance)
-    joint = ((second - nearest) * stream.between(4, 30)).clip(0, 1)[..., None]
-    flecks = 0.7 + 0.6 * noise(stream, size, size / 16, 3)[..., None]
-    mosaic: Field = colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
+    joint = ((second - nearest) * stream.draw_between(4, 30)).clip(0, 1)[..., None]
+    flecks = 0.7 + 0.6 * draw_noise(stream, size, size / 16, 3)[..., None]
+    mosaic: Field = colours.reshape(-1, 3)[owner] * flecks * joint + _draw_palette(stream, 1)[0] * (1 - joint)
     return mosaic
 
 
-def _stripes(stream: Stream, size: int) -> Field:
+def _draw_stripes(stream: Stream, size: int) -> Field:
     along, across = _draw_coordinates(stream, size)
-    count = stream.between(3, 50)
-    sharp = stream.between(0.5, 8)
-    wave = ((_wave(along * count + 0.2 * noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(0, 1)
-    dirt = 0.75 + 0.5 * noise(stream, size, 6.0, 6)
-    tone = _wave(across * stream.between(0, 3)) * stream.between(0, 0.4)
-    return _map_to_palette(wave, _palette(stream, 2)) * (dirt - tone)[..., None]
+    count = stream.draw_between(3, 50)
+    sharp = stream.draw_between(0.5, 8)
+    wave = ((_smooth_wave(along * count + 0.2 * draw_noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(0, 1)
+    dirt = 0.75 + 0.5 * draw_noise(stream, size, 6.0, 6)
+    tone = _smooth_wave(across * stream.draw_between(0, 3)) * stream.draw_between(0, 0.4)
+    return _map_to_palette(wave, _draw_palette(stream, 2)) * (dirt - tone)[..., None]
 
 
-def _checks(stream: Stream, size: int) -> Field:
+def _draw_checks(stream: Stream, size: int) -> Field:
     along, across = _draw_coordinates(stream, size)
-    count = stream.between(3, 32)
-    odd = (np.floor(along * count) + np.floor(across * count * stream.between(0.6, 1.6))) % 2
-    dirt = 0.7 + 0.6 * noise(stream, size, stream.between(3, 30), 6)
-    return _map_to_palette(odd, _palette(stream, 2)) * dirt[..., None]
+    count = stream.draw_between(3, 32)
+    odd = (np.floor(along * count) + np.floor(across * count * stream.draw_between(0.6, 1.6))) % 2
+    dirt = 0.7 + 0.6 * draw_noise(stream, size, stream.draw_between(3, 30), 6)
+    return _map_to_palette(odd, _draw_palette(stream, 2)) * dirt[..., None]
 
 
-def _bricks(stream: Stream, size: int) -> Field:
+def _draw_bricks(stream: Stream, size: int) -> Field:
     along, across = _draw_coordinates(stream, size)
-    rows = stream.between(5, 22)
+    rows = stream.draw_between(5, 22)
     v = across * rows
     row = np.floor(v)
-    u = along * rows * stream.between(0.3, 0.8) + (row % 2) * 0.5
+    u = along * rows * stream.draw_between(0.3, 0.8) + (row % 2) * 0.5
     column = np.floor(u)
-    colours = _palette(stream, 5)
-    tone = stream.numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
-    thick = stream.between(0.04, 0.15)
+    colours = _draw_palette(stream, 5)
+    tone = stream.draw_numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
+    thick = stream.draw_between(0.04, 0.15)
     joint = ((u - column) < thick * 0.5) | ((v - row) < thick)
-    face = _map_to_palette(tone, colours) * (0.6 + 0.8 * noise(stream, size, size / 24, 4))[..., None]
+    face = _map_to_palette(tone, colours) * (0.6 + 0.8 * draw_noise(stream, size, size / 24, 4))[..., None]
     return np.where(
-        joint[..., None], _palette(stream, 1)[0] * (0.7 + 0.5 * noise(stream, size, size / 8, 2))[..., None], face
+        joint[..., None],
+        _draw_palette(stream, 1)[0] * (0.7 + 0.5 * draw_noise(stream, size, size / 8, 2))[..., None],
+        face,
     )
 
 
-def _speckles(stream: Stream, size: int) -> Field:
+def _draw_speckles(stream: Stream, size: int) -> Field:
     """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
-    colour = _map_to_palette(noise(stream, size, 3.0, 3), _palette(stream, 2))
-    return _discs(stream, colour, stream.integer(150, 500), 0.003, 0.02)
+    colour = _map_to_palette(draw_noise(stream, size, 3.0, 3), _draw_palette(stream, 2))
+    return _draw_discs(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
 
 
-def _leaves(stream: Stream, size: int) -> Field:
+def _draw_leaves(stream: Stream, size: int) -> Field:
     """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
-    return _discs(stream, np.ones((size, size, 3)) * _palette(stream, 1)[0], stream.integer(250, 500), 0.008, 0.3)
+    return _draw_discs(
+        stream, np.ones((size, size, 3)) * _draw_palette(stream, 1)[0], stream.draw_integer(250, 500), 0.008, 0.3
+    )
 
 
-def _discs(stream: Stream, colour: Field, count: int, small: float, large: float) -> Field:
+def _draw_discs(stream: Stream, colour: Field, count: int, small: float, large: float) -> Field:
     size = len(colour)
-    colours = _palette(stream, 12)
-    fine = noise(stream, size, size / 12, 3)
-    centres, radii = stream.numbers(count, 2) * size, stream.numbers(count)
-    picks, flecks = (stream.numbers(count) * 12).astype(np.int64), 0.8 * stream.numbers(count)
+    colours = _draw_palette(stream, 12)
+    fine = draw_noise(stream, size, size / 12, 3)
+    centres, radii = stream.draw_numbers(count, 2) * size, stream.draw_numbers(count)
+    picks, flecks = (stream.draw_numbers(count) * 12).astype(np.int64), 0.8 * stream.draw_numbers(count)
     for number in range(count):
         radius = size / (1 / large + radii[number] * (1 / small - 1 / large))
         y, x = centres[number]
@@ -259,23 +265,34 @@ def _discs(stream: Stream, colour: Field, count: int, small: float, large: float
     return colour
 
 
-def _gradient(stream: Stream, size: int) -> Field:
+def _draw_gradient(stream: Stream, size: int) -> Field:
     along, across = _draw_coordinates(stream, size)
-    bent = _normalize(along + stream.between(0, 0.6) * across * across)
-    ground = _map_to_palette(bent, _palette(stream, stream.integer(2, 4)))
-    return ground * (0.85 + 0.3 * noise(stream, size, stream.between(2, 12), 5))[..., None]
+    bent = _normalize(along + stream.draw_between(0, 0.6) * across * across)
+    ground = _map_to_palette(bent, _draw_palette(stream, stream.draw_integer(2, 4)))
+    return ground * (0.85 + 0.3 * draw_noise(stream, size, stream.draw_between(2, 12), 5))[..., None]
 
 
-def _faint(stream: Stream, size: int) -> Field:
+def _draw_faint(stream: Stream, size: int) -> Field:
     """Draw a nearly flat picture: a wall, a clear sky."""
-    field = noise(stream, size, stream.between(2, 8), 7, 0.6)
-    colours: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
-        0.5 + stream.numbers(3)
+    field = draw_noise(stream, size, stream.draw_between(2, 8), 7, 0.6)
+    colours: Field = _draw_palette(stream, 1)[0] + stream.draw_between(0.03, 0.12) * (field[..., None] - 0.5) * (
+        0.5 + stream.draw_numbers(3)
     )
     return colours
 
 
-_TEXTURES = (_clouds, _leaves, _cells, _marble, _bricks, _speckles, _stripes, _gradient, _checks, _faint)
+_TEXTURES = (
+    _draw_clouds,
+    _draw_leaves,
+    _draw_cells,
+    _draw_marble,
+    _draw_bricks,
+    _draw_speckles,
+    _draw_stripes,
+    _draw_gradient,
+    _draw_checks,
+    _draw_faint,
+)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -319,63 +336,71 @@ def _fill_outlines(outlines: list[Field]) -> Pixels:
     return coverage
 
 
-def _around(stream: Stream, corners: int) -> Field:
+def _draw_directions_around(stream: Stream, corners: int) -> Field:
     """Return directions [corners, 2] around a centre, unevenly spaced."""
-    return _direction((np.arange(corners) + 0.7 * stream.numbers(corners)) / corners)
+    return _unit_vectors((np.arange(corners) + 0.7 * stream.draw_numbers(corners)) / corners)
 
 
 def _turn_and_narrow(stream: Stream, outline: Field, narrowest: float = 0.4) -> Field:
     """Turn an outline, and make it narrower across."""
-    c, s = _direction(stream.numbers(1))[0]
-    narrow = stream.between(narrowest, 1)
+    c, s = _unit_vectors(stream.draw_numbers(1))[0]
+    narrow = stream.draw_between(narrowest, 1)
     x, y = outline[:, 0], outline[:, 1] * narrow
     return np.stack([c * x - s * y, s * x + c * y], axis=1)
 
 
-def _polygon(stream: Stream) -> list[Field]:
-    corners = stream.integer(3, 9)
-    radius = 0.55 + 0.45 * stream.numbers(corners, 1)
-    return [_turn_and_narrow(stream, _around(stream, corners) * radius)]
+def _draw_polygon(stream: Stream) -> list[Field]:
+    corners = stream.draw_integer(3, 9)
+    radius = 0.55 + 0.45 * stream.draw_numbers(corners, 1)
+    return [_turn_and_narrow(stream, _draw_directions_around(stream, corners) * radius)]
 
 
-def _star(stream: Stream) -> list[Field]:
-    tips = stream.integer(4, 14)
-    turn = _direction(np.arange(2 * tips) / (2 * tips))
-    radius = np.where(np.arange(2 * tips) % 2, stream.between(0.2, 0.7), 1.0)[:, None]
-    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.numbers(2 * tips, 1)), 0.6)]
+def _draw_star(stream: Stream) -> list[Field]:
+    tips = stream.draw_integer(4, 14)
+    turn = _unit_vectors(np.arange(2 * tips) / (2 * tips))
+    radius = np.where(np.arange(2 * tips) % 2, stream.draw_between(0.2, 0.7), 1.0)[:, None]
+    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.draw_numbers(2 * tips, 1)), 0.6)]
 
 
-def _bar(stream: Stream) -> list[Field]:
+def _draw_bar(stream: Stream) -> list[Field]:
     """Return a thin bar, straight or bent."""
     steps = np.arange(17) / 16
-    bend = stream.between(-0.5, 0.5) if stream.between(0, 1) < 0.6 else 0.0
+    bend = stream.draw_between(-0.5, 0.5) if stream.draw_between(0, 1) < 0.6 else 0.0
     middle = np.stack([steps, bend * 4 * steps * (1 - steps)], axis=1)
-    half = stream.between(0.008, 0.06) * (1 - stream.between(0, 0.9) * steps)
+    half = stream.draw_between(0.008, 0.06) * (1 - stream.draw_between(0, 0.9) * steps)
     offset = np.stack([np.zeros(17), half], axis=1)
     return [_turn_and_narrow(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
 
 
-def _disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
-    outline: Field = _direction(np.arange(48) / 48) * radius + np.array([x, y])
+def _outline_disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
+    outline: Field = _unit_vectors(np.arange(48) / 48) * radius + np.array([x, y])
     return outline
 
 
-def _holes(stream: Stream) -> list[Field]:
+def _draw_holes(stream: Stream) -> list[Field]:
     """Return a ring, or a disc with several holes."""
-    if stream.between(0, 1) < 0.4:
-        return [_disc(1.0), _disc(stream.between(0.4, 0.93), stream.between(-0.05, 0.05), stream.between(-0.05, 0.05))]
-    count = stream.integer(2, 6)
-    centres = _direction((np.arange(count) + stream.between(0, 1)) / count) * 0.58
-    return [_disc(1.0), *(_disc(stream.between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres)]
+    if stream.draw_between(0, 1) < 0.4:
+        return [
+            _outline_disc(1.0),
+            _outline_disc(
+                stream.draw_between(0.4, 0.93), stream.draw_between(-0.05, 0.05), stream.draw_between(-0.05, 0.05)
+            ),
+        ]
+    count = stream.draw_integer(2, 6)
+    centres = _unit_vectors((np.arange(count) + stream.draw_between(0, 1)) / count) * 0.58
+    return [
+        _outline_disc(1.0),
+        *(_outline_disc(stream.draw_between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres),
+    ]
 
 
-def _frame(stream: Stream) -> list[Field]:
+def _draw_frame(stream: Stream) -> list[Field]:
     """Return a rectangular or many-cornered frame, with bars inside or not."""
-    corners = stream.integer(3, 6)
-    outer = _direction((np.arange(corners) + 0.5) / corners)
-    inner = stream.between(0.6, 0.93)
-    narrow = stream.between(0.5, 1)
-    c, s = _direction(stream.numbers(1))[0]
+    corners = stream.draw_integer(3, 6)
+    outer = _unit_vectors((np.arange(corners) + 0.5) / corners)
+    inner = stream.draw_between(0.6, 0.93)
+    narrow = stream.draw_between(0.5, 1)
+    c, s = _unit_vectors(stream.draw_numbers(1))[0]
     turned = []
     for ring in (outer, outer * inner):
         x, y = ring[:, 0], ring[:, 1] * narrow
@@ -383,16 +408,20 @@ def _frame(stream: Stream) -> list[Field]:
     return turned
 
 
-def _fan(stream: Stream) -> list[Field]:
+def _draw_fan(stream: Stream) -> list[Field]:
     """Return hairs that leave one base, thin at their ends."""
-    count = stream.integer(6, 26)
-    spread = stream.between(0.15, 0.9)
-    start = stream.between(0, 1)
+    count = stream.draw_integer(6, 26)
+    spread = stream.draw_between(0.15, 0.9)
+    start = stream.draw_between(0, 1)
     hairs = []
     for number in range(count):
-        heading = _direction(np.array([start + spread * (number + stream.between(-0.3, 0.3)) / count]))[0]
+        heading = _unit_vectors(np.array([start + spread * (number + stream.draw_between(-0.3, 0.3)) / count]))[0]
         side = np.array([-heading[1], heading[0]])
-        length, bend, half = stream.between(0.5, 1), stream.between(-0.25, 0.25), stream.between(0.006, 0.02)
+        length, bend, half = (
+            stream.draw_between(0.5, 1),
+            stream.draw_between(-0.25, 0.25),
+            stream.draw_between(0.006, 0.02),
+        )
         steps = np.arange(9)[:, None] / 8
         middle = heading * (0.12 + length * steps) + side * (bend * steps * steps)
         thick = side * half * (1.05 - steps)
@@ -400,38 +429,38 @@ def _fan(stream: Stream) -> list[Field]:
     return hairs
 
 
-def _fence(stream: Stream) -> list[Field]:
+def _draw_fence(stream: Stream) -> list[Field]:
     """Return parallel bars, crossed by others or not."""
-    count = stream.integer(3, 12)
-    crossed = stream.integer(0, 1) * stream.integer(2, 10)
-    width, height = stream.between(0.08, 0.5) / count, stream.between(0.5, 1)
-    c, s = _direction(stream.numbers(1))[0]
+    count = stream.draw_integer(3, 12)
+    crossed = stream.draw_integer(0, 1) * stream.draw_integer(2, 10)
+    width, height = stream.draw_between(0.08, 0.5) / count, stream.draw_between(0.5, 1)
+    c, s = _unit_vectors(stream.draw_numbers(1))[0]
 
-    def box(left: float, top: float, right: float, bottom: float) -> Field:
+    def outline_box(left: float, top: float, right: float, bottom: float) -> Field:
         corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
         return np.stack([c * corners[:, 0] - s * corners[:, 1], s * corners[:, 0] + c * corners[:, 1]], axis=1)
 
-    bars = [box((n + 0.5) / count - width, 0, (n + 0.5) / count + width, height) for n in range(count)]
+    bars = [outline_box((n + 0.5) / count - width, 0, (n + 0.5) / count + width, height) for n in range(count)]
     if not crossed:
         return bars
     # Between the bars only: where two outlines overlap is outside.
-    thick = stream.between(0.1, 0.35) * height / crossed
+    thick = stream.draw_between(0.1, 0.35) * height / crossed
     edges = [0.0, *(x for n in range(count) for x in ((n + 0.5) / count - width, (n + 0.5) / count + width)), 1.0]
     for line in range(crossed):
         y = (line + 0.5) / crossed * height
-        bars += [box(edges[k], y - thick, edges[k + 1], y + thick) for k in range(0, len(edges), 2)]
+        bars += [outline_box(edges[k], y - thick, edges[k + 1], y + thick) for k in range(0, len(edges), 2)]
     return bars
 
 
-def _blob(stream: Stream) -> list[Field]:
+def _draw_blob(stream: Stream) -> list[Field]:
     """Return a smooth closed outline."""
     corners = 96
     steps = np.arange(corners) / corners
     radius = np.ones(corners)
-    for wave in range(1, stream.integer(3, 8)):
-        depth = stream.between(0.2, 1.5) / wave
-        radius += depth * (_wave(steps * wave + stream.between(0, 1)) - 0.5)
-    return [_turn_and_narrow(stream, _direction(steps) * radius[:, None], 0.5)]
+    for wave in range(1, stream.draw_integer(3, 8)):
+        depth = stream.draw_between(0.2, 1.5) / wave
+        radius += depth * (_smooth_wave(steps * wave + stream.draw_between(0, 1)) - 0.5)
+    return [_turn_and_narrow(stream, _unit_vectors(steps) * radius[:, None], 0.5)]
 
 
-_SHAPES = (_polygon, _star, _bar, _holes, _frame, _fan, _fence, _blob)
+_SHAPES = (_draw_polygon, _draw_star, _draw_bar, _draw_holes, _draw_frame, _draw_fan, _draw_fence, _draw_blob)

@@ -32,11 +32,11 @@ class Ranks:
     count: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Return whether this process writes and prints."""
         return self.rank == 0
 
-    def sum(self, value: Tensor) -> Tensor:
+    def sum_tensor(self, value: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
         if self.count > 1:
             distributed.all_reduce(value)
@@ -52,13 +52,13 @@ class Ranks:
         pieces = torch.split(joined, [value.numel() for value in values])
         torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(pieces, values, strict=True)])
 
-    def same(self, values: Sequence[Tensor]) -> None:
+    def copy_from_first(self, values: Sequence[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.count > 1:
             for value in values:
                 distributed.broadcast(value, 0)
 
-    def number(self, value: float, device: torch.device) -> float:
+    def share_number(self, value: float, device: torch.device) -> float:
         """Return the first process's number; waits for it."""
         if self.count == 1:
             return value
@@ -66,13 +66,13 @@ class Ranks:
         distributed.broadcast(shared, 0)
         return float(shared)
 
-    def wait(self) -> None:
+    def wait_for_all(self) -> None:
         """Return when every process has come here."""
         if self.count > 1:
             distributed.barrier()
 
 
-def own_device(name: str) -> torch.device:
+def choose_own_device(name: str) -> torch.device:
     """Return the device of this process; under ``torchrun``, ``auto`` and ``cuda`` are the GPU of its local rank.
 
     Elsewhere ``auto`` is the first GPU with kernels, else the CPU.
@@ -107,7 +107,7 @@ def _rendezvous_store(_address: str | None, _port: str | None) -> Store:
 
 
 @contextmanager
-def ranks(device: torch.device) -> Iterator[Ranks]:
+def join_ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is. After an error on a GPU the group is not closed,

@@ -31,9 +31,9 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     Floats,
     SceneDraw,
-    invert,
-    multiply,
-    rotation,
+    invert_matrices,
+    multiply_vectors,
+    rotation_matrices,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
@@ -74,23 +74,25 @@ def draw_scenes(
     has_photograph = np.zeros(len(numbers), bool)
     if cut is not None:
         has_photograph = (
-            (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.same_look
+            (cut.draw_per_scene() < style.photographs)
+            & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
+            & ~bodies.same_look
         )
         bodies.face_camera(has_photograph)
     solids = None
     if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
-        bodies.add(solids)
+        bodies.add_ellipsoids(solids)
     paint, ids = _paint_layers(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
         _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
     if cut is not None:
         _cut_photographs(cut, has_photograph, bodies, paint, ids, unit)
     exposures, instants, times = _draw_exposures(draw, len(numbers), style)
-    background = bodies.background(draw)
-    gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
-    noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
-    seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
+    background = bodies.draw_background_colour(draw)
+    gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
+    noise = style.noise * draw.draw_per_scene() ** 3 * (draw.draw_per_scene() < 0.7)
+    seeds = np.floor(draw.draw_per_scene() * 2**31).astype(np.int32)
     floats = (exposures, background, np.stack([gamma, noise], 1))
     drawn = None
     if style.meshes and meshes is not None:
@@ -104,46 +106,50 @@ def _paint_layers(
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
     batch = len(bodies.kind)
     paint = np.zeros((batch, LAYERS, PAINT))
-    ids = np.stack([np.floor(draw.layer() * pictures), np.floor(draw.layer() * max(shapes, 1))], -1).astype(np.int64)
+    ids = np.stack(
+        [np.floor(draw.draw_per_layer() * pictures), np.floor(draw.draw_per_layer() * max(shapes, 1))], -1
+    ).astype(np.int64)
     silhouette = bodies.shape == 0
     ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
     same_look, limbs = bodies.same_look, slice(BODY + 1, OBJECTS)
     ids[same_look, limbs, 0] = ids[same_look, BODY, 0][:, None]
     # Texture: texels per pixel at the card's distance; turned with the card or freely.
     depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
-    per_pixel = np.exp(draw.normal(0.45))
+    per_pixel = np.exp(draw.draw_normal_per_layer(0.45))
     texels = [
         np.linalg.norm(axis, axis=-1) * bodies.focal[:, None] / depth * per_pixel / min(max(unit, 0.5), 2.0)
         for axis in (bodies.along, bodies.across)
     ]
-    angle = draw.layer(0, 2 * np.pi)
-    angle = np.where(draw.layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
+    angle = draw.draw_per_layer(0, 2 * np.pi)
+    angle = np.where(draw.draw_per_layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
     cosine, sine = np.cos(angle), np.sin(angle)
-    affine = (cosine * texels[0], -sine * texels[1], draw.layer(0, 1024), sine * texels[0], cosine * texels[1])
-    for number, value in enumerate((*affine, draw.layer(0, 1024))):
+    affine = (cosine * texels[0], -sine * texels[1], draw.draw_per_layer(0, 1024), sine * texels[0], cosine * texels[1])
+    for number, value in enumerate((*affine, draw.draw_per_layer(0, 1024))):
         paint[..., TEXTURE + number] = value
     # Waves: the slope stays under what would fold the surface.
-    bends = draw.layer() < style.waves
+    bends = draw.draw_per_layer() < style.waves
     bends[:, FIRST_FACE:GROUND] = False
-    bends[:, GROUND:CARDS] &= draw.layer()[:, GROUND:CARDS] < 0.3
+    bends[:, GROUND:CARDS] &= draw.draw_per_layer()[:, GROUND:CARDS] < 0.3
     for first in (0, 5):
-        length = unit * np.exp(draw.layer(math.log(50), math.log(400)))
-        heading, phase, aim = (draw.layer(0, 2 * np.pi) for _ in range(3))
-        high = np.minimum(unit * 6 * draw.layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
+        length = unit * np.exp(draw.draw_per_layer(math.log(50), math.log(400)))
+        heading, phase, aim = (draw.draw_per_layer(0, 2 * np.pi) for _ in range(3))
+        high = np.minimum(unit * 6 * draw.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
         values = (high * np.cos(aim), high * np.sin(aim), np.cos(heading), np.sin(heading))
         for number, value in enumerate(values):
             paint[..., first + number] = value * (2 * np.pi / length if number >= 2 else 1)
         paint[..., first + 4] = phase
     # Out of focus: edges and textures.
-    soft = np.where(draw.layer() < 0.12, draw.layer(1, 5) * unit, 1.0)
+    soft = np.where(draw.draw_per_layer() < 0.12, draw.draw_per_layer(1, 5) * unit, 1.0)
     paint[..., SOFTNESS] = soft
     paint[..., BIAS] = np.log2(soft)
     # Colours: contrast, brightness and tint, and light that changes from frame to frame.
-    contrast = np.where(draw.layer() < style.plain, draw.layer(0.02, 0.4), draw.layer(0.6, 1.3))
-    middle = draw.layer(0.2, 0.8)
-    changes = (draw.scene() < 0.3)[:, None]
-    light = 1 + np.clip(draw.normal(0.08), -0.3, 0.3) * changes
-    tints = np.stack([draw.layer(0.8, 1.2), draw.layer(0.8, 1.2), draw.layer(0.8, 1.2)], -1)
+    contrast = np.where(
+        draw.draw_per_layer() < style.plain, draw.draw_per_layer(0.02, 0.4), draw.draw_per_layer(0.6, 1.3)
+    )
+    middle = draw.draw_per_layer(0.2, 0.8)
+    changes = (draw.draw_per_scene() < 0.3)[:, None]
+    light = 1 + np.clip(draw.draw_normal_per_layer(0.08), -0.3, 0.3) * changes
+    tints = np.stack([draw.draw_per_layer(0.8, 1.2), draw.draw_per_layer(0.8, 1.2), draw.draw_per_layer(0.8, 1.2)], -1)
     for frame, gain in enumerate((np.ones_like(light), light)):
         factor = (contrast * gain)[..., None] * tints
         offset = (middle * gain)[..., None] * tints - 0.5 * factor
@@ -156,7 +162,7 @@ def _paint_layers(
 def _draw_exposures(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
     """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
-    shutter = np.where(draw.scene() < style.blur, draw.scene(0.05, 0.9), 0.0)
+    shutter = np.where(draw.draw_per_scene() < style.blur, draw.draw_per_scene(0.05, 0.9), 0.0)
     offsets = (np.arange(count) + 0.5) / count - 0.5
     times = np.zeros((batch, 2, 1 + count))
     times[:, :, 1:] = shutter[:, None, None] * offsets
@@ -180,22 +186,30 @@ def _paint_bodies(
 ) -> None:
     """Paint bodies, and surfaces that are out of focus or faint."""
     objects = slice(0, OBJECTS)
-    smooth = draw.layer() < style.smooth
-    levels, contrast = draw.layer(1.0, 4.5), draw.layer(0.1, 0.6)
+    smooth = draw.draw_per_layer() < style.smooth
+    levels, contrast = draw.draw_per_layer(1.0, 4.5), draw.draw_per_layer(0.1, 0.6)
     paint[:, objects, BIAS] += np.where(smooth, levels, 0)[:, objects]
-    faint = smooth & (draw.layer() < 0.6)
-    strength, light = draw.layer(0.0, 0.7), np.stack([draw.layer(-1, 1), draw.layer(-1.5, 0.5), draw.layer(-1, 1)], -1)
+    faint = smooth & (draw.draw_per_layer() < 0.6)
+    strength, light = (
+        draw.draw_per_layer(0.0, 0.7),
+        np.stack([draw.draw_per_layer(-1, 1), draw.draw_per_layer(-1.5, 0.5), draw.draw_per_layer(-1, 1)], -1),
+    )
     if solids is not None:
         slots = slice(CARDS, LAYERS)
         core = CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
         paint[:, slots, BIAS] = np.log2(paint[:, slots, SOFTNESS]) + solids.smooth
-        faint[:, slots] = (solids.smooth > 0) & (draw.layer()[:, slots][:, core - CARDS] < 0.6)
+        faint[:, slots] = (solids.smooth > 0) & (draw.draw_per_layer()[:, slots][:, core - CARDS] < 0.6)
         for values in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
             values[:, slots] = np.where(solids.same_look[..., None], values[:, core], values[:, slots])
         radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
-        texels = radius * bodies.focal[:, None] / bodies.depth[:, slots] * np.exp(draw.normal(0.45))[:, slots]
+        texels = (
+            radius * bodies.focal[:, None] / bodies.depth[:, slots] * np.exp(draw.draw_normal_per_layer(0.45))[:, slots]
+        )
         texels /= min(max(unit, 0.5), 2.0)
-        axes = rotation(np.stack([draw.normal(1.5) for _ in range(3)], -1))[:, slots] * texels[..., None, None]
+        axes = (
+            rotation_matrices(np.stack([draw.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
+            * texels[..., None, None]
+        )
         paint[:, slots, TEXTURE : TEXTURE + 2], paint[:, slots, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
         paint[:, slots, TEXTURE + 3 : TEXTURE + 5], paint[:, slots, DEPTH_TEXTURE + 1] = (
             axes[..., 1, :2],
@@ -203,7 +217,9 @@ def _paint_bodies(
         )
         towards = light[:, [0]] + 0.3 * light[:, slots]
         for frame in (0, 1):
-            lit = multiply(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
+            lit = multiply_vectors(
+                np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]]
+            )
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
             paint[:, slots, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
     # Less contrast around the same mean colour.
@@ -224,20 +240,22 @@ def _cut_photographs(
 ) -> None:
     """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
     height, width = bodies.size
-    cut = draw.layer() < 0.75
+    cut = draw.draw_per_layer() < 0.75
     cut[:, OBJECTS:] = False
     cut[:, BACKDROP] = True
     cut &= scenes[:, None]
-    scale = np.exp(0.35 * draw.normal()[:, 0]) / min(max(unit, 0.5), 2.0)
-    angle = 0.2 * draw.normal()[:, 0] + np.pi * (draw.scene() < 0.3)
+    scale = np.exp(0.35 * draw.draw_normal_per_layer()[:, 0]) / min(max(unit, 0.5), 2.0)
+    angle = 0.2 * draw.draw_normal_per_layer()[:, 0] + np.pi * (draw.draw_per_scene() < 0.3)
     cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
     to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)
-    origin = np.stack([draw.scene(0, 1024), draw.scene(0, 1024)], -1)[:, None]
+    origin = np.stack([draw.draw_per_scene(0, 1024), draw.draw_per_scene(0, 1024)], -1)[:, None]
     depth = np.where(cut, bodies.place[..., 2], 1.0)
     zoom = (bodies.focal[:, None] / depth)[..., None]
     middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
     sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
-    texture = np.concatenate([to_texels @ sides, multiply(to_texels, middle)[..., None] + origin[..., None]], -1)
+    texture = np.concatenate(
+        [to_texels @ sides, multiply_vectors(to_texels, middle)[..., None] + origin[..., None]], -1
+    )
     texture = texture.reshape(*texture.shape[:2], 6)
     paint[..., TEXTURE : TEXTURE + 6] = np.where(cut[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
     backdrop = paint[:, BACKDROP, None]
@@ -257,17 +275,19 @@ def _order_layers(
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
     """Return the layers that are on, nearest first."""
-    first, second = np.moveaxis(bodies.matrices(), 1, 0)  # [B, L, 3, 3]
+    first, second = np.moveaxis(bodies.compute_matrices(), 1, 0)  # [B, L, 3, 3]
     # Between the frames cards go straight on, which is all that motion blur asks for.
     cards = slice(0, CARDS)
     onto = first[:, None, None, cards] + times[..., None, None, None] * (second - first)[:, None, None, cards]
     to_card = np.zeros((*times.shape, LAYERS, 3, 3))
     centres = np.zeros((*times.shape, LAYERS, 3))
     to_frame = np.zeros((len(times), LAYERS, 3, 4))
-    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert(onto), second[:, cards]
+    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert_matrices(onto), second[:, cards]
     if bodies.solids is not None:
         slots = slice(CARDS, LAYERS)
-        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.ellipsoids(bodies.solids, times)
+        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.compute_ellipsoids(
+            bodies.solids, times
+        )
     on, depth = bodies.on, bodies.depth
     values: list[NDArray[Any]] = [
         np.moveaxis(to_card, 3, 1),

@@ -55,42 +55,42 @@ class SceneDraw:
                 self._normal[index, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
         self._at = [0, 0, 0]
 
-    def _next(self, which: int) -> int:
+    def _advance_counter(self, which: int) -> int:
         self._at[which] += 1
         return self._at[which] - 1
 
-    def scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_per_scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each scene [B]."""
-        return low + (high - low) * self._scene[:, self._next(0)]
+        return low + (high - low) * self._scene[:, self._advance_counter(0)]
 
-    def layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
+    def draw_per_layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
         """Return a uniform number for each layer [B, L]."""
-        return low + (high - low) * self._layer[:, self._next(1)]
+        return low + (high - low) * self._layer[:, self._advance_counter(1)]
 
-    def normal(self, scale: float = 1.0) -> Floats:
+    def draw_normal_per_layer(self, scale: float = 1.0) -> Floats:
         """Return a normal number for each layer [B, L]."""
-        return scale * self._normal[:, self._next(2)]
+        return scale * self._normal[:, self._advance_counter(2)]
 
-    def skip(self, *, scene: int = 0, layer: int = 0, normal: int = 0) -> None:
+    def skip_numbers(self, *, scene: int = 0, layer: int = 0, normal: int = 0) -> None:
         """Skip numbers that scenes no longer use, so that those after them stay the same for a seed."""
         for which, count in enumerate((scene, layer, normal)):
             self._at[which] += count
 
 
-def motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
+def draw_motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
     """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
     distant = median * np.exp(style.spread * normal)
     distant = np.where(uniform < 0.15, distant * 0.2, distant)
     return unit * np.minimum(distant, style.largest)
 
 
-def multiply(matrix: Floats, vector: Floats) -> Floats:
+def multiply_vectors(matrix: Floats, vector: Floats) -> Floats:
     """Return the products [..., M] of matrices [..., M, N] and vectors [..., N]."""
     product: Floats = (matrix @ vector[..., None])[..., 0]
     return product
 
 
-def rotation(vector: Floats) -> Floats:
+def rotation_matrices(vector: Floats) -> Floats:
     """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
     angle = np.linalg.norm(vector, axis=-1)[..., None, None]
     axis = vector / np.maximum(angle[..., 0], 1e-12)
@@ -101,7 +101,7 @@ def rotation(vector: Floats) -> Floats:
     return turned
 
 
-def invert(matrix: Floats) -> Floats:
+def invert_matrices(matrix: Floats) -> Floats:
     """Return the inverses of matrices [..., 3, 3], by cofactors."""
     a, b, c, d, e, f, g, h, i = (matrix[..., row, column] for row in range(3) for column in range(3))
     first, second, third = e * i - f * h, f * g - d * i, d * h - e * g

@@ -30,9 +30,9 @@ from fullfield.training.flow.scene_draw import (
     UPPER,
     Floats,
     SceneDraw,
-    motion_lengths,
-    multiply,
-    rotation,
+    draw_motion_lengths,
+    multiply_vectors,
+    rotation_matrices,
 )
 
 
@@ -51,8 +51,8 @@ class SceneGeometry:
     ) -> None:
         shape = (batch, LAYERS)
         self.size = height, width
-        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.scene())  # open, inside, outside, flat
-        self.focal = width * np.exp(draw.scene(math.log(0.6), math.log(1.8)))
+        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.draw_per_scene())  # open, inside, outside, flat
+        self.focal = width * np.exp(draw.draw_per_scene(math.log(0.6), math.log(1.8)))
         self.view_depth = 10.0
         self.on = np.zeros(shape, bool)
         self.place, self.along, self.across = (np.zeros((*shape, 3)) for _ in range(3))
@@ -62,12 +62,12 @@ class SceneGeometry:
         self.shape = np.full(shape, INFINITE)
         self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
         self.solids: Bodies | None = None
-        self._objects(draw, extra, unit, style)
+        self._draw_objects(draw, extra, unit, style)
         if extra is not None and style.figures:
-            self._figures(extra, unit, style)
-        self._boxes(draw, unit, style)
-        self._walls(draw)
-        self._camera(draw, unit, style)
+            self._draw_figures(extra, unit, style)
+        self._draw_boxes(draw, unit, style)
+        self._place_walls(draw)
+        self._draw_camera_motion(draw, unit, style)
 
     def face_camera(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
@@ -79,7 +79,7 @@ class SceneGeometry:
             self.along[scenes, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
             self.across[scenes, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
 
-    def add(self, solids: Bodies) -> None:
+    def add_ellipsoids(self, solids: Bodies) -> None:
         """Put ellipsoids into the last layers."""
         slots = slice(CARDS, LAYERS)
         self.on[:, slots], self.shape[:, slots] = solids.on, ELLIPSOID
@@ -92,12 +92,12 @@ class SceneGeometry:
         self.along[:, slots], self.across[:, slots] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
         self.solids = solids
 
-    def ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
+    def compute_ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
         """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
         height, width = self.size
-        camera = np.swapaxes(rotation(self.camera_turn), -1, -2)[:, None]
+        camera = np.swapaxes(rotation_matrices(self.camera_turn), -1, -2)[:, None]
         shape, centre = solids.shape.copy(), solids.centre.copy()
-        centre[:, :, 1] = multiply(camera, centre[:, :, 1] - self.camera_shift[:, None])
+        centre[:, :, 1] = multiply_vectors(camera, centre[:, :, 1] - self.camera_shift[:, None])
         shape[:, :, 1] = camera @ shape[:, :, 1]
         at = times[:, :, :, None, None]
         middle = centre[:, None, None, :, 0] + at * (centre[:, :, 1] - centre[:, :, 0])[:, None, None]
@@ -109,17 +109,17 @@ class SceneGeometry:
         onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
         return (
             inverse @ np.linalg.inv(project)[:, None, None, None],
-            multiply(inverse, middle),
+            multiply_vectors(inverse, middle),
             project[:, None] @ onto,
         )
 
-    def _ray(self, x: Floats, y: Floats) -> Floats:
+    def _pixel_rays(self, x: Floats, y: Floats) -> Floats:
         """Return the rays [..., 3] through pixels, to depth 1."""
         height, width = self.size
         focal = self.focal[:, None]
         return np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones_like(x)], -1)
 
-    def _own_motion(
+    def _draw_own_motion(
         self,
         draw: SceneDraw,
         slots: slice,
@@ -129,12 +129,16 @@ class SceneGeometry:
         rigid: NDArray[np.int64] | None,
     ) -> None:
         """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
-        lengths = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style)
-        heading = draw.layer(0, 2 * np.pi)
-        moves = draw.layer() < 0.75
-        nearer = np.clip(draw.normal(0.06), -0.3, 0.3)
-        turns = np.stack([draw.normal(0.06), draw.normal(0.06), draw.normal(0.12)], -1)
-        rare = draw.layer() < 0.1
+        lengths = draw_motion_lengths(
+            draw.draw_per_layer(), draw.draw_normal_per_layer(), style.object_motion, unit, style
+        )
+        heading = draw.draw_per_layer(0, 2 * np.pi)
+        moves = draw.draw_per_layer() < 0.75
+        nearer = np.clip(draw.draw_normal_per_layer(0.06), -0.3, 0.3)
+        turns = np.stack(
+            [draw.draw_normal_per_layer(0.06), draw.draw_normal_per_layer(0.06), draw.draw_normal_per_layer(0.12)], -1
+        )
+        rare = draw.draw_per_layer() < 0.1
         turns[..., 2] *= np.where(rare, 4, 1)
         values: list[NDArray[Any]] = [lengths, heading, moves, nearer, turns]
         lengths, heading, moves, nearer, turns = (
@@ -146,77 +150,90 @@ class SceneGeometry:
         )
         self.turn[:, slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _objects(self, draw: SceneDraw, extra: SceneDraw | None, unit: float, style: SceneStyle) -> None:
+    def _draw_objects(self, draw: SceneDraw, extra: SceneDraw | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(0, OBJECTS)
-        count = np.floor(2 + (OBJECTS - 1) * draw.scene() ** (0.7 if style.thin else 1.5))
+        count = np.floor(2 + (OBJECTS - 1) * draw.draw_per_scene() ** (0.7 if style.thin else 1.5))
         self.on[:, slots] = np.arange(OBJECTS) < count[:, None]
-        depth = np.exp(draw.layer(math.log(1.5), math.log(8.0)))[:, slots]
-        x, y = draw.layer(-0.1, 1.1)[:, slots] * width, draw.layer(-0.1, 1.1)[:, slots] * height
-        half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, slots]
-        aspect = np.exp(draw.normal(0.25))[:, slots]
+        depth = np.exp(draw.draw_per_layer(math.log(1.5), math.log(8.0)))[:, slots]
+        x, y = draw.draw_per_layer(-0.1, 1.1)[:, slots] * width, draw.draw_per_layer(-0.1, 1.1)[:, slots] * height
+        half = 0.5 * height * np.exp(draw.draw_per_layer(math.log(0.06), math.log(0.9)))[:, slots]
+        aspect = np.exp(draw.draw_normal_per_layer(0.25))[:, slots]
         if extra is not None:
-            aspect *= np.exp(np.where(extra.layer() < style.thin, extra.normal(0.9), 0))[:, slots]
-        self.place[:, slots] = self._ray(x, y) * depth[..., None]
+            aspect *= np.exp(np.where(extra.draw_per_layer() < style.thin, extra.draw_normal_per_layer(0.9), 0))[
+                :, slots
+            ]
+        self.place[:, slots] = self._pixel_rays(x, y) * depth[..., None]
         self.centre[:, slots] = self.place[:, slots]
-        roll = draw.layer(0, 2 * np.pi)[:, slots]
-        roll = np.where(draw.layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
-        tilt = np.stack([draw.normal(0.35)[:, slots], draw.normal(0.35)[:, slots], roll], -1)
-        axes = rotation(np.clip(tilt, -7, 7) * (1, 1, 1))
+        roll = draw.draw_per_layer(0, 2 * np.pi)[:, slots]
+        roll = np.where(draw.draw_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
+        tilt = np.stack(
+            [draw.draw_normal_per_layer(0.35)[:, slots], draw.draw_normal_per_layer(0.35)[:, slots], roll], -1
+        )
+        axes = rotation_matrices(np.clip(tilt, -7, 7) * (1, 1, 1))
         scale = (half * depth / self.focal[:, None])[..., None]
         self.along[:, slots] = axes[..., 0] * scale * aspect[..., None]
         self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
         self.depth[:, slots] = depth
         self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
-        self._own_motion(draw, slots, depth, unit, style, None)
+        self._draw_own_motion(draw, slots, depth, unit, style, None)
 
-    def _figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+    def _draw_figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
-        present = draw.scene() < style.figures
-        self.same_look = present & (draw.scene() < 0.5)
+        present = draw.draw_per_scene() < style.figures
+        self.same_look = present & (draw.draw_per_scene() < 0.5)
         cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
         self.on[:, BODY:OBJECTS] = True
-        self._limbs(draw, *self._body(draw), unit, style)
+        self._place_limbs(draw, *self._move_into_view(draw), unit, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
-    def _body(self, draw: SceneDraw) -> tuple[Floats, Floats]:
+    def _move_into_view(self, draw: SceneDraw) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]
-        half = 0.5 * height * np.exp(draw.scene(math.log(0.15), math.log(0.7))) * depth / self.focal
-        ray = self._ray(draw.scene(0.1, 0.9)[:, None] * width, draw.scene(0.1, 0.9)[:, None] * height)[:, 0]
+        half = 0.5 * height * np.exp(draw.draw_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
+        ray = self._pixel_rays(
+            draw.draw_per_scene(0.1, 0.9)[:, None] * width, draw.draw_per_scene(0.1, 0.9)[:, None] * height
+        )[:, 0]
         self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
         sides = np.stack([self.along[:, BODY], self.across[:, BODY]], -1)
         plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
-        half_sides = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))
+        half_sides = half[:, None] * np.exp(draw.draw_per_scene(-0.7, 0.2)[:, None] * (1, 0))
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
-    def _limbs(self, draw: SceneDraw, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
+    def _place_limbs(self, draw: SceneDraw, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
 
         Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
         about the joint besides.
         """
         depth = self.depth[:, [BODY]]
-        aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
-        length = half_sides[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
-        thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
-        distance = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
-        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
-        angle *= draw.layer() < 0.75
-        behind = np.where(draw.layer() < 0.6, -1e-3, 1e-3)  # nearer or farther than the body, as a share of its depth
+        aim, bend = draw.draw_per_layer(0, 2 * np.pi), draw.draw_normal_per_layer(0.7)
+        length = half_sides[:, 1:] * np.exp(draw.draw_per_layer(math.log(0.6), math.log(1.8)))
+        thick = length * np.exp(draw.draw_per_layer(math.log(0.04), math.log(0.35)))
+        distance = (
+            draw_motion_lengths(draw.draw_per_layer(), draw.draw_normal_per_layer(), style.object_motion, unit, style)
+            * depth
+        )
+        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(
+            draw.draw_per_layer() < 0.5, 1, -1
+        )
+        angle *= draw.draw_per_layer() < 0.75
+        behind = np.where(
+            draw.draw_per_layer() < 0.6, -1e-3, 1e-3
+        )  # nearer or farther than the body, as a share of its depth
         limbs = slice(BODY + 1, OBJECTS)
-        self.shape[:, limbs] = np.where(draw.layer() < 0.75, SQUARE, self.shape)[:, limbs]
+        self.shape[:, limbs] = np.where(draw.draw_per_layer() < 0.75, SQUARE, self.shape)[:, limbs]
         normal = np.cross(plane[..., 0], plane[..., 1])
         for slot in range(BODY + 1, OBJECTS):
             if slot <= BODY + UPPER:
                 bone = BODY  # what it hangs on
                 out = 0.8 * half_sides * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-                joint = self.centre[:, bone] + multiply(plane, out)
+                joint = self.centre[:, bone] + multiply_vectors(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
             else:
                 bone = slot - UPPER
@@ -224,29 +241,36 @@ class SceneGeometry:
                 aim[:, slot] = aim[:, bone] + bend[:, slot]
                 behind[:, slot] = 2 * behind[:, bone]
             ahead = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-            self.along[:, slot] = multiply(plane, ahead) * length[:, [slot]] / 2
-            self.across[:, slot] = multiply(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
+            self.along[:, slot] = multiply_vectors(plane, ahead) * length[:, [slot]] / 2
+            self.across[:, slot] = multiply_vectors(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
             self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
-            joint_offset = multiply(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
+            joint_offset = multiply_vectors(rotation_matrices(self.turn[:, bone]), joint - self.centre[:, bone])
             self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + joint_offset - joint
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
-    def _boxes(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+    def _draw_boxes(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
         rigid = np.repeat(first, FACES)
-        count = np.floor((BOXES + 1) * draw.scene() ** 2)
+        count = np.floor((BOXES + 1) * draw.draw_per_scene() ** 2)
         present = np.arange(BOXES) < count[:, None]
         self.on[:, slots] = np.repeat(present, FACES, 1)
-        depth = np.exp(draw.layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
-        x, y = (draw.layer()[:, slots][:, first] * side for side in (width, height))
-        half = 0.5 * height * np.exp(draw.layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
+        depth = np.exp(draw.draw_per_layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
+        x, y = (draw.draw_per_layer()[:, slots][:, first] * side for side in (width, height))
+        half = 0.5 * height * np.exp(draw.draw_per_layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
         sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
-        centre = self._ray(x, y) * depth[..., None]
-        tilt = np.stack([draw.normal(0.5)[:, slots], draw.normal(0.7)[:, slots], draw.normal(0.3)[:, slots]], -1)
-        axes = np.swapaxes(rotation(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
+        centre = self._pixel_rays(x, y) * depth[..., None]
+        tilt = np.stack(
+            [
+                draw.draw_normal_per_layer(0.5)[:, slots],
+                draw.draw_normal_per_layer(0.7)[:, slots],
+                draw.draw_normal_per_layer(0.3)[:, slots],
+            ],
+            -1,
+        )
+        axes = np.swapaxes(rotation_matrices(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
         # The face of an axis that looks at the camera.
         towards = np.where((axes * centre[:, :, None]).sum(-1) < 0, 1.0, -1.0)
         faces = centre[:, :, None] + axes * towards[..., None]
@@ -256,20 +280,20 @@ class SceneGeometry:
         self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
         self.depth[:, slots] = np.repeat(depth, FACES, 1)
         self.shape[:, slots] = SQUARE
-        self._own_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
+        self._draw_own_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
 
-    def _walls(self, draw: SceneDraw) -> None:
+    def _place_walls(self, draw: SceneDraw) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, distance = self.focal, self.view_depth
-        right, left = (draw.scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
-        down, up = (draw.scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
-        end, start = draw.scene(0.7, 1.3) * distance, -0.5 * distance
+        right, left = (draw.draw_per_scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
+        down, up = (draw.draw_per_scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
+        end, start = draw.draw_per_scene(0.7, 1.3) * distance, -0.5 * distance
         zero, middle, length = np.zeros_like(focal), (end + start) / 2, (end - start) / 2
         across, along = (right + left) / 2, (down + up) / 2
         x, y = (right - left) / 2, (down - up) / 2
-        yaw, pitch, roll = (scale * (2 * draw.scene() - 1) for scale in (0.5, 0.3, 0.2))
-        look = rotation(np.stack([pitch, yaw, roll], -1))
+        yaw, pitch, roll = (scale * (2 * draw.draw_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
+        look = rotation_matrices(np.stack([pitch, yaw, roll], -1))
         inside = self.kind == INSIDE
         walls = (
             ((x, down, middle), (across, zero, zero), (zero, zero, length)),
@@ -281,7 +305,7 @@ class SceneGeometry:
         wall_slots = slice(FIRST_WALL, GROUND)
         self.on[:, wall_slots], self.depth[:, wall_slots], self.shape[:, wall_slots] = inside[:, None], 1e3, SQUARE
         # A ground below the camera, and what is far away behind it.
-        below = draw.scene(0.15, 0.6) * distance * height / focal
+        below = draw.draw_per_scene(0.15, 0.6) * distance * height / focal
         ground = (
             (zero, below, zero + distance),
             (width / 2 / focal * distance, zero, zero),
@@ -289,35 +313,46 @@ class SceneGeometry:
         )
         for slot, card in enumerate((*walls, ground), FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
-                store[:, slot] = multiply(look, np.stack(vector, -1))
+                store[:, slot] = multiply_vectors(look, np.stack(vector, -1))
         self.on[:, GROUND] = self.kind == OUTSIDE
         self.depth[:, GROUND] = 1e4
         tilt = np.stack(
-            [0.5 * (2 * draw.scene() - 1), 0.5 * (2 * draw.scene() - 1), np.pi * (2 * draw.scene() - 1)], -1
+            [
+                0.5 * (2 * draw.draw_per_scene() - 1),
+                0.5 * (2 * draw.draw_per_scene() - 1),
+                np.pi * (2 * draw.draw_per_scene() - 1),
+            ],
+            -1,
         )
-        slanted = (self.kind == OPEN) & (draw.scene() < 0.7)
+        slanted = (self.kind == OPEN) & (draw.draw_per_scene() < 0.7)
         tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
-        axes = rotation(tilt)
-        behind = distance * np.where(self.kind == OUTSIDE, draw.scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0))
+        axes = rotation_matrices(tilt)
+        behind = distance * np.where(
+            self.kind == OUTSIDE, draw.draw_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
+        )
         self.place[:, BACKDROP, 2] = behind
         scale = (width / 2 / focal * behind)[:, None]
         self.along[:, BACKDROP], self.across[:, BACKDROP] = axes[..., 0] * scale, axes[..., 1] * scale
         self.on[:, BACKDROP] = True
         self.depth[:, BACKDROP] = 1e5
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
-        draw.skip(layer=6, normal=2)
+        draw.skip_numbers(layer=6, normal=2)
 
-    def _camera(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
-        moves = draw.scene() >= style.still_camera
-        normal = np.sqrt(-2 * np.log(1 - draw.scene())) * np.cos(2 * np.pi * draw.scene())
-        pixels = motion_lengths(draw.scene(), normal, style.camera_motion, unit, style) * moves
+    def _draw_camera_motion(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+        moves = draw.draw_per_scene() >= style.still_camera
+        normal = np.sqrt(-2 * np.log(1 - draw.draw_per_scene())) * np.cos(2 * np.pi * draw.draw_per_scene())
+        pixels = draw_motion_lengths(draw.draw_per_scene(), normal, style.camera_motion, unit, style) * moves
         pixels = np.minimum(pixels, 160 * unit)
-        fraction, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
+        fraction, heading, aim = (
+            draw.draw_per_scene(),
+            draw.draw_per_scene(0, 2 * np.pi),
+            draw.draw_per_scene(0, 2 * np.pi),
+        )
         angle = pixels * (1 - fraction) / self.focal
-        roll = 0.02 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 5, 2)
+        roll = 0.02 * (2 * draw.draw_per_scene() - 1) * np.minimum(pixels / unit / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
         distance = pixels * fraction * self.view_depth / self.focal
-        forward = self.view_depth * 0.2 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 10, 1)
+        forward = self.view_depth * 0.2 * (2 * draw.draw_per_scene() - 1) * np.minimum(pixels / unit / 10, 1)
         forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
         self.camera_shift = np.stack([distance * np.cos(heading), distance * np.sin(heading), forward], -1)
         flat = self.kind == FLAT
@@ -325,21 +360,21 @@ class SceneGeometry:
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
     @staticmethod
-    def background(draw: SceneDraw) -> Floats:
+    def draw_background_colour(draw: SceneDraw) -> Floats:
         """Return the colour [B, 3] where a pixel shows no layer."""
-        draw.skip(scene=1)
-        grey = draw.scene(0.1, 0.95)
-        tint = np.stack([draw.scene(-0.1, 0.1) for _ in range(3)], -1)
-        draw.skip(scene=1)
+        draw.skip_numbers(scene=1)
+        grey = draw.draw_per_scene(0.1, 0.95)
+        tint = np.stack([draw.draw_per_scene(-0.1, 0.1) for _ in range(3)], -1)
+        draw.skip_numbers(scene=1)
         colour: Floats = np.clip(grey[:, None] + tint, 0, 1)
         return colour
 
-    def matrices(self) -> Floats:
+    def compute_matrices(self) -> Floats:
         """Return the matrices [B, 2, L, 3, 3] from cards to the pixels of both frames."""
         height, width = self.size
         at = np.array([0.0, 1.0])[:, None]
-        turned = rotation(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
-        camera = np.swapaxes(rotation(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
+        turned = rotation_matrices(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
+        camera = np.swapaxes(rotation_matrices(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
         columns = np.stack([self.along, self.across, self.place - self.centre], -1)  # [B, L, 3, 3]
         surface = turned @ columns[:, None]
         surface[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]

@@ -17,14 +17,14 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import say
 from fullfield.ops import _launching
-from fullfield.training.checkpoint import DivergedError, all_not_finite
+from fullfield.training.checkpoint import DivergedError, list_not_finite
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
-    coarse_mixture_loss,
     laplace_mixture_loss,
     loss_mask,
-    mean_error,
+    mean_end_point_error,
+    mixture_loss_before_upsampling,
     sequence_loss,
 )
 from fullfield.training.flow.ranks import Ranks
@@ -35,7 +35,7 @@ _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def default_precision(device: torch.device) -> str:
+def choose_precision(device: torch.device) -> str:
     """Return the precision of training where none is given: the fastest whose products the device computes."""
     if device.type != "cuda":
         return "float32"
@@ -54,9 +54,9 @@ class AveragedWeights:
         _check.number(keep, "keep", low=0.0, below=1.0)
         self.keep = keep
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        both = zip(_tensors(self.model), _tensors(model), strict=True)
+        both = zip(_list_tensors(self.model), _list_tensors(model), strict=True)
         pairs = [(own, its) for own, its in both if own.numel() and own.data_ptr() != its.data_ptr()]
-        unbounded = all_not_finite({str(number): own for number, (own, _) in enumerate(pairs)})
+        unbounded = list_not_finite({str(number): own for number, (own, _) in enumerate(pairs)})
         self._own, self._its, self._own_other, self._its_other = (list[Tensor]() for _ in range(4))
         for number, (own, its) in enumerate(pairs):
             averaged = own.is_floating_point() and str(number) not in unbounded
@@ -64,7 +64,7 @@ class AveragedWeights:
             (self._its if averaged else self._its_other).append(its)
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
+    def update_average(self, step: int) -> None:
         """Follow the network after ``step`` steps."""
         keep = min(self.keep, (1 + step) / (10 + step))
         if self._own:
@@ -73,7 +73,7 @@ class AveragedWeights:
             torch._foreach_copy_(self._own_other, self._its_other)
 
 
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
+def _list_tensors(model: nn.Module) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
@@ -131,13 +131,13 @@ class Objective(nn.Module):
             last = predictions[-1]
         elif callable(getattr(network, "coarse_predictions", None)):
             padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
-            return coarse_mixture_loss(coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits)
+            return mixture_loss_before_upsampling(coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits)
         else:
             pairs = network.predictions_with_info(frame1, frame2, **updates)
             low, high = self._limits
             loss = laplace_mixture_loss(pairs, flow, valid, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
-        return loss, mean_error(last.detach(), flow, valid)
+        return loss, mean_end_point_error(last.detach(), flow, valid)
 
 
 class Reading(NamedTuple):
@@ -155,8 +155,8 @@ class Stepper:
     """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
-    That is decided on the device: :meth:`step` never waits for it, :meth:`read` does. ``model`` is on its device, in
-    training mode; ``ranks`` are the processes that share a batch.
+    That is decided on the device: :meth:`run_step` never waits for it, :meth:`read_means` does. ``model`` is on its
+    device, in training mode; ``ranks`` are the processes that share a batch.
     """
 
     def __init__(self, model: nn.Module, training: FlowTraining, ranks: Ranks | None = None) -> None:
@@ -174,14 +174,14 @@ class Stepper:
         self.device = self._parameters[0].device
         if training.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.ranks.same([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
+        self.ranks.copy_from_first([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
         self.fold_biases()
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
         objective = Objective(model, training)
-        self.loss = objective.loss
+        self.compute_loss = objective.compute_loss
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
@@ -220,7 +220,7 @@ class Stepper:
             network: Any = self.model
             network.compile_stages(None)
 
-    def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
+    def run_step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
         self._uncompiled.updates = self.training.draw_updates(number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
@@ -231,32 +231,32 @@ class Stepper:
         weight = self._one
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = valid.sum().clamp(min=1).float()
-            weight = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
-        loss, error = self._backward(frame1, frame2, batch.flow, valid, weight)
+            weight = self.ranks.count * pixels / self.ranks.sum_tensor(pixels.clone())
+        loss, error = self._compute_gradients(frame1, frame2, batch.flow, valid, weight)
         for parameter in self._parameters if self.ranks.count > 1 else ():
             if parameter.grad is None:  # this process's pairs did not reach it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average_tensors([*gradients, loss, error])
-        self._update(gradients, loss, error, number, rate, before)
+        self._update_weights(gradients, loss, error, number, rate, before)
 
-    def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _compute_gradients(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
         if self._unrecorded > 0:
             self._unrecorded -= 1
             self.optimizer.zero_grad(set_to_none=True)
-            return self._gradients(*inputs)
+            return self._run_backward(*inputs)
         if self._recorded is None:
             self.optimizer.zero_grad(set_to_none=True)  # frees their memory before that of the graphs is taken
-            self._recorded = _Recorder(self._gradients, self._parameters, inputs)
+            self._recorded = _Recorder(self._run_backward, self._parameters, inputs)
         return self._recorded(self._uncompiled.updates, inputs)
 
-    def _gradients(
+    def _run_backward(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with self._announced():
+        with self._announce_compilation():
             with autocast:
                 loss, error = self._objective(frame1, frame2, flow, valid)
             loss = loss.float() * weight
@@ -264,9 +264,9 @@ class Stepper:
         return loss.detach(), error.float().detach() * weight
 
     @contextmanager
-    def _announced(self) -> Iterator[None]:
+    def _announce_compilation(self) -> Iterator[None]:
         """Announce on stderr that the first step compiles, and how long it took."""
-        if self._compiled or not self.ranks.first:
+        if self._compiled or not self.ranks.is_first:
             yield
             return
         self._compiled = True
@@ -277,7 +277,7 @@ class Stepper:
         say(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
-    def _update(
+    def _update_weights(
         self, gradients: list[Tensor], loss: Tensor, error: Tensor, number: int, rate: float, before: Tensor | None
     ) -> None:
         scale = self.scaling[0]
@@ -294,7 +294,7 @@ class Stepper:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
             pieces = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
             torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(pieces, self._buffers, strict=True)])
-        self.average.update(number)
+        self.average.update_average(number)
         if self.training.precision == "float16":
             since = torch.where(bad, 0.0, self.scaling[1] + 1)
             grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MAX_SCALE)
@@ -307,7 +307,7 @@ class Stepper:
         self._totals = torch.cat([self._totals[:3] + sums, counts])
         self._steps += 1
 
-    def read(self) -> Reading:
+    def read_means(self) -> Reading:
         """Return the means over the steps since the last reading; waits for the device."""
         loss, error, norm, skipped, _, worst = self._totals.tolist()
         steps, good = self._steps, self._steps - int(skipped)
@@ -354,13 +354,13 @@ class _Recorder:
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
         recording = self._recordings.get(updates)
         if recording is None:
-            recording = self._recordings[updates] = self._record()
+            recording = self._recordings[updates] = self._record_step()
         for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
             parameter.grad = gradient
         recording.graph.replay()
         return recording.loss.clone(), recording.error.clone()
 
-    def _record(self) -> _Recording:
+    def _record_step(self) -> _Recording:
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
@@ -377,10 +377,10 @@ class _Recorder:
 def check_finite(reading: Reading, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
     """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
     if reading.in_a_row >= max_in_a_row:
-        raise diverged(f"{reading.in_a_row} steps in a row", step, training)
+        raise build_divergence_error(f"{reading.in_a_row} steps in a row", step, training)
 
 
-def diverged(steps: str, step: int, training: FlowTraining) -> DivergedError:
+def build_divergence_error(steps: str, step: int, training: FlowTraining) -> DivergedError:
     """Return the error of a training whose ``steps`` until ``step`` were not finite."""
     return DivergedError(
         f"learning_rate: loss or gradient was not finite in {steps} until step {step}; take less than "

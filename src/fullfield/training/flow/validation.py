@@ -40,7 +40,7 @@ class FlowValidation:
         self._updates = {} if updates is None else {"updates": updates}
         self.errors: dict[str, float] = {}
         for name, data in self._sets.items():
-            if isinstance(data, FlowDataset) and not _scored(data):
+            if isinstance(data, FlowDataset) and not _list_scored_pairs(data):
                 raise InputError(f"{name}: has no true flow to validate with")
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class FlowValidation:
         device = next(model.parameters()).device
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")
-            pairs = self._read(data) if isinstance(data, FlowDataset) else self._generated(data)
+            pairs = self._read_dataset_pairs(data) if isinstance(data, FlowDataset) else self._generate_pairs(data)
             for frame1, frame2, flow, valid in pairs:
                 predictions = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
                 for predicted, truth, valid_pixels in zip(predictions.float(), flow, valid, strict=True):
@@ -57,8 +57,8 @@ class FlowValidation:
             self.errors[name] = metrics.compute()["epe"]
         return sum(self.errors.values()) / len(self.errors)
 
-    def _read(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        scored = _scored(data)
+    def _read_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        scored = _list_scored_pairs(data)
         number = min(self._pairs, len(scored))
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_bytes, threads=_READERS, max_items=_READERS) as reader:
@@ -69,7 +69,7 @@ class FlowValidation:
                     raise InputError(f"{sample.name}: has no true flow to validate with")
                 yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
-    def _generated(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _generate_pairs(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         batches = self._pairs // _TOGETHER
         requests = [(index, _TOGETHER) for index in range(batches)]
         requests += [(number, 1) for number in range(batches * _TOGETHER, self._pairs)]
@@ -78,7 +78,7 @@ class FlowValidation:
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
 
-def _scored(data: FlowDataset) -> list[int]:
+def _list_scored_pairs(data: FlowDataset) -> list[int]:
     return [index for index, record in enumerate(data.records) if record.flow is not None]
 
 

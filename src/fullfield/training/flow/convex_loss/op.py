@@ -39,29 +39,29 @@ def convex_mixture_loss(
     _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
     _check.tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
     if not field.numel() or not is_usable("convex_mixture_loss", "cuda", cuda.supports(field, mask, factor)):
-        return reference.loss(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
-    sums: Tensor = _loss(field, mask, truth, valid, float(log_scale_min), float(log_scale_max))[0]
+        return reference.compute_loss(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
+    sums: Tensor = _compute_loss(field, mask, truth, valid, float(log_scale_min), float(log_scale_max))[0]
     return sums[0], sums[1].detach()
 
 
 @torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
-def _loss(
+def _compute_loss(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda.loss(field, mask, truth, valid, low, high)
+    return cuda.compute_loss(field, mask, truth, valid, low, high)
 
 
-@_loss.register_fake
+@_compute_loss.register_fake
 def _(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     return field.new_empty(2), grad_field, torch.empty_like(mask)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ARG001  # PyTorch's names
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ARG001  # PyTorch's names
     ctx.save_for_backward(output[1], output[2])
 
 
-def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _backpropagate(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grad_field, grad_mask = ctx.saved_tensors
     with torch.no_grad():
         grads = grad_field * grad[0], grad_mask * grad[0].to(grad_mask.dtype)
@@ -75,4 +75,4 @@ def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-_loss.register_autograd(_gradients, setup_context=_keep)
+_compute_loss.register_autograd(_backpropagate, setup_context=_save_for_backward)

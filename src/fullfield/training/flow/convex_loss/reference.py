@@ -10,7 +10,7 @@ from torch import Tensor
 from fullfield.ops._fused.reference import convex_upsample
 
 
-def mixture_surprise(
+def mixture_negative_log_likelihood(
     flow: Tensor,  # [B, 2, H, W]
     info: Tensor,  # [B, 4, H, W]: logits of the wide and the narrow Laplacian, logarithms of their scales
     truth: Tensor,  # [B, 2, H, W]
@@ -26,13 +26,13 @@ def mixture_surprise(
     return torch.logaddexp(share1, share2) - torch.logaddexp(wide_level, narrow) + math.log(2)
 
 
-def loss(
+def compute_loss(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""
     fine = convex_upsample(field, mask, factor)
     inside = valid[:, None]
     truth_inside = torch.where(inside, truth, 0.0)
-    surprise = mixture_surprise(fine[:, :2], fine[:, 2:], truth_inside, log_scale_min, log_scale_max)
+    surprise = mixture_negative_log_likelihood(fine[:, :2], fine[:, 2:], truth_inside, log_scale_min, log_scale_max)
     offset = torch.where(inside, fine[:, :2].detach() - truth_inside, 0.0)
     return torch.where(inside, surprise, 0.0).sum(), offset.norm(dim=1).sum()

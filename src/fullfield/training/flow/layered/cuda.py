@@ -34,17 +34,17 @@ def supports(device: torch.device) -> str | None:
 
 
 @functools.cache
-def source() -> Source:
+def renderer_source() -> Source:
     """Return the source of all kernels."""
     return Source(_launching.read_source(_launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
 
 
-def render(
+def render_pairs(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, size: tuple[int, int]
 ) -> RenderedPairs:
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     height, width = size
-    scenes = scenes.map(Tensor.contiguous)
+    scenes = scenes.map_tensors(Tensor.contiguous)
     batch, _, matrices, layers = scenes.to_card.shape[:4]
     device = scenes.to_card.device
     results = RenderedPairs(
@@ -57,7 +57,10 @@ def render(
         setattr(p, name, tensor.data_ptr())
     p.pictures, p.side, p.levels = atlas.count, atlas.side, atlas.levels
     p.shape_count, p.shape_side = atlas.shapes.shape[:2]
-    pixels, kernels = batch * height * width, _launching.load_kernels(LIBRARIES, source(), scenes.to_card.get_device())
+    pixels, kernels = (
+        batch * height * width,
+        _launching.load_kernels(LIBRARIES, renderer_source(), scenes.to_card.get_device()),
+    )
     if triangles is not None and len(triangles.corners):
         for name, tensor in zip(_TRIANGLES, triangles, strict=True):
             setattr(p, name, tensor.data_ptr())

@@ -54,7 +54,7 @@ class MeshStore(NamedTuple):
         """Return the store on a device."""
         return MeshStore(self.vertices.to(device), self.triangles.to(device), self.materials.to(device), self.table)
 
-    def join(self, other: MeshStore) -> MeshStore:
+    def join_stores(self, other: MeshStore) -> MeshStore:
         """Return a store of both, this one's meshes first."""
         rows, triangles = len(self.vertices), len(self.triangles)
         shifted = other.table._replace(
@@ -128,7 +128,7 @@ class SceneTriangles(NamedTuple):
 def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
     """Return the triangles of placed meshes, on the device of both; ``totals`` are the placement's."""
     device = store.vertices.device
-    vertices, first_vertices = _spread(placement.vertex_counts, totals[0])
+    vertices, first_vertices = _spread_instances(placement.vertex_counts, totals[0])
     local = torch.arange(totals[0], device=device) - first_vertices[vertices]
     low, high = (store.vertices[(placement.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
     own = torch.lerp(low, high, placement.blend[vertices][..., None])  # [V, 2, 3]
@@ -140,11 +140,11 @@ def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[in
     rest = store.vertices[placement.rows[vertices, 0, 0] + local].float()
     texels = _map_points(placement.texture[vertices], rest)
 
-    triangles, first_triangles = _spread(placement.triangle_counts, totals[1])
+    triangles, first_triangles = _spread_instances(placement.triangle_counts, totals[1])
     local = torch.arange(totals[1], device=device) - first_triangles[triangles]
     source = placement.first_triangles[triangles] + local
     corners = store.triangles[source].long() + first_vertices[triangles][:, None]
-    light = _light(seen, corners, placement.light[triangles], placement.flat[triangles])
+    light = _compute_light(seen, corners, placement.light[triangles], placement.flat[triangles])
     rows = MATERIALS * triangles + store.materials[source]
     owners = torch.stack((placement.scene[triangles], placement.layer[triangles], rows), 1)
     return SceneTriangles(
@@ -158,7 +158,7 @@ def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[in
     )
 
 
-def _spread(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
+def _spread_instances(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """Return the instance of each of ``total`` elements, and the first element of each instance."""
     instances = torch.arange(len(counts), device=counts.device)
     return torch.repeat_interleave(instances, counts, output_size=total), counts.cumsum(0) - counts
@@ -181,7 +181,7 @@ def _deform(points: Tensor, numbers: Tensor) -> Tensor:
     return torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1)
 
 
-def _light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
+def _compute_light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
     """Return the light [T, 3, 2] at the corners of triangles, on the side that the camera sees.
 
     ``seen`` [V, 2, 3] are camera coordinates, ``lamp`` [T, 2, 4], ``flat`` [T].

@@ -35,7 +35,7 @@ class Hits(NamedTuple):
     covers: Tensor  # [N] bool: and the ray meets the triangle itself
 
 
-def intersect(points: Tensor, x: Tensor, y: Tensor) -> Hits:
+def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> Hits:
     """Intersect samples (x, y) [N] with triangles, given as points [N, 3, 3] that are (x z, y z, z)."""
     z = points[..., 2]
     across, below = points[..., 0] - z * x[:, None], points[..., 1] - z * y[:, None]
@@ -55,7 +55,7 @@ def intersect(points: Tensor, x: Tensor, y: Tensor) -> Hits:
     return Hits(weights, right, down, depth, front, covers)
 
 
-def corners_at(triangles: SceneTriangles, index: Tensor, time: Tensor) -> Tensor:
+def interpolate_corners(triangles: SceneTriangles, index: Tensor, time: Tensor) -> Tensor:
     """Return the points [N, 3, 3] of the corners of triangles [N] at a time [N] each."""
     first, second = triangles.points[triangles.corners[index].long()].unbind(2)
     return first + time[:, None, None] * (second - first)
@@ -73,7 +73,7 @@ def rasterize(
     keys = torch.full((len(times) * height * width,), EMPTY, dtype=torch.int64, device=device)
     scene, layer = triangles.owners[:, 0].long(), triangles.owners[:, 1].long()
     everything = torch.arange(len(scene), device=device)
-    points = corners_at(triangles, everything, times[scene])
+    points = interpolate_corners(triangles, everything, times[scene])
     z = points[..., 2]
     ahead = (z > NEAREST_SURFACE).all(1)
     bounds = []
@@ -91,7 +91,7 @@ def rasterize(
     across = columns[sample]
     column, row = left[sample] + rank % across, top[sample] + rank // across
     sample_scene = scene[sample]
-    hits = intersect(points[sample], column + offset_x[sample_scene], row + offset_y[sample_scene])
+    hits = intersect_triangles(points[sample], column + offset_x[sample_scene], row + offset_y[sample_scene])
     depth = hits.depth.clamp(min=0).float().view(torch.int32).long()
     key = (layer[sample] << LAYER_SHIFT) | (depth << _INDEX_BITS) | sample
     slot = (sample_scene * height + row) * width + column
@@ -109,11 +109,11 @@ def unpack_triangle(keys: Tensor) -> Tensor:
     return keys & (MAX_TRIANGLES - 1)
 
 
-def shade(
+def shade_samples(
     triangles: SceneTriangles, atlas: PictureAtlas, index: Tensor, time: Tensor, x: Tensor, y: Tensor, frame: int
 ) -> Tensor:
     """Return the colours [N, 3] that samples (x, y) [N] show of triangles ``index`` [N] at ``time`` [N]."""
-    hits = intersect(corners_at(triangles, index, time), x, y)
+    hits = intersect_triangles(interpolate_corners(triangles, index, time), x, y)
     texels = triangles.texels[triangles.corners[index].long()]  # [N, 3, 3]
     facing = torch.linalg.cross(texels[:, 1] - texels[:, 0], texels[:, 2] - texels[:, 0]).abs().argmax(1)
     axes = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
@@ -129,7 +129,7 @@ def shade(
     return (lit[:, None] * (texture * factor + offset)).clamp(0, 1)
 
 
-def hides(
+def is_hidden_by_meshes(
     triangles: SceneTriangles, keys: Tensor, scene: Tensor, x: Tensor, y: Tensor, layer: Tensor, depth: Tensor
 ) -> Tensor:
     """Return whether meshes hide surfaces at (x, y) [N] of the second frame, of a layer and depth each.
@@ -147,7 +147,9 @@ def hides(
         for right in (0, 1):
             key = keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
             before = (unpack_layer(key) <= layer).nonzero()[:, 0]
-            hits = intersect(corners_at(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before])
+            hits = intersect_triangles(
+                interpolate_corners(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before]
+            )
             nearer = unpack_layer(key[before]) < layer[before]
             hidden[before] |= hits.covers & (nearer | (hits.depth < depth[before] * (1 - DEPTH_TOLERANCE)))
             met[before] |= hits.covers

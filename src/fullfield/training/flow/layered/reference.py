@@ -52,46 +52,46 @@ class _SurfacePoint(NamedTuple):
     inside: Tensor  # distance inside an ellipsoid's outline, pixels
 
 
-def render(
+def render_pairs(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, size: tuple[int, int]
 ) -> RenderedPairs:
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     x, y = pixel_positions(size, scenes.to_card.device)
-    first, second = (_picture(scenes, triangles, atlas, frame, x, y) for frame in (0, 1))
-    flow, valid, occluded = _truth(scenes, triangles, atlas, x, y)
+    first, second = (_render_frame(scenes, triangles, atlas, frame, x, y) for frame in (0, 1))
+    flow, valid, occluded = _compute_truth(scenes, triangles, atlas, x, y)
     return RenderedPairs(first, second, flow, valid, occluded)
 
 
-def _per_pixel(values: Tensor) -> Tensor:
+def _expand_to_pixels(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-def _waved(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
+def _apply_waves(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
     target_x, target_y = x, y
     for wave in (0, 5):
-        ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + value]) for value in range(5))
-        sine = torch.sin(kx * x + ky * y + phase) * _per_pixel(fraction)
+        ax, ay, kx, ky, phase = (_expand_to_pixels(paint[:, wave + value]) for value in range(5))
+        sine = torch.sin(kx * x + ky * y + phase) * _expand_to_pixels(fraction)
         target_x, target_y = target_x + ax * sine, target_y + ay * sine
     return target_x, target_y
 
 
 def _intersect_layer(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     """Intersect the rays of pixels with a layer: matrix [B, 3, 3], centre [B, 3], shape [B]."""
-    card = _on_card(matrix, x, y)
+    card = _intersect_card(matrix, x, y)
     if not bool((shape == ELLIPSOID).any()):
         return card
-    solid = _on_ellipsoid(matrix, centre, x, y)
-    is_solid = _per_pixel(shape == ELLIPSOID)
+    solid = _intersect_ellipsoid(matrix, centre, x, y)
+    is_solid = _expand_to_pixels(shape == ELLIPSOID)
 
-    def select(one: Any, other: Any) -> Any:
-        return torch.where(is_solid, one, other) if isinstance(one, Tensor) else tuple(map(select, one, other))
+    def select_by_shape(one: Any, other: Any) -> Any:
+        return torch.where(is_solid, one, other) if isinstance(one, Tensor) else tuple(map(select_by_shape, one, other))
 
-    return _SurfacePoint(*map(select, solid, card))
+    return _SurfacePoint(*map(select_by_shape, solid, card))
 
 
-def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
-    m = [_per_pixel(matrix[:, row, column]) for row in range(3) for column in range(3)]
+def _intersect_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
+    m = [_expand_to_pixels(matrix[:, row, column]) for row in range(3) for column in range(3)]
     w = m[6] * x + m[7] * y + m[8]
     front = w > NEAREST
     safe = torch.where(front, w, 1.0)
@@ -103,49 +103,49 @@ def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     return _SurfacePoint((a, b, zero), safe, front, right, down, zero)
 
 
-def _dot(one: Sequence[Tensor], two: Sequence[Tensor]) -> Tensor:
+def _dot_product(one: Sequence[Tensor], two: Sequence[Tensor]) -> Tensor:
     return one[0] * two[0] + one[1] * two[1] + one[2] * two[2]
 
 
-def _direction(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+def _compute_ray_directions(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """Return the directions u of pixels' rays in the coordinates of an ellipsoid."""
-    m = [[_per_pixel(matrix[:, row, column]) for column in range(3)] for row in range(3)]
+    m = [[_expand_to_pixels(matrix[:, row, column]) for column in range(3)] for row in range(3)]
     return [row[0] * x + row[1] * y + row[2] for row in m]
 
 
-def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
-    across, below = ([_per_pixel(matrix[:, row, column]) for row in range(3)] for column in (0, 1))
-    v = [_per_pixel(centre[:, row]) for row in range(3)]
-    u = _direction(matrix, x, y)
-    uu, uv, outside = _dot(u, u), _dot(u, v), _dot(v, v) - 1
+def _intersect_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
+    across, below = ([_expand_to_pixels(matrix[:, row, column]) for row in range(3)] for column in (0, 1))
+    v = [_expand_to_pixels(centre[:, row]) for row in range(3)]
+    u = _compute_ray_directions(matrix, x, y)
+    uu, uv, outside = _dot_product(u, u), _dot_product(u, v), _dot_product(v, v) - 1
     discriminant = uv * uv - uu * outside
-    slope_x = 2 * (uv * _dot(across, v) - outside * _dot(across, u))
-    slope_y = 2 * (uv * _dot(below, v) - outside * _dot(below, u))
+    slope_x = 2 * (uv * _dot_product(across, v) - outside * _dot_product(across, u))
+    slope_y = 2 * (uv * _dot_product(below, v) - outside * _dot_product(below, u))
     inside = discriminant / (slope_x.square() + slope_y.square()).sqrt().clamp(min=1e-20)
     depth = (uv - discriminant.clamp(min=0).sqrt()) / uu
     front = (outside > 0) & (uv > 0) & (depth > 0)
     depth = torch.where(front, depth, 1.0)
     s = tuple(depth * ui - vi for ui, vi in zip(u, v, strict=True))
-    towards = torch.minimum(_dot(s, u), -GRAZING * uu.sqrt())
+    towards = torch.minimum(_dot_product(s, u), -GRAZING * uu.sqrt())
 
-    def derivative(column: list[Tensor]) -> _Vector:
-        slope = _dot(s, column) / towards
+    def differentiate(column: list[Tensor]) -> _Vector:
+        slope = _dot_product(s, column) / towards
         return tuple(depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True))
 
-    return _SurfacePoint(s, 1 / depth, front, derivative(across), derivative(below), inside)
+    return _SurfacePoint(s, 1 / depth, front, differentiate(across), differentiate(below), inside)
 
 
-def _coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
+def _sample_coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
     """Return the coverage [B, H, W], 0 ... 1; ``shape`` [B]."""
     (a, b, _), front = point.at, point.front
     (ax, bx, _), (ay, by, _) = point.right, point.down
-    softness = _per_pixel(paint[:, SOFTNESS])
+    softness = _expand_to_pixels(paint[:, SOFTNESS])
     along, across = (ax * ax + ay * ay).sqrt(), (bx * bx + by * by).sqrt()
     inside = torch.minimum((1 - a.abs()) / along, (1 - b.abs()) / across)
     square = (inside / softness + 0.5).clamp(0, 1)
     texels = atlas.shapes.shape[1]
     if len(atlas.shapes) and bool((shape >= 0).any()):
-        which = _per_pixel(shape).clamp(min=0).remainder(len(atlas.shapes)).long()
+        which = _expand_to_pixels(shape).clamp(min=0).remainder(len(atlas.shapes)).long()
         at = [(value + 1) * (texels / 2) - 0.5 for value in (a, b)]
         low = [value.clamp(-4, texels + 4).floor() for value in at]
         remainder = [value - floor for value, floor in zip(at, low, strict=True)]
@@ -162,16 +162,16 @@ def _coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: Picture
         silhouette = torch.where((a.abs() < 1) & (b.abs() < 1), silhouette, 0.0)
     else:
         silhouette = square
-    kind = _per_pixel(shape)
+    kind = _expand_to_pixels(shape)
     covered = torch.where(kind == INFINITE, 1.0, torch.where(kind == SQUARE, square, silhouette))
     covered = torch.where(kind == ELLIPSOID, (point.inside / softness + 0.5).clamp(0, 1), covered)
     return torch.where(front, covered, 0.0)
 
 
-def _texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
+def _sample_texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
     """Return the colours [B, H, W, 3], 0 ... 255."""
-    t = [_per_pixel(paint[:, TEXTURE + component]) for component in range(6)]
-    d = [_per_pixel(paint[:, DEPTH_TEXTURE + component]) for component in range(2)]
+    t = [_expand_to_pixels(paint[:, TEXTURE + component]) for component in range(6)]
+    d = [_expand_to_pixels(paint[:, DEPTH_TEXTURE + component]) for component in range(2)]
 
     def map_to_texels(point: _Vector) -> tuple[Tensor, Tensor]:
         a, b, c = point
@@ -180,19 +180,19 @@ def _texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas: Pictur
     u, v = (component + offset for component, offset in zip(map_to_texels(point.at), (t[2], t[5]), strict=True))
     steps = [x.square() + y.square() for x, y in (map_to_texels(point.right), map_to_texels(point.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
-    level = 0.5 * texels.log2() + _per_pixel(paint[:, BIAS])
-    return sample_pictures(atlas, _per_pixel(picture), u, v, level)
+    level = 0.5 * texels.log2() + _expand_to_pixels(paint[:, BIAS])
+    return sample_pictures(atlas, _expand_to_pixels(picture), u, v, level)
 
 
-def _at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
+def _find_surface_points(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
     """Return the points that pixels show at a moment (frame, instant, layer)."""
     frame, instant, layer = moment
     centre = scenes.centres[:, frame, instant, layer]
     return _intersect_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
 
 
-def _active(scenes: LayeredScenes, layer: int) -> Tensor:
-    return _per_pixel(layer < scenes.counts)
+def _is_layer_active(scenes: LayeredScenes, layer: int) -> Tensor:
+    return _expand_to_pixels(layer < scenes.counts)
 
 
 class _MeshSamples(NamedTuple):
@@ -203,7 +203,7 @@ class _MeshSamples(NamedTuple):
     colours: Tensor  # [N, 3]
 
     @classmethod
-    def draw(
+    def draw_samples(
         cls, triangles: SceneTriangles, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor, exposure: Tensor
     ) -> _MeshSamples:
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
@@ -212,18 +212,18 @@ class _MeshSamples(NamedTuple):
         layer = raster.unpack_layer(keys)
         seen = keys != raster.EMPTY
         at = seen.nonzero()[:, 0]
-        at_x, at_y = ((pixel + _per_pixel(offset))[seen] for pixel, offset in ((x, right), (y, down)))
+        at_x, at_y = ((pixel + _expand_to_pixels(offset))[seen] for pixel, offset in ((x, right), (y, down)))
         index = raster.unpack_triangle(keys[seen])
-        return cls(layer, seen, raster.shade(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
+        return cls(layer, seen, raster.shade_samples(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
 
-    def add(self, layer: int, clear: Tensor, total: Tensor) -> None:
+    def add_layer(self, layer: int, clear: Tensor, total: Tensor) -> None:
         """Add what samples show of a layer to ``total`` [B, H, W, 3]; nothing is visible behind it."""
         is_mesh = self.layer == layer
         total[is_mesh] += clear[is_mesh][:, None] * self.colours[is_mesh[self.seen]]
         clear[is_mesh] = 0
 
 
-def _picture(
+def _render_frame(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor
 ) -> Tensor:
     """Return a frame [B, 3, H, W]."""
@@ -232,38 +232,40 @@ def _picture(
     background = scenes.background[:, None, None]
     for exposure in range(exposures):
         fraction, right, down = scenes.exposures[:, frame, exposure].unbind(1)
-        at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
+        at_x, at_y = x + _expand_to_pixels(right), y + _expand_to_pixels(down)
         clear = torch.ones((len(scenes.counts), *x.shape), dtype=torch.float32, device=x.device)
         seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
         meshes = None
         if triangles is not None:
-            meshes = _MeshSamples.draw(triangles, atlas, frame, x, y, scenes.exposures[:, frame, exposure])
+            meshes = _MeshSamples.draw_samples(triangles, atlas, frame, x, y, scenes.exposures[:, frame, exposure])
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
             if meshes is not None:
-                meshes.add(layer, clear, seen)
+                meshes.add_layer(layer, clear, seen)
             moment = frame, 1 + exposure, layer
-            point = _at(scenes, moment, *_waved(paint, at_x, at_y, fraction))
-            alpha = _coverage(point, paint, ids[:, 1], atlas)
-            alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
+            point = _find_surface_points(scenes, moment, *_apply_waves(paint, at_x, at_y, fraction))
+            alpha = _sample_coverage(point, paint, ids[:, 1], atlas)
+            alpha = torch.where(_is_layer_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
-            window = _window(alpha)
-            point, alpha = _cut(point, window), alpha[window]
+            window = _find_covered_window(alpha)
+            point, alpha = _cut_points(point, window), alpha[window]
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
-            texture = _texture(point, paint, ids[:, 0], atlas) / 255
-            light = [_per_pixel(paint[:, LIGHT + 3 * frame + component]) for component in range(3)]
-            lit = (1 + _dot(light, point.at)).clamp(min=0)[..., None]
+            texture = _sample_texture(point, paint, ids[:, 0], atlas) / 255
+            light = [_expand_to_pixels(paint[:, LIGHT + 3 * frame + component]) for component in range(3)]
+            lit = (1 + _dot_product(light, point.at)).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
             seen[window] += (clear[window] * alpha)[..., None] * colour
             clear[window] *= 1 - alpha
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
-        total = total + torch.where(_per_pixel(exposure < scenes.instants)[..., None], seen, 0.0)
-    return _sensed((total / _per_pixel(scenes.instants)[..., None]).permute(0, 3, 1, 2).contiguous(), scenes, frame)
+        total = total + torch.where(_expand_to_pixels(exposure < scenes.instants)[..., None], seen, 0.0)
+    return _apply_sensor(
+        (total / _expand_to_pixels(scenes.instants)[..., None]).permute(0, 3, 1, 2).contiguous(), scenes, frame
+    )
 
 
-def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
+def _find_covered_window(alpha: Tensor) -> tuple[slice, slice, slice]:
     """Return the smallest rectangle [B, h, w] with everything that a layer covers; textures take most of the time."""
     covered = (alpha > 0).any(0)
     sides = (covered.any(axis).nonzero() for axis in (1, 0))
@@ -271,7 +273,7 @@ def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
     return slice(None), rows, columns
 
 
-def _cut(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
+def _cut_points(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
     """Return the points of a rectangle, as far as textures and light need them."""
     at, right, down = (
         tuple(component[window] for component in vector) for vector in (point.at, point.right, point.down)
@@ -279,25 +281,25 @@ def _cut(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePo
     return point._replace(at=at, right=right, down=down)
 
 
-def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
+def _apply_sensor(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
     """Apply gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
     exponent, strength = (setting[:, None, None, None] for setting in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
-    drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
+    drawn = _hash_words(index ^ _hash_words(scenes.noise.long() & _WORD)[:, None, None, None])
     total = (drawn & 255) + ((drawn >> 8) & 255) + ((drawn >> 16) & 255) + (drawn >> 24)
     noise = (total - 510).float() * (1 / _DEVIATION)
     return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
 
 
-def _hashed(word: Tensor) -> Tensor:
+def _hash_words(word: Tensor) -> Tensor:
     """Mix the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         word = ((word ^ (word >> shift)) * factor) & _WORD
     return word ^ (word >> 16)
 
 
-def _truth(
+def _compute_truth(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return flow, validity and occlusion."""
@@ -311,18 +313,20 @@ def _truth(
     keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _at(scenes, (0, 0, layer), *_waved(paint, x, y, ones))
-        covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
+        point = _find_surface_points(scenes, (0, 0, layer), *_apply_waves(paint, x, y, ones))
+        covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
+            scenes, layer
+        )
         covers &= owner == layers
-        is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
+        is_solid = _expand_to_pixels(scenes.ids[:, layer, 1] == ELLIPSOID)
         a, b, c = point.at
         own = a, b, torch.where(is_solid, c, 1.0), is_solid.float()
-        rows = [[_per_pixel(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
+        rows = [[_expand_to_pixels(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
         to_x, to_y, depth = (r[0] * own[0] + r[1] * own[1] + r[2] * own[2] + r[3] * own[3] for r in rows)
         if triangles is not None and keys is not None:
             is_mesh = (raster.unpack_layer(keys) == layer) & (owner == layers)
             covers |= is_mesh
-            second = _move_to_second_frame(triangles, keys[is_mesh], *_pixels(is_mesh, x, y))
+            second = _move_to_second_frame(triangles, keys[is_mesh], *_list_pixel_coordinates(is_mesh, x, y))
             to_x[is_mesh], to_y[is_mesh], depth[is_mesh] = second
         is_visible = covers & (depth > NEAREST)
         surface_depth = torch.where(is_visible, depth, surface_depth)
@@ -331,8 +335,8 @@ def _truth(
             torch.where(is_visible, to_x / depth, target_x),
             torch.where(is_visible, to_y / depth, target_y),
         )
-        u = _direction(scenes.to_card[:, 1, 0, layer], target_x, target_y)
-        turned |= is_visible & is_solid & (_dot([a, b, c], u) >= 0)
+        u = _compute_ray_directions(scenes.to_card[:, 1, 0, layer], target_x, target_y)
+        turned |= is_visible & is_solid & (_dot_product([a, b, c], u) >= 0)
         valid |= is_visible
         owner = torch.where(covers, layer, owner)
     height, width = x.shape
@@ -340,20 +344,22 @@ def _truth(
     occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _at(scenes, (1, 0, layer), target_x, target_y)
-        covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
+        point = _find_surface_points(scenes, (1, 0, layer), target_x, target_y)
+        covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
+            scenes, layer
+        )
         occluded |= covers & (owner > layer)
     if triangles is not None:
         keys = raster.rasterize(triangles, (height, width), ones, 0 * ones, 0 * ones)
         seen = valid & inside
         scene = seen.nonzero()[:, 0]
         surfaces = (values[seen] for values in (target_x, target_y, owner, surface_depth))
-        occluded[seen] |= raster.hides(triangles, keys, scene, *surfaces)
+        occluded[seen] |= raster.is_hidden_by_meshes(triangles, keys, scene, *surfaces)
     flow = torch.stack((target_x - x, target_y - y), 1)
     return torch.where(valid[:, None], flow, 0.0), valid, occluded
 
 
-def _pixels(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _list_pixel_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the coordinates [N] of the pixels of a mask [B, H, W]."""
     return x.expand(mask.shape)[mask], y.expand(mask.shape)[mask]
 
@@ -361,6 +367,6 @@ def _pixels(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _move_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
     index = raster.unpack_triangle(keys)
-    first, second = (raster.corners_at(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0))
-    weights = raster.intersect(first, x, y).weights
+    first, second = (raster.interpolate_corners(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0))
+    weights = raster.intersect_triangles(first, x, y).weights
     return (weights[..., None] * second).sum(1).unbind(1)

@@ -13,13 +13,13 @@ def sample_pictures(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, le
     level = level.clamp(0, atlas.levels - 1)
     floor = level.floor()
     which = which.long().remainder(atlas.count)
-    first = _bilinear(atlas, which, u, v, floor.long())
-    second = _bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
+    first = _sample_bilinear(atlas, which, u, v, floor.long())
+    second = _sample_bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
     return torch.lerp(first, second, (level - floor)[..., None])
 
 
-def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
-    bases = torch.tensor(atlas.bases(), device=u.device)
+def _sample_bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+    bases = torch.tensor(atlas.level_offsets(), device=u.device)
     side = atlas.side >> level
     scale = torch.exp2(-level.float())
     columns: list[Tensor] = []

@@ -45,7 +45,7 @@ class PictureAtlas:
             levels.append(at.reshape(-1, 4))
             if at.shape[1] <= _SMALLEST:
                 break
-            at = _halved(at)
+            at = _halve_texels(at)
         self.texels = torch.cat(levels)  # uint8 [sum of N (S / 2^level)^2, 4]
         self.shapes = shapes.contiguous()
         if meshes is not None:
@@ -60,7 +60,7 @@ class PictureAtlas:
         """Return the device of the texels."""
         return self.texels.device
 
-    def bases(self) -> list[int]:
+    def level_offsets(self) -> list[int]:
         """Return the index of the first texel of every level."""
         bases = [0]
         for level in range(self.levels - 1):
@@ -68,7 +68,7 @@ class PictureAtlas:
         return bases
 
 
-def _halved(texels: Tensor) -> Tensor:
+def _halve_texels(texels: Tensor) -> Tensor:
     """Return rounded means of 2×2, a few pictures at a time."""
     height, width = (side // 2 for side in texels.shape[1:3])
     sums = [
@@ -140,7 +140,7 @@ class LayeredScenes(NamedTuple):
         if self.meshes is not None:
             _check_placement(self.meshes, device)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
         """Return the scenes with every tensor changed."""
         placement = None if self.meshes is None else MeshPlacement(*(change(tensor) for tensor in self.meshes))
         tensors = {name: change(getattr(self, name)) for name in self._fields if name != "meshes"}
@@ -148,7 +148,7 @@ class LayeredScenes(NamedTuple):
 
     def to(self, device: torch.device | str) -> LayeredScenes:
         """Return the scenes on a device."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def _check_placement(placement: MeshPlacement, device: torch.device) -> None:
