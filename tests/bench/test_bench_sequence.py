@@ -37,6 +37,15 @@ def test_sequence_times_files_and_estimation_in_turns(cli: Callable[..., Any], t
     assert "files to files" in cli("sequence", "--stored", "r.json").out
 
 
+def test_sequence_measures_plates_of_each_compression(cli: Callable[..., Any], tmp_path: Path) -> None:
+    ran = cli(*TINY, "--device", "cpu", "--repeats", "1", "--pairs", "2", "--plates", "zip", "dwaa", "-o", "r.json")
+    assert ran.code == 0, ran.err
+    cases = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert [case["plates"]["compression"] for case in cases] == ["zip", "dwaa"]
+    assert [case["label"].endswith("both, plates dwaa") for case in cases] == [False, True]
+    assert [case["rows"][0]["pairs_timed"] for case in cases] == [2, 2]
+
+
 def test_sequence_gives_no_time_to_wrong_shot(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real = outputs.Output.write
 

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Make a shot of EXR plates, then time "fullfield shot SHOT" from the plates to the written files beside the estimation of
-the same pairs alone, from frames that are on the device already (64 of them at most, and their time is scaled). Told
-are the seconds, how many times the estimation the whole takes, what share of the time the device estimates, and what
-every stage of a frame takes.
+the same pairs alone, from frames that are on the device already (some of them, and their time is scaled). Told are the
+seconds, how many times the estimation the whole takes, what share of the time the device estimates, and what every
+stage of a frame takes.
 """
 EPILOG = """\
 examples:
   python -m benchmarks sequence --frames 200 --sizes 2048x1024 -o results.json
   python -m benchmarks sequence --devices 2 --frames 100 --repeats 1 --folder /dev/shm
   python -m benchmarks sequence --method fullfield-s --presets fast --half
+  python -m benchmarks sequence --frames 100 --sizes 3840x2160 --plates zip piz dwaa --pairs 16 --repeats 1
 """
 
 
@@ -36,6 +37,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x1024 on a GPU, else 256x128]"
     )
+    parser.add_argument(
+        "--plates", nargs="+", choices=EXR_COMPRESSIONS, default=["zip"], help="compressions of the plates [zip]"
+    )
+    parser.add_argument("--pairs", type=count, default=64, metavar="N", help="pairs estimated alone at most [64]")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="flow [both]")
     parser.add_argument("--devices", metavar="LIST", help="also with a process for each: all, 2, or cuda:0,cuda:1")
     parser.add_argument("--half", action="store_true", help="vectors as half floats")
@@ -89,6 +94,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         args.sizes or [(1024, 2048) if device.type == "cuda" else (128, 256)],
         args.frames,
         device,
+        plates=args.plates,
+        max_pairs=args.pairs,
         direction=args.direction,
         devices=devices,
         dtype="half" if args.half else None,

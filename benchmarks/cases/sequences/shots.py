@@ -42,7 +42,6 @@ ALONE, SHOT = "estimation alone", "files to files"
 _KEPT = 9  # plates that the estimation alone goes round in
 _STEP = 3  # pixels that the picture moves by from plate to plate
 _GRAIN = 0.01  # what a camera adds, without which plates would pack too well
-_ALONE = 64  # pairs of the estimation alone at most
 _TELLS = 4  # words on the way through a shot
 _WARM = 24  # frames of the shot that is checked before times count
 _ALLOWED = 0.02  # pixels that a stored vector may be off
@@ -58,6 +57,9 @@ class Plan:
     """Height, width of the plates."""
     frames: int
     device: torch.device
+    plates: Sequence[str] = ("zip",)
+    """Compressions of the plates."""
+    max_pairs: int = 64
     direction: str = "both"
     devices: Sequence[str] = ()
     dtype: str | None = None
@@ -68,21 +70,22 @@ class Plan:
     @property
     def pairs(self) -> int:
         """Of the estimation alone."""
-        return min(self.frames - 1, _ALONE)
+        return min(self.frames - 1, self.max_pairs)
 
 
 def cases(plan: Plan, note: Note) -> Cases:
     """All cases of a plan."""
-    for size in plan.sizes:
+    for size, compression in itertools.product(plan.sizes, plan.plates):
         with tempfile.TemporaryDirectory(dir=plan.folder) as folder:
-            note(f"making {plan.frames} plates of {size[1]}×{size[0]}")
-            make_plates(Path(folder), size, plan.frames)
+            note(f"making {plan.frames} plates of {size[1]}×{size[0]}, {compression}")
+            make_plates(Path(folder), size, plan.frames, compression)
             for preset in plan.presets:
                 label = f"{plan.method} {preset}, {plan.frames} frames of {size[1]}×{size[0]}, {plan.direction}"
-                yield Case(label, partial(_case, plan, Path(folder), preset, size, note))
+                label += "" if compression == "zip" else f", plates {compression}"
+                yield Case(label, partial(_case, plan, Path(folder), preset, size, compression, note))
 
 
-def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
+def make_plates(folder: Path, size: tuple[int, int], count: int, compression: str = "zip") -> None:
     """``plate.0001.exr`` and so on: a texture that goes by, with grain, in linear half floats.
 
     There and back, so that the texture need not be as long as the shot; what comes again is the same file.
@@ -100,7 +103,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
         grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
         frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
         linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
-        write_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": "zip"}))
+        write_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": compression}))
 
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(write, range(1, min(count, distinct) + 1)):
@@ -109,7 +112,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
         os.link(path((number - 1) % distinct + 1), path(number))
 
 
-def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: Note) -> Result:
+def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
     method = canonical(plan.method)
     frame_files = find_frames(str(folder / "plate.%04d.exr"))
     job = ShotJob(
@@ -181,6 +184,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
         "frames": plan.frames,
         "direction": plan.direction,
         "vectors": {"dtype": plan.dtype or "float", "compression": plan.compression or "default"},
+        "plates": {"dtype": "half", "compression": compression},
         "plate_bytes": (folder / "plate.0002.exr").stat().st_size,
         "vector_bytes": (folder / "mv.0002.exr").stat().st_size,
         "threads": torch.get_num_threads(),
