@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,6 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG."""
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         figure.savefig(temporary, dpi=DPI, format="png")
     return path

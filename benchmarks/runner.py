@@ -144,7 +144,7 @@ def _check_shown(args: argparse.Namespace) -> None:
 
 def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:
     """Figures, tables, and the results on stdout."""
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
     lines = bench.report(results)
     page = None if bench.tables is None or args.tables is None else bench.tables(results)
@@ -152,7 +152,7 @@ def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:
         for path in bench.draw(results, Path(args.plots), args):
             noting(args)(f"{path} is drawn")
     if page is not None:
-        with atomic_path(args.tables) as temporary:
+        with write_atomically(args.tables) as temporary:
             temporary.write_text(page, "utf-8")
     if args.json:
         report.print_json(results)

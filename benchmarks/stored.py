@@ -175,9 +175,9 @@ def write_results(path: str | os.PathLike[str], results: dict[str, Any]) -> None
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"{target}: expected an existing folder for the results")
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
-    with atomic_path(target) as temporary:
+    with write_atomically(target) as temporary:
         about = environment()
         sources = (KERNELS if "gpu" in about else CPU_KERNELS).get(results.get("bench", ""), ())
         whole = {**results, "sources": sources, "environment": about}

@@ -25,7 +25,7 @@ from fullfield.estimators._frames import as_batches
 from fullfield.estimators._reliability import evidence
 from fullfield.estimators.estimation import build
 from fullfield.io import read_flow
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 
 RIGHT = 1.0
 """Largest error of a correct flow, px."""
@@ -130,7 +130,7 @@ def main() -> int:
         confidence = judged(found, columns)
         stored[name] |= reliability(torch.cat(list(confidence.values())), torch.cat(list(errors.values())))
         stored[name]["sparsification"] = {pair: sparsification(confidence[pair], errors[pair]) for pair in errors}
-    with atomic_path(RESULT.with_name("confidence_cpu.json")) as part:
+    with write_atomically(RESULT.with_name("confidence_cpu.json")) as part:
         part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     return 0
 

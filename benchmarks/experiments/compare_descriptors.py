@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from benchmarks.shared_pairs import data_folder
 from benchmarks.stored import state_conditions
 from fullfield.io import read_point_cloud
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.metrics import inlier_ratio, registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import LearnedDescriptor, Registration, read_pose, register, register_by_ransac
 from fullfield.registration.scan import prepare
@@ -235,7 +235,7 @@ def main() -> int:
         content |= {"unlike": accepted} if accepted else {}
         content |= {"ransac_only": args.ransac_only, "dense": times}
         content |= state_conditions("src/fullfield/registration/*.safetensors", "src/fullfield/registration/*.py")
-        with atomic_path(args.json) as temporary:
+        with write_atomically(args.json) as temporary:
             temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     if not totals:
         return 1

@@ -38,7 +38,7 @@ from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 from fullfield import InputError
 from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import read_flow
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import PairSource
@@ -204,7 +204,7 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         channels_last=args.compile is not None,
         freeze_norms=args.network != OURS,
         visible=args.visible,
-        loss=args.compute_loss,
+        loss=args.loss,
         average=args.average,
         seed=args.seed,
     )
@@ -235,7 +235,7 @@ class Scores:
         self.result["scores"].append(row)
         self.show()
         if self._args.output is not None:
-            with atomic_path(self._args.output) as path:
+            with write_atomically(self._args.output) as path:
                 path.write_text(json.dumps(self.result, indent=1) + "\n")
 
     def show(self) -> None:
@@ -298,7 +298,7 @@ def main(arguments: list[str] | None = None) -> None:
             start = time.perf_counter() - seconds
     if args.keep is not None:
         for name, retained in (("weights", stepper.model), ("average", stepper.average.model)):
-            with atomic_path(args.keep.with_suffix(f".{name}.safetensors")) as path:
+            with write_atomically(args.keep.with_suffix(f".{name}.safetensors")) as path:
                 save_file({key: part.contiguous() for key, part in retained.state_dict().items()}, path)
 
 

@@ -22,7 +22,7 @@ from benchmarks.stored import RESULTS, environment
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.io import read_flow
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.metrics import epe
 from fullfield.ops.tvl1.config import THREE_PASSES
 
@@ -79,7 +79,7 @@ def main(wanted: list[str]) -> int:
         order = [name for name in METHODS if name in errors]
         for key, by_method in (("errors", errors), ("made", made)):
             report[key] = {name: by_method[name] for name in order}
-        with atomic_path(RESULT) as part:
+        with write_atomically(RESULT) as part:
             part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     if not {"auto", "tvl1"} <= errors.keys():
         return 0

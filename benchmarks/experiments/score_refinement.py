@@ -26,7 +26,7 @@ from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.estimation import build
 from fullfield.estimators.refined import Directions
 from fullfield.io import read_flow, read_frame
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import refine_flow
@@ -136,7 +136,7 @@ def main() -> int:
         ),
         "pairs": found,
     }
-    with atomic_path(RESULT.with_name("made_pairs_cpu.json")) as part:
+    with write_atomically(RESULT.with_name("made_pairs_cpu.json")) as part:
         part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     return 0
 

@@ -163,14 +163,14 @@ def _stand_ins(words: list[str]) -> dict[str, str]:
 
 def _write_tables(tables: list[Table], folder: Path) -> list[Path]:
     from benchmarks.paper.writing import comma_separated, markdown
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
     texts = {f"table{table.key}.csv": comma_separated(table) for table in tables}
     if tables:
         texts["tables.md"] = "\n".join(markdown(table) for table in tables)
     written = []
     for name, text in texts.items():
-        with atomic_path(folder / name) as temporary:
+        with write_atomically(folder / name) as temporary:
             temporary.write_text(text, "utf-8")
         written.append(folder / name)
     return written

@@ -169,16 +169,17 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
         index = next((i for i, record in enumerate(dataset.records) if record.name == name), None)
         if index is None:
             raise InputError(f"{dataset.root}: has no pair {name}, of which the sheets are")
-        for title, frame in zip(("First frame", "Second frame"), dataset.frames(index), strict=True):
+        for title, frame in zip(("First frame", "Second frame"), dataset.read_frames(index), strict=True):
             first.append((title, frame_to_image(_reduced(frame))))
-        truth = dataset.truth(index)
+        truth = dataset.read_truth(index)
         if truth is not None:
             mean = truth.flow if truth.flow.ndim == 3 else truth.flow.mean(0)
             small = _reduced(torch.where(truth.valid, mean, 0.0))
             known = _reduced(truth.valid[None].float())[0] > 0.5
             longest = flow_scale(small, known)
             first.append(("True flow", flow_to_image(small, known, max_motion=longest)))
-    flows = [None if panel.run is None else _reduced(Run.load(panel.run.folder).read(name)[0]) for panel in panels]
+    stored = [None if panel.run is None else Run.load(panel.run.folder) for panel in panels]
+    flows = [None if run is None else _reduced(run.read_prediction(name)[0]) for run in stored]
     if longest <= 0:
         longest = max(flow_scale(flow) for flow in flows if flow is not None)
     shape = next(flow.shape for flow in flows if flow is not None)

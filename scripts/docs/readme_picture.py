@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 import fullfield
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.metrics import end_point_error
 from fullfield.viz import flow_to_image
 
@@ -243,7 +243,7 @@ def main(arguments: list[str]) -> int:
         "fullfield": estimate(first, second),
         f"at {WIDTH // SHORTCUT} x {HEIGHT // SHORTCUT}, enlarged": shortcut(estimate, first, second),
     }
-    with atomic_path(target) as temporary:
+    with write_atomically(target) as temporary:
         sheet(first, truth, result).save(temporary, "JPEG", quality=85)
     return 0
 

@@ -18,7 +18,7 @@ import fullfield.io
 from fullfield._check import InputError
 from fullfield.estimators.estimation import estimate, estimate_tensors
 from fullfield.io import read_flow, read_frame, write_flow, write_image
-from fullfield.io.flow import flow_window
+from fullfield.io.flow import read_flow_window
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, write_picture
 from fullfield.io.windows import FrameWindow
@@ -109,7 +109,7 @@ def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
     ran = cli("flow", "a.exr", "b.exr", "-o", "out.exr", "--st-map", "st.exr", "--window", "data", *FAST[:4])
     assert ran.code == 0, ran.err
     window = FrameWindow((20, 30, 69, 52), (10, 0, 100, 90), 2.0)
-    assert flow_window("out.exr") == window
+    assert read_flow_window("out.exr") == window
     flow = read_flow("out.exr", window="data").flow
     assert flow.shape == (2, 52, 69)
     assert flow[:, 12:40, 13:56].norm(dim=0).median() < 0.05  # the picture stays where it is
@@ -123,9 +123,9 @@ def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
 def test_windows_in_display_mode(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
     assert cli("flow", "a.exr", "b.exr", "-o", "out.exr", *FAST).code == 0
-    assert flow_window("out.exr") == FrameWindow((10, 0, 100, 90), (10, 0, 100, 90), 2.0)
+    assert read_flow_window("out.exr") == FrameWindow((10, 0, 100, 90), (10, 0, 100, 90), 2.0)
     assert cli("convert", "out.exr", "copy.exr", "--half").code == 0
-    assert flow_window("copy.exr") == flow_window("out.exr")
+    assert read_flow_window("copy.exr") == read_flow_window("out.exr")
     assert cli("viz", "out.exr", "-o", "v.png", "--kind", "overlay", "--frame", "a.exr").code == 0
 
 
@@ -135,7 +135,7 @@ def test_windows_that_do_not_fit(refused: Callable[..., str], cli: Any) -> None:
     options = ("-o", "out.exr", "--window", "data", *FAST)
     assert "d.exr: its display window is 64x48 at (0, 0)" in refused("flow", "a.exr", "d.exr", *options)
     assert cli("flow", "a.exr", "b.exr", *options).code == 0
-    assert flow_window("out.exr").data == (0, 0, 120, 88)
+    assert read_flow_window("out.exr").data == (0, 0, 120, 88)
     kept = ("viz", "out.exr", "-o", "v.png", "--kind", "sheet", "--frame", "a.exr", "--frame2", "b.exr")
     assert cli(*kept, "--window", "data").code == 0
     assert cli("flow", "a.exr", "b.exr", "--initial-flow", "out.exr", "-o", "two.exr", *options[2:]).code == 0

@@ -17,7 +17,7 @@ from fullfield.estimators import Estimator, TVL1Estimator
 from fullfield.estimators._frames import as_frame
 from fullfield.estimators.estimation import build
 from fullfield.io import read_frame, write_image
-from fullfield.io.flow import flow_window
+from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
@@ -347,14 +347,14 @@ def test_estimate_keeps_exr_windows(tmp_path: Path) -> None:
     assert shown.flow.shape == (2, 20, 28)
     assert shown.window == FrameWindow((0, 0, 28, 20), (0, 0, 28, 20), 2.0)
     shown.save(tmp_path / "shown.exr")
-    assert flow_window(tmp_path / "shown.exr") == shown.window
+    assert read_flow_window(tmp_path / "shown.exr") == shown.window
     assert Flow.load(tmp_path / "shown.exr").window == shown.window
     shown.save(tmp_path / "shown.flo")  # has none
     assert Flow.load(tmp_path / "shown.flo").window is None
     whole = estimate(*frames, preset="fast", window="data")
     assert whole.flow.shape == (2, 24, 32)
     whole.save(tmp_path / "whole.exr")
-    assert flow_window(tmp_path / "whole.exr") == FrameWindow((-2, -2, 32, 24), (0, 0, 28, 20), 2.0)
+    assert read_flow_window(tmp_path / "whole.exr") == FrameWindow((-2, -2, 32, 24), (0, 0, 28, 20), 2.0)
     part = estimate(*frames, preset="fast", window=(4, 2, 20, 16), layer="other")
     assert part.window == FrameWindow((4, 2, 20, 16), (0, 0, 28, 20), 2.0)
     assert not torch.equal(part.flow, estimate(*frames, preset="fast", window=(4, 2, 20, 16)).flow)

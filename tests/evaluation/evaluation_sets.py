@@ -79,7 +79,7 @@ class Prepared(Counting):
     weights: str | None = None
 
     def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
-        self.prepare_size = (str(device), size)
+        self.prepared = (str(device), size)
         self.weights = "0123"
 
     @property

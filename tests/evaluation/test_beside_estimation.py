@@ -17,7 +17,7 @@ from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.evaluation import EvaluationSettings, evaluate, finishing, loading
-from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.loading import read_pairs_ahead
 from fullfield.evaluation.run import Run
 from fullfield.metrics import FlowMetrics
 
@@ -31,27 +31,27 @@ def test_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pyt
         return once(self, path)
 
     monkeypatch.setattr(type(pairs), "read_masked_frame", counted)
-    loaded = list(read_ahead(pairs, range(len(pairs))))
+    loaded = list(read_pairs_ahead(pairs, range(len(pairs))))
     assert [pair.index for pair in loaded] == list(range(5))
     assert len(read) == len(set(read)) == 7
     for pair in loaded:
-        first, second = pairs.frames(pair.index)
+        first, second = pairs.read_frames(pair.index)
         assert torch.equal(pair.frame1, first)
         assert torch.equal(pair.frame2, second)
 
 
 def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    once = type(pairs).truth
+    once = type(pairs).read_truth
 
     def counted(self: FlowDataset, index: int) -> Any:
         asked.append(index)
         return once(self, index)
 
-    monkeypatch.setattr(type(pairs), "truth", counted)
+    monkeypatch.setattr(type(pairs), "read_truth", counted)
     monkeypatch.setattr(loading, "reader_count", lambda: 8)
     monkeypatch.setattr(loading, "_MAX_BYTES", 1)
-    ahead = read_ahead(pairs, range(len(pairs)))
+    ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
     assert len(asked) <= 2
     assert len(list(ahead)) == len(pairs) - 1
@@ -59,17 +59,17 @@ def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, mon
 
 def test_read_ahead_stops_without_requests(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    once = type(pairs).truth
+    once = type(pairs).read_truth
 
     def slowly(self: FlowDataset, index: int) -> Any:
         asked.append(index)
         time.sleep(0.02)
         return once(self, index)
 
-    monkeypatch.setattr(type(pairs), "truth", slowly)
+    monkeypatch.setattr(type(pairs), "read_truth", slowly)
     monkeypatch.setattr(loading, "reader_count", lambda: 1)
     before = set(threading.enumerate())
-    ahead = read_ahead(pairs, range(len(pairs)))
+    ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
     assert len(asked) <= 2
@@ -126,7 +126,7 @@ def test_evaluate_records_out_of_memory(pairs: FlowDataset, tmp_path: Path, erro
 def test_evaluate_does_not_record_memory_shortage_of_scoring(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
-    monkeypatch.setattr(finishing, "overlaps", lambda _: beside)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: beside)
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(Counting(), pairs, tmp_path / "run")
     assert not (tmp_path / "run" / "failure.json").exists()
@@ -135,18 +135,18 @@ def test_evaluate_does_not_record_memory_shortage_of_scoring(
 def test_evaluate_with_overlapped_scoring_equals_sequential(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "overlaps", lambda _: True)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
     assert evaluate(Counting(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     with pytest.raises(InputError, match=r"f_0\d: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "broken")
-    monkeypatch.setattr(finishing, "overlaps", lambda _: False)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: False)
     with pytest.raises(InputError, match="a/f_00: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
 
 def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
-    store, once = Run.save, type(pairs).read_masked_frame
+    store, once = Run.save_prediction, type(pairs).read_masked_frame
 
     def slowly(self: Run, name: str, *more: Any) -> None:
         busy.append(name)
@@ -166,16 +166,16 @@ def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monk
             assert not busy
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(Run, "save", slowly)
+    monkeypatch.setattr(Run, "save_prediction", slowly)
     monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
-    monkeypatch.setattr(finishing, "overlaps", lambda _: True)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
 
 
 def test_predict_estimates_next_pair_before_storing_last(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going_on, store = threading.Event(), Run.save
+    going_on, store = threading.Event(), Run.save_prediction
 
     def waiting(self: Run, *more: Any) -> None:
         assert going_on.wait(30)
@@ -187,8 +187,8 @@ def test_predict_estimates_next_pair_before_storing_last(
                 going_on.set()
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(Run, "save", waiting)
-    monkeypatch.setattr(finishing, "overlaps", lambda _: True)
+    monkeypatch.setattr(Run, "save_prediction", waiting)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
     result = evaluate(Second(), pairs, tmp_path / "run")
     assert not result["runtime"]["alone"]
     assert result["scores"] == by_hand(pairs)
@@ -197,7 +197,7 @@ def test_predict_estimates_next_pair_before_storing_last(
 def test_predict_repeats_pair_after_memory_shortage(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "overlaps", lambda _: True)
+    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
     assert evaluate(Raising(NO_ROOM, 3, 4), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert not (tmp_path / "run" / "failure.json").exists()
 
@@ -217,5 +217,5 @@ def test_evaluate_on_gpu_equals_plain_loop(tmp_path: Path) -> None:
     assert result["peak_bytes"] > 0
     run = Run.load(tmp_path / "run")
     for sample in pairs:
-        flow, _ = run.read(sample.name)
+        flow, _ = run.read_prediction(sample.name)
         assert torch.allclose(flow, Counting()(sample.frame1[None], sample.frame2[None])[0], rtol=1e-5)

@@ -25,7 +25,7 @@ from fullfield.estimators.cascaded import AtScale, read_scale
 from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import describe_run
-from fullfield.evaluation.run import Run, _constant
+from fullfield.evaluation.run import Run, _describe_constant
 from fullfield.evaluation.sharing import ProcessRank, current_process
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses
@@ -71,7 +71,7 @@ def test_evaluate_resumes_stopped_run(pairs: FlowDataset, tmp_path: Path) -> Non
 @pytest.mark.parametrize("harm", ["cut", "no facts", "temporary"])
 def test_evaluate_repeats_incomplete_prediction(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
-    path = Run.load(tmp_path / "run").path("a/f_01")
+    path = Run.load(tmp_path / "run").prediction_path("a/f_01")
     if harm == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif harm == "no facts":
@@ -88,7 +88,7 @@ def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, t
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     for record, seconds, peak in zip(pairs.records, (1, 2, 3, 4, 100), (5, 9, 7, None, 6), strict=True):
-        path = run.path(record.name).with_suffix(".json")
+        path = run.prediction_path(record.name).with_suffix(".json")
         path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": seconds, "peak_bytes": peak}))
     result = score(pairs, run)
     assert result["peak_bytes"] == 9
@@ -100,8 +100,8 @@ def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, t
 def test_score_refuses_unknown_vectors(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
-    flow, _ = run.read("a/f_01")
-    write_flow(run.path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
+    flow, _ = run.read_prediction("a/f_01")
+    write_flow(run.prediction_path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
     shutil.rmtree(run.folder / "scores")
     refuses(r"a/f_01\.flo: has no vector at \d+ pixels that are scored", score, pairs, run)
 
@@ -173,9 +173,9 @@ def test_run_compares_settings_by_value(tmp_path: Path) -> None:
         def __iter__(self) -> Iterator[str]:
             return iter(sorted({"b", "a"}, reverse=True))
 
-    assert _constant(Backwards("ab")) == _constant(frozenset("ab"))
+    assert _describe_constant(Backwards("ab")) == _describe_constant(frozenset("ab"))
     config = {"parameters": {"gain": float("nan")}}
-    Run(tmp_path / "run", config).save("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
+    Run(tmp_path / "run", config).save_prediction("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
     Run(tmp_path / "run", {"parameters": {"gain": float("nan")}})
     refuses("gain was None, is 1", Run, tmp_path / "run", {"parameters": {"gain": 1}})
 
@@ -230,12 +230,12 @@ def test_run_without_predictions_takes_other_settings(pairs: FlowDataset, tmp_pa
 
     refuses("fails before the first", evaluate, Failing(gain=2.0), pairs, tmp_path / "run")
     failed = Run.load(tmp_path / "run")
-    failed.write("failure.json", {"failure": "out of memory"})
+    failed.write_json("failure.json", {"failure": "out of memory"})
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["this_call"]["estimated"] == len(pairs)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["parameters"]["gain"] == Counting().gain
     assert not (tmp_path / "run" / "failure.json").exists()
-    refuses("other settings", failed.save, "late", torch.zeros(2, H, W), {"seconds": 1.0})
+    refuses("other settings", failed.save_prediction, "late", torch.zeros(2, H, W), {"seconds": 1.0})
 
 
 @pytest.mark.unit
@@ -250,7 +250,7 @@ def test_run_stores_null_for_nonfinite_numbers(pairs: FlowDataset, tmp_path: Pat
     assert math.isnan(result["scores"]["s40_plus"])
     assert stored("result.json")["scores"]["s40_plus"] is None
     assert stored("result.json")["scores"]["epe"] == result["scores"]["epe"]
-    Run.load(tmp_path / "run").write("a.json", {"a": [float("nan"), {"b": float("inf")}], "c": 1.5})
+    Run.load(tmp_path / "run").write_json("a.json", {"a": [float("nan"), {"b": float("inf")}], "c": 1.5})
     assert stored("a.json") == {"a": [None, {"b": None}], "c": 1.5}
 
 
@@ -366,7 +366,7 @@ def test_write_submission_writes_layout_of_each_site(tmp_path: Path, name: str, 
     assert result["scores"] is None
     run = Run.load(tmp_path / "run")
     assert write_submission(dataset, run, tmp_path / "out") == [tmp_path / "out" / file]
-    expected = read_flow(run.path(dataset.records[0].name)).flow
+    expected = read_flow(run.prediction_path(dataset.records[0].name)).flow
     written = read_flow(tmp_path / "out" / file)
     assert written.valid.all()
     assert torch.allclose(written.flow, expected, atol=1 / 64 if "kitti" in name else 0)
@@ -378,7 +378,7 @@ def test_write_submission_needs_every_prediction(tmp_path: Path, pairs: FlowData
     dataset = Sintel(tmp_path / "data", split="test")
     evaluate(Counting(), dataset, tmp_path / "run")
     run = Run.load(tmp_path / "run")
-    run.path(dataset.records[0].name).unlink()
+    run.prediction_path(dataset.records[0].name).unlink()
     refuses("has no prediction of market_1/frame_0001", write_submission, dataset, run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="mine: expected one of Sintel, KITTI2012, KITTI2015, Spring"):
@@ -391,7 +391,7 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
 
     class OnDevice(Counting):
         def prepare(self, device: object) -> None:  # all that docs/evaluation.md asks for
-            self.prepare_size = str(device)
+            self.prepared = str(device)
 
     def scaled(inner: Any) -> Any:
         return inner if scale is None else AtScale(inner, scale)
@@ -403,10 +403,10 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
     assert used.calls == 0
     if scale is not None:
         scaled(used).prepare("cpu", (30, 50))
-        assert used.prepare_size == ("cpu", (15, 25))
+        assert used.prepared == ("cpu", (15, 25))
     inner = OnDevice()
     evaluate(scaled(inner), pairs, tmp_path / "alone")
-    assert inner.prepare_size == "cpu"
+    assert inner.prepared == "cpu"
 
 
 def test_evaluate_keeps_backends_apart(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -430,10 +430,10 @@ def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
 
-    Run(tmp_path / "run", config("a/raft.pth", "12ab")).save("a", torch.zeros(2, 4, 4), {})
+    Run(tmp_path / "run", config("a/raft.pth", "12ab")).save_prediction("a", torch.zeros(2, 4, 4), {})
     Run(tmp_path / "run", config("b/raft.pth", "12ab"))
     refuses("weights_sha256 was '12ab', is '34cd'", Run, tmp_path / "run", config("a/raft.pth", "34cd"))
-    Run(tmp_path / "random", config("random", None)).save("a", torch.zeros(2, 4, 4), {})
+    Run(tmp_path / "random", config("random", None)).save_prediction("a", torch.zeros(2, 4, 4), {})
     refuses("weights was 'random', is 'other'", Run, tmp_path / "random", config("other", None))
 
 
@@ -449,7 +449,7 @@ def test_score_scores_a_replaced_prediction_again(pairs: FlowDataset, tmp_path: 
     before = evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     assert score(pairs, run)["scores"] == before["scores"]
-    prediction = run.path(pairs.records[0].name)
+    prediction = run.prediction_path(pairs.records[0].name)
     state = prediction.stat()
     write_flow(prediction, torch.full((2, H, W), 50.0))
     assert prediction.stat().st_size == state.st_size
@@ -462,18 +462,18 @@ def test_score_keeps_the_scores_of_predictions_that_were_copied(
 ) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
-    monkeypatch.setattr(Run, "read", lambda *_: pytest.fail("was scored again"))
+    monkeypatch.setattr(Run, "read_prediction", lambda *_: pytest.fail("was scored again"))
     assert score(pairs, Run.load(tmp_path / "copy"))["scores"] == before["scores"]
 
 
 @pytest.mark.unit
 def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {})
-    run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
     assert run.read_score("pooled", "shot[1]/a*", "truth") == {"images": 1}
-    run.path("shot[1]/a*").unlink()
-    run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    run.prediction_path("shot[1]/a*").unlink()
+    run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     assert run.read_score("pooled", "shot[1]/a*", "truth") is None
 
 
@@ -507,7 +507,7 @@ def test_run_begins_in_several_processes(
 def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process stores a pair again that another one is scoring already."""
     run = Run(tmp_path / "run", {})
-    run.save("pair", torch.zeros(2, 3, 4), {"seconds": 1})
+    run.save_prediction("pair", torch.zeros(2, 3, 4), {"seconds": 1})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     seen = []
 
@@ -516,7 +516,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
-    run.save("pair", torch.ones(2, 3, 4), {"seconds": 2})
+    run.save_prediction("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
     assert run.read_info("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
     assert run.read_score("pooled", "pair", "truth") == {"images": 1}
@@ -525,7 +525,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
 @pytest.mark.unit
 def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path / "run", {})
-    run.save("pair", torch.zeros(2, 3, 4), {})
+    run.save_prediction("pair", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     is_file = Path.is_file
 
@@ -537,7 +537,7 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "is_file", taken)
     run.score_path("pooled", "pair").unlink()
     assert run.read_score("pooled", "pair", "truth") is None
-    run.path("pair").with_suffix(".json").unlink()
+    run.prediction_path("pair").with_suffix(".json").unlink()
     assert run.read_info("pair") is None
 
 

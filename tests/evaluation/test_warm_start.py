@@ -23,7 +23,7 @@ def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> Non
     evaluate(estimator, pairs, tmp_path / "run", EvaluationSettings(warm_start=True))
     starts = estimator.starts[1:]
     assert [start is None for start in starts] == [True, False, False, True, False]
-    first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
+    first = read_flow(Run.load(tmp_path / "run").prediction_path("a/f_00")).flow
     assert torch.equal(starts[1][0], move_forward(first))
 
 
@@ -46,7 +46,9 @@ def test_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path)
         evaluate(Counting(fail_at=2), pairs, tmp_path / "run", settings)
     rest = Counting()
     evaluate(rest, pairs, tmp_path / "run", settings)
-    assert torch.equal(rest.starts[0][0], move_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
+    assert torch.equal(
+        rest.starts[0][0], move_forward(read_flow(Run.load(tmp_path / "run").prediction_path("a/f_00")).flow)
+    )
 
 
 def test_move_forward_equals_loop() -> None:

@@ -229,11 +229,11 @@ def _frame(path: Path) -> Any:
 
 def _flow(path: Path) -> Any:
     from fullfield.io import read_flow, read_vectors
-    from fullfield.io.flow import flow_window
+    from fullfield.io.flow import read_flow_window
 
     flow, valid = read_flow(path)
     if path.suffix == ".exr":
-        flow_window(path)
+        read_flow_window(path)
     if path.suffix == ".exr" and flow.numel() <= _LARGE:
         assert all(part.shape[-2:] == valid.shape for part in read_vectors(path).values())
     assert flow.dtype == torch.float32

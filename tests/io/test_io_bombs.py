@@ -129,9 +129,9 @@ def test_lzf_copies_of_any_distance(tmp_path: Path, distance: int) -> None:
     for _ in range(23):
         made.append(made[-distance])
     wanted = bytes(made) + bytes(2)
-    from fullfield.io.point_formats.pcd import _lzf
+    from fullfield.io.point_formats.pcd import _decompress_lzf
 
-    assert _lzf(tmp_path, body, 50) == wanted
+    assert _decompress_lzf(tmp_path, body, 50) == wanted
 
 
 @pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])

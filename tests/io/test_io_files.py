@@ -17,7 +17,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 WRITERS = [*(f"flow{s}" for s in FLOW_WRITE_SUFFIXES), *(f"image{s}" for s in IMAGE_WRITE_SUFFIXES), "map.exr"]
@@ -40,7 +40,7 @@ def write(path: Path, side: int = 5) -> None:
 @pytest.mark.unit
 def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
-    with atomic_path(target) as temporary:
+    with write_atomically(target) as temporary:
         assert temporary.parent == tmp_path
         assert temporary.suffix == ".flo"
         assert temporary.name.startswith(".")
@@ -57,7 +57,7 @@ def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseE
     target.write_bytes(b"old")
 
     def fail() -> None:
-        with atomic_path(target) as temporary:
+        with write_atomically(target) as temporary:
             temporary.write_bytes(b"half")
             raise error
 
@@ -70,7 +70,7 @@ def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseE
 @pytest.mark.unit
 def test_atomic_path_serves_two_writers(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
-    with atomic_path(target) as first, atomic_path(target) as second:
+    with write_atomically(target) as first, write_atomically(target) as second:
         assert first != second
         first.write_bytes(b"1")
         second.write_bytes(b"2")
@@ -139,7 +139,7 @@ def test_atomic_path_names_folder_without_permission(tmp_path: Path) -> None:
 def test_atomic_path_refuses_devices() -> None:
     if not Path("/dev/null").exists():
         pytest.skip("no /dev/null here")
-    with pytest.raises(InputError, match="regular file to replace"), atomic_path("/dev/null"):
+    with pytest.raises(InputError, match="regular file to replace"), write_atomically("/dev/null"):
         pass
     assert not Path("/dev/null").is_file()
 

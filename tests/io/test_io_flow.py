@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.io import FlowData, FlowRangeError, read_flow, read_vectors, write_flow, write_st_map, write_vectors
-from fullfield.io.flow import flow_window
+from fullfield.io.flow import read_flow_window
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 from fullfield.io.windows import FrameWindow
 
@@ -462,7 +462,7 @@ def test_windows_of_exr(tmp_path: Path, data: tuple[int, int, int, int]) -> None
     window = FrameWindow(data, (1, 1, 9, 8), 2.0)
     flow, path = some_flow(3, 4), tmp_path / "a.exr"
     write_flow(path, flow, backward=-flow, window=window, compression="piz")
-    assert flow_window(path) == flow_window(path, layer="backward") == window
+    assert read_flow_window(path) == read_flow_window(path, layer="backward") == window
     assert torch.equal(read_flow(path, window="data").flow, flow)
     assert torch.equal(read_flow(path, window=data, layer="backward").flow, -flow)
     shown = read_flow(path)
@@ -499,7 +499,7 @@ def test_windows_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only OpenEXR files have windows"):
         read_flow(tmp_path / "b.flo", window=(0, 0, 4, 3))
     with pytest.raises(InputError, match="only OpenEXR files have windows"):
-        flow_window(tmp_path / "b.flo")
+        read_flow_window(tmp_path / "b.flo")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.io import read_flow, read_vectors, write_vectors
-from fullfield.io.flow import flow_window
+from fullfield.io.flow import read_flow_window
 from fullfield.io.masks import read_mask_array
 from fullfield.io.vectors import VectorReading
 
@@ -167,7 +167,7 @@ def test_read_flow_of_any_channels(tmp_path: Path) -> None:
     channels = ("mv.horizontal", "mv.vertical")
     found = read_flow(path, channels=channels, y_axis="down", window="data")
     assert_constant(found.flow, 0.5, 0.25)
-    assert flow_window(path, channels=channels).data == (1, 2, 9, 6)
+    assert read_flow_window(path, channels=channels).data == (1, 2, 9, 6)
     assert_constant(read_flow(path, channels=channels, scale=4, window="data").flow, 2, -1)
     assert_constant(read_flow(path, channels=channels, scale=(9, 6), window="data", y_axis="down").flow, 4.5, 1.5)
     with pytest.raises(InputError, match=r"no channels mv\.u, mv\.v; the file has part 0 'C': R, G, B; part 1"):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
-from fullfield.io.pointcloud import as_point_cloud, transformed
+from fullfield.io.pointcloud import as_point_cloud, transform_cloud
 
 pytestmark = pytest.mark.unit
 
@@ -252,12 +252,12 @@ def test_write_point_cloud_refuses_other_shapes(tmp_path: Path) -> None:
 
 def test_transformed_turns_normals_and_keeps_precision() -> None:
     turn = np.array([[0.0, -1, 0, 10], [1, 0, 0, 20], [0, 0, 1, 30], [0, 0, 0, 1]])
-    near = transformed(PointCloud(XYZ, RGB, UP), turn)
+    near = transform_cloud(PointCloud(XYZ, RGB, UP), turn)
     assert near.points.dtype == np.float32
     assert np.allclose(near.points, np.stack([10 - XYZ[:, 1], 20 + XYZ[:, 0], 30 + XYZ[:, 2]], 1), atol=1e-5)
     assert np.allclose(near.normals, np.stack([-UP[:, 1], UP[:, 0], UP[:, 2]], 1))
     turn[:3, 3] = (5e5, 5e6, 0)
-    assert transformed(PointCloud(XYZ), turn).points.dtype == np.float64
+    assert transform_cloud(PointCloud(XYZ), turn).points.dtype == np.float64
 
 
 def npy(values: np.ndarray) -> bytes:

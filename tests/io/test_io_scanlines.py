@@ -12,10 +12,10 @@ import torch
 
 from fullfield.io import read_frame, write_vectors
 from fullfield.io.flow_formats import FlowRangeError, exr
-from fullfield.io.oiio import Header, one_thread_a_file, opened, read_metadata, write_picture, write_scanlines
-from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
+from fullfield.io.oiio import Header, one_thread_a_file, open_source, read_metadata, write_picture, write_scanlines
+from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out_lines
 from fullfield.io.transfer import encode_srgb
-from fullfield.io.vectors import lay_out_on_device, vector_lines
+from fullfield.io.vectors import lay_out_on_device, lay_out_vectors
 from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
@@ -43,7 +43,7 @@ def test_lines_are_what_openimageio_writes(
 ) -> None:
     found = planes(len(names))
     channels = [Channel(name, plane, name.endswith("v")) for name, plane in zip(names, found, strict=True)]
-    lines = lay_out(channels, half)
+    lines = lay_out_lines(channels, half)
     assert lines.names == tuple(sorted(names))
     notes = {"compression": "none", "fullfield/y": "up"}
     write_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
@@ -59,7 +59,7 @@ def test_scanlines_header_has_frame_metadata(tmp_path: Path) -> None:
     write_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
     kept = read_metadata(plate)
     write_scanlines(
-        tmp_path / "mv.exr", lay_out([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
+        tmp_path / "mv.exr", lay_out_lines([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
     )
     assert {entry.name: entry.value for entry in read_metadata(tmp_path / "mv.exr")} == {
         entry.name: entry.value for entry in kept
@@ -67,7 +67,7 @@ def test_scanlines_header_has_frame_metadata(tmp_path: Path) -> None:
 
 
 def test_scanlines_detect_foreign_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = lay_out([Channel("u", np.ones((6, 5), np.float32))], False)
+    lines = lay_out_lines([Channel("u", np.ones((6, 5), np.float32))], False)
     real = Path.open
 
     class Forgetful:
@@ -102,10 +102,10 @@ def test_scanlines_detect_foreign_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
     flow = planes(2)
     room = np.empty((7, HEAD + 2 * 9 * 4), np.uint8)
-    channels = exr.vectors("forward", flow)
-    assert lay_out(channels, False, room).body is room
-    assert lay_out(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
-    assert np.array_equal(lay_out(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
+    channels = exr.list_vector_channels("forward", flow)
+    assert lay_out_lines(channels, False, room).body is room
+    assert lay_out_lines(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
+    assert np.array_equal(lay_out_lines(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [None, "half"])
@@ -115,7 +115,7 @@ def test_lines_laid_out_on_device_have_same_bytes(dtype: str | None, y: str) -> 
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
     names, body, good = lay_out_on_device(parts, dtype, y)
     there = Scanlines(names, body.numpy(), dtype == "half")
-    here = vector_lines({name: part.numpy() for name, part in parts.items()}, dtype, y)
+    here = lay_out_vectors({name: part.numpy() for name, part in parts.items()}, dtype, y)
     assert bool(good)
     assert there.names == here.names
     assert there.planes.tobytes() == here.planes.tobytes()
@@ -128,7 +128,7 @@ def test_vectors_beyond_half_range_are_reported(value: float, dtype: str | None)
     assert not bool(lay_out_on_device({"forward": flow}, dtype, "up")[2])
     if dtype is not None:
         with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
-            vector_lines({"forward": flow.numpy()}, dtype, "up")
+            lay_out_vectors({"forward": flow.numpy()}, dtype, "up")
 
 
 @pytest.mark.parametrize("packing", ["none", "rle", "zips", "zip", "piz", "b44", "dwaa", "dwab"])
@@ -142,8 +142,8 @@ def test_frames_read_few_rows_at_a_time_are_the_same(
     path = tmp_path / "plate.exr"
     write_picture(path, "openexr", pixels, ("R", "G", "B"), Header({"compression": packing}))
     whole = read_frame(path)
-    with opened(path) as source:
-        (band,) = [band for _, band in source.bands(source.first_part(), [0, 1, 2], (0, 301), "float")]
+    with open_source(path) as source:
+        (band,) = [band for _, band in source.iterate_bands(source.get_first_part(), [0, 1, 2], (0, 301), "float")]
     expected = band.transpose(2, 0, 1).copy()
     encode_srgb(expected)
     np.testing.assert_allclose(whole.numpy(), expected, atol=1e-6)

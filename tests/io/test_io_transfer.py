@@ -13,7 +13,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import read_frame, transfer
 from fullfield.io.names import OCIO_TRANSFERS, TRANSFERS
-from fullfield.io.transfer import curve, decode_srgb, encode_srgb
+from fullfield.io.transfer import choose_curve, decode_srgb, encode_srgb
 
 pytestmark = pytest.mark.unit
 
@@ -142,8 +142,8 @@ def test_primaries_are_converted(tmp_path: Path) -> None:
 
 def test_every_short_name_has_its_space() -> None:
     for name in TRANSFERS:
-        curve(name, "srgb")
-    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._names(transfer.OCIO_CONFIG)
+        choose_curve(name, "srgb")
+    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_color_spaces(transfer.OCIO_CONFIG)
 
 
 def test_names_of_colour_spaces(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_transfer_curve_is_independent_of_position() -> None:
 
 
 def test_identity_transfer_copies_nothing() -> None:
-    assert curve("srgb", "linear") is None
-    assert curve("auto", "srgb") is None
-    assert curve("auto", "linear") is encode_srgb
+    assert choose_curve("srgb", "linear") is None
+    assert choose_curve("auto", "srgb") is None
+    assert choose_curve("auto", "linear") is encode_srgb
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])

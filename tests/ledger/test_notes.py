@@ -12,7 +12,7 @@ import pytest
 from fullfield._ledger.notes import read_notes, write_first_notes, write_notes
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -55,7 +55,7 @@ def test_read_notes_and_records_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
 )
 def test_records_ignore_damaged_lines(changes: dict[str, Any], tmp_path: Path) -> None:
     frame, notes = tmp_path / "frame.exr", tmp_path / "notes"
-    with Journal(notes, "run").recording(str(frame), {"settings": "a"}), atomic_path(frame) as temporary:
+    with Journal(notes, "run").recording(str(frame), {"settings": "a"}), write_atomically(frame) as temporary:
         temporary.write_bytes(b"frame")
     line = json.loads((notes / "run.jsonl").read_text())
     (notes / "other.jsonl").write_text(json.dumps({**line, "provenance": {"settings": "b"}, **changes}) + "\n")

@@ -166,7 +166,7 @@ def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
         step(*like)
     assert (step.replays, step.plain_steps) == (4, 3)
-    step.compute_loss = lambda logits, labels, scale: scale * loss_of(logits, labels)
+    step.loss = lambda logits, labels, scale: scale * loss_of(logits, labels)
     step(*like, torch.tensor(2.0))
     assert step.plain_steps == 4
 

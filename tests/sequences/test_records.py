@@ -19,7 +19,7 @@ from fullfield import sequences
 from fullfield._ledger.records import Journal, Records
 from fullfield.cli.main import main
 from fullfield.io import files, read_vectors, write_image, write_vectors
-from fullfield.io.files import atomic_path, remove_abandoned
+from fullfield.io.files import remove_abandoned_files, write_atomically
 from fullfield.sequences import ShotJob, cluster, outputs
 from fullfield.sequences.names import find_frames
 
@@ -173,24 +173,24 @@ def test_flow_does_not_replace_files_it_did_not_write(cli: CommandLine) -> None:
 
 def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> None:
     week = time.time() - 7 * 24 * 3600
-    with atomic_path(tmp_path / f"{'n' * 70}.exr") as mine:
+    with write_atomically(tmp_path / f"{'n' * 70}.exr") as mine:
         mine.write_bytes(b"x")
         for age in (time.time(), week - 60):
             os.utime(mine, (age, age))
-            remove_abandoned(tmp_path)
+            remove_abandoned_files(tmp_path)
             assert mine.exists(), "its process still runs"
     script = "import os, sys; from fullfield.io.files import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
     (far,) = [path for path in tmp_path.glob(".mv.0001.left.*") if path.name]
-    host = files._host()
+    host = files._identify_host()
     far.rename(far.with_name(far.name.replace(host, "0" * 8)))
-    remove_abandoned(tmp_path)
+    remove_abandoned_files(tmp_path)
     (far,) = tmp_path.glob(".*")
     assert far.name == far.name.replace(host, "0" * 8), "of another machine"
     for age, count in ((week + 60, 1), (week - 60, 0)):
         os.utime(far, (age, age))
-        remove_abandoned(tmp_path)
+        remove_abandoned_files(tmp_path)
         assert len(list(tmp_path.glob(".*"))) == count
 
 
@@ -203,7 +203,7 @@ def test_records_prune_notes_after_last_frame(cli: CommandLine) -> None:
 
     assert made() == 8
     (mine,) = notes.glob("*.jsonl")
-    ended = mine.rename(notes / f"{files._host()}-9999999999-00000000.jsonl")
+    ended = mine.rename(notes / f"{files._identify_host()}-9999999999-00000000.jsonl")
     far = notes / "00000000-9999999999-00000000.jsonl"
     far.write_bytes(ended.read_bytes())
     assert (made(), ended.exists()) == (0, True), "its frames are there"
@@ -217,7 +217,7 @@ def test_records_prune_notes_after_last_frame(cli: CommandLine) -> None:
 def test_records_keep_notes_of_moved_frames(cli: CommandLine, stand_in: str) -> None:
     assert cli(*SHOT, "--frames", "11-12")[0] == 0
     (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
-    mine.rename(mine.with_name(f"{files._host()}-9999999999-00000000.jsonl"))
+    mine.rename(mine.with_name(f"{files._identify_host()}-9999999999-00000000.jsonl"))
     frames = [Path(f"mv.{number:04d}.exr") for number in (11, 12)]
     for frame in frames:
         moved = frame.rename(f"away.{frame.name}")
@@ -234,9 +234,9 @@ def test_records_keep_notes_of_moved_frames(cli: CommandLine, stand_in: str) -> 
 
 def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
-    ended = f"{files._host()}-9999999999-00000000"
+    ended = f"{files._identify_host()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
-        with Journal(notes, name).recording(str(frame), {}), atomic_path(frame) as temporary:
+        with Journal(notes, name).recording(str(frame), {}), write_atomically(frame) as temporary:
             temporary.write_text(content)
         if name == "pairs":
             shutil.copy2(frame, tmp_path / "copy.flo")

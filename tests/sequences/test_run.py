@@ -21,7 +21,7 @@ from fullfield import Flow, estimate
 from fullfield._check import InputError
 from fullfield.cli.main import main
 from fullfield.io import read_flow, read_frame, read_metadata, read_vectors, write_image
-from fullfield.io.flow import flow_window
+from fullfield.io.flow import read_flow_window
 from fullfield.io.scanlines import HEAD
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
@@ -72,8 +72,8 @@ def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> Non
     alone = estimate("exr.0002.exr", "exr.0003.exr", "tvl1", config=CONFIG)
     assert torch.equal(parts["forward"], alone.flow)
     alone.save("alone.exr")
-    assert flow_window("alone.exr").pixel_aspect == 2.0, "from Python too"
-    assert flow_window("mv.0002.exr").pixel_aspect == 2.0
+    assert read_flow_window("alone.exr").pixel_aspect == 2.0, "from Python too"
+    assert read_flow_window("mv.0002.exr").pixel_aspect == 2.0
     metadata = {entry.name: entry.value for entry in read_metadata("mv.0002.exr")}
     assert metadata["smpte:TimeCode"] == (0x01020304, 0)
     assert (metadata["nuke/version"], metadata["camera"]) == ("15.1", "ALEXA")
@@ -104,12 +104,12 @@ def test_overscan_lies_where_it_belongs(flow: CommandLine, shot: Path) -> None:
         cut = number - 1  # every plate has its own data window
         write_exr(shot / f"o.{number:04d}.exr", frame[:, cut:, cut:].contiguous(), (cut - 8, cut - 5), display)
     flow.done("o.%04d.exr", "-o", "mv.%04d.exr", "--window", "data", "--direction", "both", "--occlusion")
-    assert flow_window("mv.0002.exr") == FrameWindow((-8, -5, WIDTH, HEIGHT), display, 2.0)
+    assert read_flow_window("mv.0002.exr") == FrameWindow((-8, -5, WIDTH, HEIGHT), display, 2.0)
     inner = read_flow("mv.0001.exr", window="data").flow[0, 10:-10, 10:-10]
     assert float(inner.mean()) == pytest.approx(-2, abs=0.5)
     assert main(["view", "mv.%04d.exr"]) == 0  # on the display window, flow and plates
     assert flow("o.%04d.exr", "-o", "d.%04d.exr")[0] == 0
-    assert flow_window("d.0002.exr").data == display
+    assert read_flow_window("d.0002.exr").data == display
 
 
 def test_other_formats_and_names(flow: CommandLine, shot: Path) -> None:

@@ -295,7 +295,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)
     found = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
-    assert np.isfinite(found.history[-1].compute_loss)
+    assert np.isfinite(found.history[-1].loss)
     draw = np.random.default_rng(0)
     pair = cut_pair(room, draw, 300, other + 0.0)
     assert pair is not None
@@ -309,7 +309,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_training_on_a_gpu(tmp_path: Path) -> None:
     found = train_descriptor(tmp_path, TINY, device="cuda", every=4)
-    assert np.isfinite(found.history[-1].compute_loss)
+    assert np.isfinite(found.history[-1].loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.training.flow.pictures import MANIFEST, MESHES, read_licence_list
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import Mesh, reduce_model
@@ -134,7 +134,7 @@ def _packed(mesh: Mesh) -> bytes:
 def _write(output: Path, pack: Path, manifest: dict[str, Any], entries: list[dict[str, Any]], data: bytes) -> None:
     """Write the files of ``pack``, and the meshes after those that it has."""
     manifest = {**manifest, "meshes": [*manifest.get("meshes", []), *entries]}
-    with zipfile.ZipFile(pack) as old, atomic_path(output) as part, zipfile.ZipFile(part, "w") as new:
+    with zipfile.ZipFile(pack) as old, write_atomically(output) as part, zipfile.ZipFile(part, "w") as new:
         for info in old.infolist():
             if info.filename not in (MANIFEST, MESHES):
                 new.writestr(info, old.read(info), info.compress_type)

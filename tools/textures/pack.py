@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.training.flow.pictures import FORMAT, MANIFEST, SHAPES
 from fullfield.training.flow.procedural import MARGIN, SHAPE_SIZE, Pixels
 from tools.textures.sources import PACKAGES, Candidate, Package, fetch, unpack
@@ -273,7 +273,7 @@ class _Selection:
             self.left_out["silhouette beyond the limit"] += len(shapes) - len(ranked)
             shapes = [shape for shape in shapes if id(shape[1]) in kept]
         manifest: dict[str, Any] = {"format": FORMAT, "pictures": [], "shapes": []}
-        with atomic_path(path) as part, zipfile.ZipFile(part, "w") as file:
+        with write_atomically(path) as part, zipfile.ZipFile(part, "w") as file:
             for number, (candidate, view, pixels) in enumerate(self.pictures):
                 name = f"pictures/{number:05d}.jpg"
                 _store(file, name, _jpeg(pixels), zipfile.ZIP_STORED)

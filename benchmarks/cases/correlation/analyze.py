@@ -150,7 +150,7 @@ def _draw(offsets: Tensor, shares: Sequence[Share], radius: int, path: Path) -> 
     """Draw the matrix in both layouts and the finest level's shares by block size: figure 3 of Briedis et al."""
     from benchmarks.cases.correlation.analysis import sampling_matrix
     from benchmarks.cases.correlation.recorded import resized
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
     height, width = offsets.shape[-2:]
     small = offsets
@@ -179,5 +179,5 @@ def _draw(offsets: Tensor, shares: Sequence[Share], radius: int, path: Path) -> 
     axes[2].set_xlabel("block, B of B² pixels")
     axes[2].set_ylabel(f"cells in blocks that are read, %, {width}×{height}")
     axes[2].legend(fontsize=8)
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         figure.savefig(temporary, dpi=150, format="png")

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from fullfield import estimate
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
     folder = Path(args.output)
     if not folder.is_dir():
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         for number, each in enumerate(result):
             name = label + (f"_{number + 1}" if len(result) > 1 else "") + ".npy"
             offsets = each.offsets()
-            with atomic_path(folder / name) as temporary, temporary.open("wb") as file:
+            with write_atomically(folder / name) as temporary, temporary.open("wb") as file:
                 np.save(file, offsets.numpy())
             files.append({"file": str(folder / name), "radius": each.radius, "shape": list(offsets.shape)})
     if args.json:

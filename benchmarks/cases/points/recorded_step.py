@@ -56,7 +56,7 @@ class RecordedStep:
         _check.require(norm == "layer", "network", "one whose config.norm is 'layer'", repr(norm))
         _check.require(callable(loss), "loss", "a function of the logits and the targets", loss)
         _check.number(spare, "spare", low=0.0, high=16.0)
-        self.network, self.compute_loss = network, loss
+        self.network, self.loss = network, loss
         self.replays = 0
         """Number of steps that replayed the graph."""
         self.plain_steps = 0
@@ -118,7 +118,7 @@ class RecordedStep:
         return [(p.data_ptr(), p.requires_grad) for p in now if p is not None]
 
     def _gradients(self, logits: Tensor, targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-        loss = self.compute_loss(logits, *targets)
+        loss = self.loss(logits, *targets)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             _check.require(False, "loss", "a function that returns a scalar", loss)
         return loss.detach(), torch.autograd.grad(loss.view(()), self._parameters)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 
 Floats = NDArray[np.float64]
 _EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.98, 1.0001)
@@ -73,7 +73,7 @@ def main() -> None:
         result["accepted"] = {"pairs": len(accepted), "right": sum(row["right"] for row in accepted)}
     print(json.dumps(result, indent=1))
     if args.output:
-        with atomic_path(args.output) as temporary:
+        with write_atomically(args.output) as temporary:
             temporary.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 

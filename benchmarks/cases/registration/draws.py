@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.cases.registration.calibration import reliability
 from benchmarks.stored import state_conditions
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.registration import register
 from fullfield.registration.verdict import list_signs
 from fullfield.testing.cloud_pairs import (
@@ -193,7 +193,7 @@ def main() -> None:
     if args.json:
         result = state_conditions(_SOURCES) | {"draws": args.draws, "seed": args.seed, "workers": args.workers}
         result |= {"elapsed": round(elapsed, 1)} | count_outcomes(rows) | {"rows": rows}
-        with atomic_path(Path(args.json)) as temporary:
+        with write_atomically(Path(args.json)) as temporary:
             temporary.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 

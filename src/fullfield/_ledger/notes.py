@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path, check_readable, one_line
+from fullfield.io.files import check_readable, to_one_line, write_atomically
 
 _LARGEST = 1e300
 
@@ -26,7 +26,7 @@ def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_parse_constant, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:  # the second: nested too deeply
-        raise InputError(f"{path}: expected JSON, got something else ({one_line(str(error))})") from None
+        raise InputError(f"{path}: expected JSON, got something else ({to_one_line(str(error))})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected {description}, got {type(content).__name__}")
     return content
@@ -35,14 +35,14 @@ def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]
 def write_notes(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, with null for numbers that are not finite; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text(_to_text(content), "utf-8")
 
 
 def write_first_notes(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, unless another process has written the file before."""
     try:
-        with atomic_path(path) as temporary:
+        with write_atomically(path) as temporary:
             temporary.write_text(_to_text(content), "utf-8")
             _link(temporary, path)
     except _TakenError:
@@ -111,7 +111,7 @@ def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
     """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
     for name, kind in kinds.items():
         if name not in content or not _KINDS[kind](content[name]):
-            value = one_line(repr(content[name]), 60) if name in content else "none"
+            value = to_one_line(repr(content[name]), 60) if name in content else "none"
             raise InputError(
                 f"{path}: expected an entry {name} ({kind}), got {value}; remove the file to make it again"
             )

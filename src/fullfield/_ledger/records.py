@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_checksum, read_stamp
-from fullfield.io.files import calling_when_finished, has_ended, writer
+from fullfield.io.files import call_when_finished, has_process_ended, name_process
 
 
 class Record(NamedTuple):
@@ -75,7 +75,7 @@ class Records:
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
         """
         for notes, entries in self._by_notes.items():
-            if has_ended(notes.stem) and all(self._is_replaced(name, record) for name, record in entries):
+            if has_process_ended(notes.stem) and all(self._is_replaced(name, record) for name, record in entries):
                 notes.unlink(missing_ok=True)
 
     def _is_replaced(self, name: str, record: Record) -> bool:
@@ -113,7 +113,7 @@ class Journal:
                 entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
                 self._append({**entry, "stamp": stamp, "checksum": compute_checksum(temporary)})
 
-        with calling_when_finished(append_record):
+        with call_when_finished(append_record):
             yield
 
     def add_input(self, path: str, identity: Identity) -> None:
@@ -128,6 +128,6 @@ class Journal:
         line = json.dumps(entry).encode() + b"\n"
         with self._lock:
             self._folder.mkdir(exist_ok=True)
-            with (self._folder / f"{self._name or writer()}.jsonl").open("ab", buffering=0) as file:
+            with (self._folder / f"{self._name or name_process()}.jsonl").open("ab", buffering=0) as file:
                 file.write(line)
                 os.fsync(file.fileno())

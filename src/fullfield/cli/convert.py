@@ -101,16 +101,16 @@ def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
-    from fullfield.io.flow import flow_window
+    from fullfield.io.flow import read_flow_window
 
-    choice: dict[str, Any] = {"layer": args.layer, "part": args.import_class, **vector_arguments(args)}
+    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
     if "channels" in choice:
         with naming(channels="--channels"):
-            choice["channels"] = io.VectorReading(choice["channels"]).arguments("forward")["channels"]
+            choice["channels"] = io.VectorReading(choice["channels"]).arguments_for("forward")["channels"]
     is_exr_twice = is_exr(source) and is_exr(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
-    window = flow_window(source, **names) if keeps else None
+    window = read_flow_window(source, **names) if keeps else None
     window_choice: Any = {"window": "data"} if keeps else {}
     with naming(channels="--channels", layer="--layer"):
         flow, valid = _resize(args, *io.read_flow(source, **choice, **window_choice))
@@ -176,12 +176,12 @@ def _backward(args: argparse.Namespace, source: str, output: str) -> Tensor | No
     channels = choice.get("channels")
     if args.layer is not None or not is_exr(source) or (channels is not None and len(channels) == 2):
         return None
-    if channels is None and not has_backward(source, args.import_class):
+    if channels is None and not has_backward(source, args.part):
         return None
     if args.st_map or not is_exr(output):
         report.note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    reading = vector_reading(args, part=args.import_class)
+    reading = vector_reading(args, part=args.part)
     flow = read_direction(source, "backward", reading, window="data" if args.scale is None else "display")
     resized, valid = _resize(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
             counts = arguments.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **arguments) for samples in counts]
         else:
-            registrars = KNOWN_PROTOCOLS[protocol].registrars(weights=weights, **arguments)
+            registrars = KNOWN_PROTOCOLS[protocol].list_registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
                 process=process, progress=progress.span(at / len(registrars), (at + 1) / len(registrars))

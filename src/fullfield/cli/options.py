@@ -226,7 +226,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     """
     from fullfield.estimators._frames import fill_frame, warn_about_range
     from fullfield.io.image import FrameReader
-    from fullfield.io.oiio import sniff
+    from fullfield.io.oiio import detect_format
 
     reading = reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
@@ -236,7 +236,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data
-    elif sniff(Path(frames[0]))[0] == "openexr":
+    elif detect_format(Path(frames[0]))[0] == "openexr":
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)

@@ -15,7 +15,7 @@ from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from fullfield.io.pointcloud import check_lossless, transformed
+    from fullfield.io.pointcloud import check_lossless, transform_cloud
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.group import register_group
     from fullfield.registration.register import Settings, register_clouds
@@ -108,11 +108,11 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("register")
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            io.write_point_cloud(args.output, transformed(clouds[0], result.transform))
+            io.write_point_cloud(args.output, transform_cloud(clouds[0], result.transform))
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
-            _merge(args.merge, [transformed(clouds[0], result.transform), clouds[1]])
+            _merge(args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]])
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
@@ -168,20 +168,20 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
 
 def _apply(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
-    from fullfield.io.pointcloud import check_lossless, transformed
+    from fullfield.io.pointcloud import check_lossless, transform_cloud
     from fullfield.registration import read_pose
 
     pose = read_pose(args.apply)
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
-    io.write_point_cloud(args.output, transformed(cloud, pose))
+    io.write_point_cloud(args.output, transform_cloud(cloud, pose))
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
     report.print_report(args, values, f"moved {len(cloud)} points")
     return 0
 
 
 def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_text("".join(f"{' '.join(f'{value:.17g}' for value in row)}\n" for row in pose), "ascii")
 
 
@@ -199,13 +199,13 @@ def _report_group(
     args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, watch: report.Stopwatch
 ) -> int:
     """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
-    from fullfield.io.pointcloud import transformed
+    from fullfield.io.pointcloud import transform_cloud
 
     posed = [(cloud, pose) for cloud, pose in zip(clouds, group.poses, strict=True) if pose is not None]
     left_out = [path for path, pose in zip(args.clouds, group.poses, strict=True) if pose is None]
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
-        _merge(args.merge, [transformed(cloud, pose) for cloud, pose in posed])
+        _merge(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
     watch.lap("write")
     lines = list[str]()
     for path, pose in zip(args.clouds, group.poses, strict=True):
@@ -260,7 +260,7 @@ def _draw(
     import numpy as np
     import torch
 
-    from fullfield.io.pointcloud import transformed
+    from fullfield.io.pointcloud import transform_cloud
     from fullfield.registration import alignment, alignment_errors
     from fullfield.registration.alignment import Alignment
     from fullfield.viz.points import alignment_legend
@@ -275,7 +275,7 @@ def _draw(
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
         errors = alignment_errors(source, target, transform, max_distance=top)
-        moved = transformed(source, transform).points
+        moved = transform_cloud(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {result.voxel:.4g}{rmse}"

@@ -229,12 +229,12 @@ def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, 
 
 def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
-    from fullfield.io.flow import flow_window, load_flow
+    from fullfield.io.flow import load_flow, read_flow_window
 
     outside = predicted.new_zeros(predicted.shape)
     if not is_exr(path) or bool(predicted.all()):
         return outside
-    window = flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
+    window = read_flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
     left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
     outside[:] = True
     outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False
@@ -252,15 +252,15 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
     import torch
 
     from fullfield.io.masks import read_mask
-    from fullfield.io.oiio import opened
+    from fullfield.io.oiio import open_source
 
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
     with naming(mask=f"{option} {mask}"):
         if mask_path(mask) is not None or not is_exr(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
-        with opened(Path(truth)) as source:
-            display = source.first_part().display_window
+        with open_source(Path(truth)) as source:
+            display = source.get_first_part().display_window
             return torch.from_numpy(read_mask(mask, source, display, display))
 
 

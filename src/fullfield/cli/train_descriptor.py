@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         "seconds": watch.seconds(),
     }
     summary = (
-        f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.compute_loss:.3f}, "
+        f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
     text = f"{report.printable(weights)}: {summary}"

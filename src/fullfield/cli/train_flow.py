@@ -362,7 +362,7 @@ def _report(
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
     summary = (
-        f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.compute_loss:.3f}, mean end-point error "
+        f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
     text = f"{report.printable(weights)}: {summary}"

@@ -18,7 +18,7 @@ from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.options import add_vector_options, vector_reading
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming, size
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         text = view_page(Path(args.flow).name, shot, **page)
     if plates is not None:
         plates.close()
-    with atomic_path(output) as temporary:
+    with write_atomically(output) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")

@@ -63,13 +63,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read the flow and draw it."""
-    from fullfield.io.flow import flow_window
+    from fullfield.io.flow import read_flow_window
 
     _check(args)
 
     choice: dict[str, Any] = flow_choice(args, "flow")
     if args.window == "data" and is_exr(args.flow):
-        choice["window"] = flow_window(args.flow, **choice).data
+        choice["window"] = read_flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
     truth, truth_valid = _truth(args, flow, area)

@@ -79,9 +79,9 @@ class Listed(Sequence[Sample], Generic[Where, Sample]):
         """Read one pair; InputError names a file that cannot be used, OSError a missing one."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._sample(index)
+        return self._read_sample(index)
 
-    def _sample(self, index: int) -> Sample:
+    def _read_sample(self, index: int) -> Sample:
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ class FlowSample(NamedTuple):
         return f"FlowSample({self.name!r}, {', '.join(held)})"
 
 
-def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
+def collate_samples(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
     """Collate as PyTorch does for named tuples, but leave an entry None that no sample has."""
     transformed: list[Any] = []
     for field, values in zip(FlowSample._fields, zip(*samples, strict=True), strict=True):
@@ -123,7 +123,7 @@ def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
 
 
 # PyTorch's own place for it: a DataLoader over a data set needs no collate_fn.
-default_collate_fn_map[FlowSample] = _batched
+default_collate_fn_map[FlowSample] = collate_samples
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,23 @@ class FlowDataset(Listed[Record, FlowSample]):
     doubled: bool | None = False
     encoding: Encoding | None = None
 
-    def _sample(self, index: int) -> FlowSample:
-        frame1, frame2 = self.frames(index)
-        truth = self.truth(index)
+    def _read_sample(self, index: int) -> FlowSample:
+        frame1, frame2 = self.read_frames(index)
+        truth = self.read_truth(index)
         flow, valid, occluded = (None, None, None) if truth is None else truth
         return FlowSample(self.records[index].name, frame1, frame2, flow, valid, occluded)
 
-    def frames(self, index: int) -> tuple[Tensor, Tensor]:
+    def read_frames(self, index: int) -> tuple[Tensor, Tensor]:
         """Read the two frames of a pair: [3, H, W] float32, nominally 0 ... 1."""
         record = self.records[index]
         first, second = (self.read_frame(path) for path in (record.frame1, record.frame2))
         if first.shape != second.shape:
-            raise InputError(f"{record.frame2}: is {_size(second)}, but {record.frame1} is {_size(first)}")
+            raise InputError(
+                f"{record.frame2}: is {_format_size(second)}, but {record.frame1} is {_format_size(first)}"
+            )
         return first, second
 
-    def truth(self, index: int) -> Truth | None:
+    def read_truth(self, index: int) -> Truth | None:
         """Read the true motion of a pair, as far as it is known."""
         record = self.records[index]
         if record.flow is None:
@@ -200,7 +202,7 @@ class FlowDataset(Listed[Record, FlowSample]):
             values = four_values(flow, valid)
             valid = values.isfinite().all(1).all(0)
         if record.invalid is not None:
-            valid = valid & ~self._mask(record.invalid, valid)
+            valid = valid & ~self._read_known_mask(record.invalid, valid)
         if record.frame1.suffix.lower() in _FLOAT_SUFFIXES:
             frame_valid = self.read_masked_frame(record.frame1)[1]
             if frame_valid is not None and frame_valid.shape == valid.shape:
@@ -233,9 +235,9 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
-        return None if record.occlusion is None else self._mask(record.occlusion, valid)
+        return None if record.occlusion is None else self._read_known_mask(record.occlusion, valid)
 
-    def _mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
+    def _read_known_mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
         """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
         if path.suffix.lower() in ARRAY_SUFFIXES:
             mask = torch.from_numpy(read_mask_array(path))
@@ -244,9 +246,9 @@ class FlowDataset(Listed[Record, FlowSample]):
         if mask.shape == (2 * valid.shape[0], 2 * valid.shape[1]):
             mask = torch.stack([mask[row::2, column::2] for row in (0, 1) for column in (0, 1)]).any(0)
         if mask.shape != valid.shape:
-            raise InputError(f"{path}: is {_size(mask)}, but the true flow is {_size(valid)}")
+            raise InputError(f"{path}: is {_format_size(mask)}, but the true flow is {_format_size(valid)}")
         return mask
 
 
-def _size(tensor: Tensor) -> str:
+def _format_size(tensor: Tensor) -> str:
     return f"{tensor.shape[-1]}×{tensor.shape[-2]}"

@@ -14,16 +14,16 @@ from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
-    consecutive,
-    existing,
-    files,
-    folder,
-    nonempty,
-    number,
-    optional,
+    find_folder,
+    find_required_file,
+    last_number,
+    list_files,
+    list_subfolders,
+    pair_consecutive,
     read_lines,
-    subfolders,
-    within,
+    require_file,
+    require_folder,
+    require_nonempty,
 )
 from fullfield.io.flow import Encoding
 
@@ -54,16 +54,18 @@ class Sintel(FlowDataset):
         _check.choice(split, "split", self.SPLITS)
         _check.choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
         base = Path(root)
-        frames = folder(base, split, render, description="Sintel's frames")
-        flow = folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
-        maps = [None if flow is None else optional(base, split, name) for name in ("occlusions", "invalid")]
+        frames = require_folder(base, split, render, description="Sintel's frames")
+        flow = require_folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
+        maps = [None if flow is None else find_folder(base, split, name) for name in ("occlusions", "invalid")]
         records = []
-        for scene in nonempty(subfolders(frames), frames, "a folder for each scene"):
-            for first, second in consecutive(files(scene, (".png",))):
+        for scene in require_nonempty(list_subfolders(frames), frames, "a folder for each scene"):
+            for first, second in pair_consecutive(list_files(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
-                truth = within(flow, f"{name}.flo", first)
-                hidden, unscored = (within(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps)
-                records.append(Record(name, first, second, truth, hidden, unscored, scene.name, number(first)))
+                truth = find_required_file(flow, f"{name}.flo", first)
+                hidden, unscored = (
+                    find_required_file(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps
+                )
+                records.append(Record(name, first, second, truth, hidden, unscored, scene.name, last_number(first)))
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)
 
 
@@ -79,16 +81,18 @@ class _KITTI(FlowDataset):
         frames_name = next(
             (name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0]
         )
-        frames = folder(base, split, frames_name, description=f"KITTI {self.year}'s frames")
-        truth = folder(base, split, "flow_occ", description="KITTI's true flow") if split == "training" else None
-        visible = None if truth is None else optional(base, split, "flow_noc")
+        frames = require_folder(base, split, frames_name, description=f"KITTI {self.year}'s frames")
+        truth = (
+            require_folder(base, split, "flow_occ", description="KITTI's true flow") if split == "training" else None
+        )
+        visible = None if truth is None else find_folder(base, split, "flow_noc")
         records = []
-        for first in files(frames, (".png",)):
+        for first in list_files(frames, (".png",)):
             if not first.stem.endswith("_10"):
                 continue
-            second = existing(frames / first.name.replace("_10.", "_11."), first)
-            flow, seen = (within(map_folder, first.name, first) for map_folder in (truth, visible))
-            records.append(Record(first.stem, first, second, flow, seen, sequence=first.stem, index=number(first)))
+            second = require_file(frames / first.name.replace("_10.", "_11."), first)
+            flow, seen = (find_required_file(map_folder, first.name, first) for map_folder in (truth, visible))
+            records.append(Record(first.stem, first, second, flow, seen, sequence=first.stem, index=last_number(first)))
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
 
@@ -171,25 +175,28 @@ class Spring(FlowDataset):
         _check.choice(split, "split", self.SPLITS)
         _check.choice(camera, "camera", self.CAMERAS)
         _check.choice(direction, "direction", self.DIRECTIONS)
-        scenes = folder(Path(root), split, description="Spring's sequences")
+        scenes = require_folder(Path(root), split, description="Spring's sequences")
         stem = f"flow_{direction}_{camera}"
         records = []
-        for scene in nonempty(subfolders(scenes), scenes, "a folder for each sequence"):
-            frames = folder(scene, f"frame_{camera}", description="Spring's frames")
-            flow = folder(scene, stem, description="Spring's true flow") if split == "train" else None
-            matches = None if flow is None else optional(scene, "maps", f"matchmap_{stem}")
+        for scene in require_nonempty(list_subfolders(scenes), scenes, "a folder for each sequence"):
+            frames = require_folder(scene, f"frame_{camera}", description="Spring's frames")
+            flow = require_folder(scene, stem, description="Spring's true flow") if split == "train" else None
+            matches = None if flow is None else find_folder(scene, "maps", f"matchmap_{stem}")
             sequence = f"{scene.name}/{stem}"
-            for first, second in consecutive(files(frames, (".png",)), backward=direction == "BW"):
-                name = f"{stem}_{number(first):04d}"
-                truth, match = within(flow, f"{name}.flo5", first), within(matches, f"matchmap_{name}.png", first)
-                index = number(first) if direction == "FW" else -number(first)
+            for first, second in pair_consecutive(list_files(frames, (".png",)), backward=direction == "BW"):
+                name = f"{stem}_{last_number(first):04d}"
+                truth, match = (
+                    find_required_file(flow, f"{name}.flo5", first),
+                    find_required_file(matches, f"matchmap_{name}.png", first),
+                )
+                index = last_number(first) if direction == "FW" else -last_number(first)
                 records.append(Record(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match, from the match maps of the data set."""
-        return None if record.occlusion is None else self._mask(record.occlusion, valid, slice(2))
+        return None if record.occlusion is None else self._read_known_mask(record.occlusion, valid, slice(2))
 
 
 class HD1K(FlowDataset):
@@ -207,13 +214,13 @@ class HD1K(FlowDataset):
     encoding: Encoding | None = "kitti"
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        frames = folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
-        truth = folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
+        frames = require_folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
+        truth = require_folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
         records = []
-        for first, second in consecutive(files(frames, (".png",))):
+        for first, second in pair_consecutive(list_files(frames, (".png",))):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
             if flow.is_file():
-                records.append(Record(first.stem, first, second, flow, sequence=sequence, index=number(first)))
+                records.append(Record(first.stem, first, second, flow, sequence=sequence, index=last_number(first)))
         super().__init__("hd1k", root, records)
 
 
@@ -243,12 +250,12 @@ class FlyingChairs(FlowDataset):
         if not data.is_dir():
             raise InputError(f"{data}: expected the folder of FlyingChairs, but it does not exist")
         records = []
-        for path in files(data, (".ppm",)):
+        for path in list_files(data, (".ppm",)):
             for first, second, flow in _NAMES:
                 if path.name.endswith(first):
                     stem = path.name.removesuffix(first)
-                    frame2, truth = (existing(data / f"{stem}{end}", path) for end in (second, flow))
-                    records.append(Record(stem, path, frame2, truth, sequence=stem, index=number(Path(stem))))
+                    frame2, truth = (require_file(data / f"{stem}{end}", path) for end in (second, flow))
+                    records.append(Record(stem, path, frame2, truth, sequence=stem, index=last_number(Path(stem))))
         if split != "all":
             records = _select_split(records, base / "FlyingChairs_train_val.txt", split)
         super().__init__("chairs" if split == "all" else f"chairs-{split}", root, records)
@@ -298,19 +305,21 @@ class FlyingThings3D(FlowDataset):
         _check.choice(render, "render", self.RENDERS)
         _check.choice(camera, "camera", self.CAMERAS)
         _check.choice(direction, "direction", self.DIRECTIONS)
-        passes = folder(Path(root), f"frames_{render}pass", split, description="FlyingThings3D's frames")
-        flows = folder(Path(root), "optical_flow", split, description="FlyingThings3D's true flow")
+        passes = require_folder(Path(root), f"frames_{render}pass", split, description="FlyingThings3D's frames")
+        flows = require_folder(Path(root), "optical_flow", split, description="FlyingThings3D's true flow")
         records = []
-        for letter in nonempty(subfolders(passes), passes, "the folders A, B, C"):
-            for scene in subfolders(letter):
-                frames = folder(scene, camera, description="FlyingThings3D's frames")
+        for letter in require_nonempty(list_subfolders(passes), passes, "the folders A, B, C"):
+            for scene in list_subfolders(letter):
+                frames = require_folder(scene, camera, description="FlyingThings3D's frames")
                 parts = letter.name, scene.name, f"into_{direction}", camera
-                flow = folder(flows, *parts, description="FlyingThings3D's true flow")
+                flow = require_folder(flows, *parts, description="FlyingThings3D's true flow")
                 sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
-                for first, second in consecutive(files(frames, (".png", ".webp")), backward=direction == "past"):
+                for first, second in pair_consecutive(
+                    list_files(frames, (".png", ".webp")), backward=direction == "past"
+                ):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
-                    name, truth = f"{sequence}_{first.stem}", existing(flow / file, first)
-                    index = number(first) if direction == "future" else -number(first)
+                    name, truth = f"{sequence}_{first.stem}", require_file(flow / file, first)
+                    index = last_number(first) if direction == "future" else -last_number(first)
                     records.append(Record(name, first, second, truth, None, None, sequence, index))
         words = [("-test", split == "TEST"), ("-right", camera == "right"), ("-past", direction == "past")]
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)
@@ -340,21 +349,21 @@ class Middlebury(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = folder(Path(root), description="Middlebury's scenes")
+        base = require_folder(Path(root), description="Middlebury's scenes")
         truth = base / "other-gt-flow"
         frames = base
         if truth.is_dir():
             frames = next((base / name for name in _FRAMES if (base / name).is_dir()), base / _FRAMES[0])
-            frames = folder(frames, description="Middlebury's frames")
+            frames = require_folder(frames, description="Middlebury's frames")
             if (frames / "other-data").is_dir():
                 frames = frames / "other-data"
         else:
             truth = base
         records = []
-        for scene in subfolders(frames):
+        for scene in list_subfolders(frames):
             first, flow = scene / "frame10.png", truth / scene.name / "flow10.flo"
             if first.is_file() and flow.is_file():
-                second = existing(scene / "frame11.png", first)
+                second = require_file(scene / "frame11.png", first)
                 records.append(Record(scene.name, first, second, flow, sequence=scene.name))
         super().__init__("middlebury", root, records)
 
@@ -381,20 +390,20 @@ class KubricNK(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, resolution: str = "8k") -> None:
         _check.choice(resolution, "resolution", self.RESOLUTIONS)
-        base = folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
+        base = require_folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
         records = []
-        for scene in nonempty(subfolders(base), base, "a folder for each scene"):
-            frames = [path for path in files(scene, (".png",)) if path.name.startswith("rgba_")]
-            for first, second in consecutive(frames):
+        for scene in require_nonempty(list_subfolders(base), base, "a folder for each scene"):
+            frames = [path for path in list_files(scene, (".png",)) if path.name.startswith("rgba_")]
+            for first, second in pair_consecutive(frames):
                 count = first.stem.removeprefix("rgba_")
-                flow = existing(scene / f"forward_flow_{count}.png", first)
+                flow = require_file(scene / f"forward_flow_{count}.png", first)
                 name = f"{scene.name}/rgba_{count}"
-                records.append(Record(name, first, second, flow, sequence=scene.name, index=number(first)))
+                records.append(Record(name, first, second, flow, sequence=scene.name, index=last_number(first)))
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow from 16-bit colours, scaled by the range in the scene's JSON file."""
-        low, high = _range(path.parent)
+        low, high = _read_value_range(path.parent)
         image = io.read_frame(path, transfer="srgb")
         if image.shape[0] != 3:
             raise InputError(f"{path}: expected 16-bit red and green, got {image.shape[0]} channel")
@@ -402,7 +411,7 @@ class KubricNK(FlowDataset):
         return flow, torch.ones(flow.shape[1:], dtype=torch.bool)
 
 
-def _range(scene: Path) -> tuple[float, float]:
+def _read_value_range(scene: Path) -> tuple[float, float]:
     """Return the values that 0 and 65535 stand for."""
     for path in (scene / "data_ranges.json", scene / "config.json"):
         if not path.is_file():

@@ -13,7 +13,7 @@ from fullfield._check import InputError
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
-def folder(root: Path, *parts: str, description: str) -> Path:
+def require_folder(root: Path, *parts: str, description: str) -> Path:
     """Return ``root/parts``, which must be a folder."""
     path = root.joinpath(*parts)
     if not path.is_dir():
@@ -23,12 +23,12 @@ def folder(root: Path, *parts: str, description: str) -> Path:
     return path
 
 
-def subfolders(root: Path) -> list[Path]:
+def list_subfolders(root: Path) -> list[Path]:
     """Return the folders in ``root``, by name."""
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
+def list_files(root: Path, suffixes: Iterable[str]) -> list[Path]:
     """Return the files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
     expected = {suffix.lower() for suffix in suffixes}
     paths = [
@@ -36,22 +36,22 @@ def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
         for entry in os.scandir(root)
         if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in expected
     ]
-    return sorted(paths, key=lambda path: (series(path), number(path), path.name))
+    return sorted(paths, key=lambda path: (strip_last_number(path), last_number(path), path.name))
 
 
-def number(path: Path) -> int:
+def last_number(path: Path) -> int:
     """Return the last number in the file's name; -1 without one."""
     match = _NUMBER.search(path.stem)
     return int(match.group(1)) if match else -1
 
 
-def series(path: Path) -> str:
+def strip_last_number(path: Path) -> str:
     """Return the file's name before its last number."""
     match = _NUMBER.search(path.stem)
     return path.stem[: match.start()] if match else path.stem
 
 
-def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
+def pair_consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
     """Pair each frame with that of the same name whose number is one higher.
 
     ``backward`` pairs it with the one before, the last frame first.
@@ -59,12 +59,12 @@ def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Pat
     pairs = [
         (first, second)
         for first, second in itertools.pairwise(frames)
-        if number(second) == number(first) + 1 and series(second) == series(first)
+        if last_number(second) == last_number(first) + 1 and strip_last_number(second) == strip_last_number(first)
     ]
     return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
 
-def nonempty(items: list[Path], where: Path, description: str) -> list[Path]:
+def require_nonempty(items: list[Path], where: Path, description: str) -> list[Path]:
     """Return ``items``, which must not be empty."""
     if not items:
         raise InputError(f"{where}: expected {description}, found none")
@@ -81,7 +81,7 @@ def read_lines(path: Path) -> list[str]:
         ) from None
 
 
-def listed(path: Path) -> Iterator[tuple[str, list[str]]]:
+def read_pair_list(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the lines of a list of pairs: a name of the line for errors, and its words.
 
     Tabs separate the words where there are any. Empty lines and those that begin with # are skipped.
@@ -92,25 +92,25 @@ def listed(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield f"{path}: line {count}", [word.strip() for word in words]
 
 
-def existing(path: Path, other: Path) -> Path:
+def require_file(path: Path, other: Path) -> Path:
     """Return ``path``, which must be a file because ``other`` exists."""
     if not path.is_file():
         raise InputError(f"{path}: does not exist, but {other.name} needs it")
     return path
 
 
-def optional(root: Path, *parts: str) -> Path | None:
+def find_folder(root: Path, *parts: str) -> Path | None:
     """Return the folder ``root/parts`` if it exists."""
     path = root.joinpath(*parts)
     return path if path.is_dir() else None
 
 
-def within(root: Path | None, name: str, other: Path) -> Path | None:
-    """Return :func:`existing` of a file in a folder; None where there is no such folder."""
-    return None if root is None else existing(root / name, other)
+def find_required_file(root: Path | None, name: str, other: Path) -> Path | None:
+    """Return :func:`require_file` of a file in a folder; None where there is no such folder."""
+    return None if root is None else require_file(root / name, other)
 
 
-def named(root: Path, word: str, line: str) -> Path:
+def resolve_listed_file(root: Path, word: str, line: str) -> Path:
     """Return the file that ``line`` of a list in ``root`` names."""
     path = root / word
     if not path.is_file():
@@ -118,6 +118,6 @@ def named(root: Path, word: str, line: str) -> Path:
     return path
 
 
-def plain(word: str) -> str:
+def to_pair_name(word: str) -> str:
     """Turn a file of a list into the name of a pair, which is a relative path."""
     return Path(word).with_suffix("").as_posix().replace("..", "_").lstrip("/")

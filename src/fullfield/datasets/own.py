@@ -9,19 +9,19 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
-    consecutive,
-    existing,
-    files,
-    folder,
-    listed,
-    named,
-    nonempty,
-    number,
-    optional,
-    plain,
-    series,
-    subfolders,
-    within,
+    find_folder,
+    find_required_file,
+    last_number,
+    list_files,
+    list_subfolders,
+    pair_consecutive,
+    read_pair_list,
+    require_file,
+    require_folder,
+    require_nonempty,
+    resolve_listed_file,
+    strip_last_number,
+    to_pair_name,
 )
 from fullfield.io.names import ARRAY_SUFFIXES, FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -57,45 +57,45 @@ class Pairs(FlowDataset):
     doubled = None
 
     def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
-        base = folder(Path(root), description="your pairs")
+        base = require_folder(Path(root), description="your pairs")
         listing = base / LIST
         if listing.is_file():
-            records = _listed(listing)
+            records = _list_pairs_of_file(listing)
         elif (base / "frames").is_dir():
-            records = _numbered(base, "")
+            records = _list_numbered_pairs(base, "")
         else:
             inner = [path for path in sorted(base.iterdir()) if (path / "frames").is_dir()]
-            records = [record for path in inner for record in _numbered(path, path.name)]
+            records = [record for path in inner for record in _list_numbered_pairs(path, path.name)]
             if not records:
                 raise InputError(f"{base}: expected {LIST}, or a folder frames with numbered frames, found neither")
         super().__init__(name or base.resolve().name or "pairs", root, records)
 
 
-def _listed(listing: Path) -> list[Record]:
+def _list_pairs_of_file(listing: Path) -> list[Record]:
     records = []
-    for line, words in listed(listing):
+    for line, words in read_pair_list(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
             raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
         if "-" in words[:2]:
             raise InputError(f"{line} names no frame")
-        frame1, frame2 = (named(listing.parent, word, line) for word in words[:2])
-        paths = [None if word == "-" else named(listing.parent, word, line) for word in words[2:]]
+        frame1, frame2 = (resolve_listed_file(listing.parent, word, line) for word in words[:2])
+        paths = [None if word == "-" else resolve_listed_file(listing.parent, word, line) for word in words[2:]]
         flow, occlusion, invalid = [*paths, None, None, None][:3]
         if flow is None and (occlusion or invalid):
             raise InputError(f"{line} has a mask but no flow")
-        name = plain(words[0])
+        name = to_pair_name(words[0])
         records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
     return records
 
 
-def _numbered(base: Path, prefix: str) -> list[Record]:
+def _list_numbered_pairs(base: Path, prefix: str) -> list[Record]:
     frames = base / "frames"
     optional_folders = {
-        kind: {path.stem: path for path in files(base / kind, suffixes)} if (base / kind).is_dir() else None
+        kind: {path.stem: path for path in list_files(base / kind, suffixes)} if (base / kind).is_dir() else None
         for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", MASK_SUFFIXES), ("invalid", MASK_SUFFIXES))
     }
     records = []
-    for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
+    for first, second in pair_consecutive(list_files(frames, FRAME_SUFFIXES)):
         masks_by_kind: dict[str, Path | None] = {}
         for kind, paths_by_stem in optional_folders.items():
             if paths_by_stem is not None and first.stem not in paths_by_stem:
@@ -103,8 +103,8 @@ def _numbered(base: Path, prefix: str) -> list[Record]:
             masks_by_kind[kind] = None if paths_by_stem is None else paths_by_stem[first.stem]
         name = f"{prefix}/{first.stem}" if prefix else first.stem
         masks = masks_by_kind["occlusions"], masks_by_kind["invalid"]
-        sequence = f"{prefix}/{series(first)}"
-        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, number(first)))
+        sequence = f"{prefix}/{strip_last_number(first)}"
+        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, last_number(first)))
     return records
 
 
@@ -128,9 +128,9 @@ class SyntheticPairs(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = folder(Path(root), description="synthetic pairs")
-        flows = files(folder(base, "flow", description="true flow"), _FLOW)
-        count = _count(base / MANIFEST)
+        base = require_folder(Path(root), description="synthetic pairs")
+        flows = list_files(require_folder(base, "flow", description="true flow"), _FLOW)
+        count = _read_pair_count(base / MANIFEST)
         if len(flows) != count:
             raise InputError(
                 f"{base / MANIFEST}: lists {count} pairs, found {len(flows)}; "
@@ -140,12 +140,12 @@ class SyntheticPairs(FlowDataset):
         for flow in flows:
             name = flow.stem
             parts = ("frame1", "frame2", "occlusions", "invalid")
-            frame1, frame2, occlusion, invalid = (existing(base / part / f"{name}.png", flow) for part in parts)
+            frame1, frame2, occlusion, invalid = (require_file(base / part / f"{name}.png", flow) for part in parts)
             records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
         super().__init__("synthetic", root, records)
 
 
-def _count(manifest: Path) -> int:
+def _read_pair_count(manifest: Path) -> int:
     try:
         count = json.loads(manifest.read_text("utf-8"))["count"]
     except FileNotFoundError:
@@ -180,19 +180,22 @@ class Rendered(FlowDataset):
     doubled = True
 
     def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
-        base = folder(Path(root), description="the rendered shots")
+        base = require_folder(Path(root), description="the rendered shots")
         if (base / "frames").is_dir():
             raise InputError(f"{base}: is a shot, with frames in it; expected the folder that holds the shots")
         records = []
-        for shot in nonempty(subfolders(base), base, "a folder for each shot"):
-            frames = folder(shot, "frames", description="rendered frames")
-            flow = folder(shot, "flow", description="rendered flow")
-            hidden, unscored = optional(shot, "occlusions"), optional(shot, "invalid")
-            for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
+        for shot in require_nonempty(list_subfolders(base), base, "a folder for each shot"):
+            frames = require_folder(shot, "frames", description="rendered frames")
+            flow = require_folder(shot, "flow", description="rendered flow")
+            hidden, unscored = find_folder(shot, "occlusions"), find_folder(shot, "invalid")
+            for first, second in pair_consecutive(list_files(frames, FRAME_SUFFIXES)):
                 count = first.stem.rsplit("_", 1)[-1]
-                pair, truth = f"{shot.name}/frame_{count}", existing(flow / f"flow_{count}.flo5", first)
-                masks = within(hidden, f"occlusion_{count}.png", first), within(unscored, f"invalid_{count}.png", first)
-                records.append(Record(pair, first, second, truth, *masks, sequence=shot.name, index=number(first)))
+                pair, truth = f"{shot.name}/frame_{count}", require_file(flow / f"flow_{count}.flo5", first)
+                masks = (
+                    find_required_file(hidden, f"occlusion_{count}.png", first),
+                    find_required_file(unscored, f"invalid_{count}.png", first),
+                )
+                records.append(Record(pair, first, second, truth, *masks, sequence=shot.name, index=last_number(first)))
         super().__init__(name, root, records)
 
 

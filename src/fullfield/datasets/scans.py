@@ -100,7 +100,7 @@ class ScanDataset(Listed[ScanRecord, ScanSample]):
     coarse = False
     bin_columns: int | None = None
 
-    def _sample(self, index: int) -> ScanSample:
+    def _read_sample(self, index: int) -> ScanSample:
         record = self.records[index]
         columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.inputs}
         source, target = (read_point_cloud(path, columns=columns[path]) for path in record.inputs)
@@ -121,16 +121,16 @@ class ScanPairs(ScanDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = layout.folder(Path(root), description="your pairs of clouds")
+        base = layout.require_folder(Path(root), description="your pairs of clouds")
         listing = base / LIST
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
         records = []
-        for line, words in layout.listed(listing):
+        for line, words in layout.read_pair_list(listing):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
-            source, target, pose = (layout.named(base, word, line) for word in words)
-            name = "_".join(map(layout.plain, words[:2]))
+            source, target, pose = (layout.resolve_listed_file(base, word, line) for word in words)
+            name = "_".join(map(layout.to_pair_name, words[:2]))
             records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
 
@@ -169,21 +169,23 @@ class KITTIOdometry(ScanDataset):
         _check.choice(split, "split", SEQUENCES)
         base = Path(root)
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
-        layout.folder(top, "sequences", description="KITTI's odometry sequences")
-        records = [record for number in SEQUENCES[split] for record in _sequence(top, f"{number:02d}")]
+        layout.require_folder(top, "sequences", description="KITTI's odometry sequences")
+        records = [record for number in SEQUENCES[split] for record in _list_sequence(top, f"{number:02d}")]
         super().__init__("kitti-odometry" + ("" if split == "test" else f"-{split}"), root, records)
 
 
-def _sequence(top: Path, name: str) -> Iterator[ScanRecord]:
-    home = layout.folder(top, "sequences", name, description=f"sequence {name}")
-    clouds = layout.files(layout.folder(home, "velodyne", description="lidar scans"), (".bin",))
-    scans = {layout.number(path): path for path in layout.nonempty(clouds, home / "velodyne", "lidar scans")}
-    into_camera = _calibration(layout.existing(home / "calib.txt", home))
+def _list_sequence(top: Path, name: str) -> Iterator[ScanRecord]:
+    home = layout.require_folder(top, "sequences", name, description=f"sequence {name}")
+    clouds = layout.list_files(layout.require_folder(home, "velodyne", description="lidar scans"), (".bin",))
+    scans = {
+        layout.last_number(path): path for path in layout.require_nonempty(clouds, home / "velodyne", "lidar scans")
+    }
+    into_camera = _read_calibration(layout.require_file(home / "calib.txt", home))
     file = top / "poses" / f"{name}.txt"
-    poses = _poses(layout.existing(file, home))
+    poses = _read_poses(layout.require_file(file, home))
     if max(scans) >= len(poses):
         raise InputError(f"{file}: has {len(poses)} poses, but there is {scans[max(scans)]}")
-    for first, second in _pairs(sorted(scans), poses[:, :3, 3]):
+    for first, second in _choose_pairs(sorted(scans), poses[:, :3, 3]):
         if (name, first, second) in _LEFT_OUT:
             continue
         between = torch.linalg.inv(poses[second]) @ poses[first]
@@ -191,7 +193,7 @@ def _sequence(top: Path, name: str) -> Iterator[ScanRecord]:
         yield ScanRecord(f"{name}/{first:06d}_{second:06d}", scans[first], scans[second], truth, scene=name)
 
 
-def _pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
+def _choose_pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(numbers):
         now = numbers[at]
@@ -203,23 +205,23 @@ def _pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
         at = end + 1
 
 
-def _poses(file: Path) -> Tensor:
+def _read_poses(file: Path) -> Tensor:
     """Read the poses [N, 4, 4]."""
     rows = [line.split() for line in layout.read_lines(file) if line.strip()]
     if not rows:
         raise InputError(f"{file}: expected a pose of 12 numbers a line, found none")
-    return torch.stack([_pose(row, f"{file}: line {number}") for number, row in enumerate(rows, 1)])
+    return torch.stack([_parse_pose(row, f"{file}: line {number}") for number, row in enumerate(rows, 1)])
 
 
-def _calibration(file: Path) -> Tensor:
+def _read_calibration(file: Path) -> Tensor:
     for line in layout.read_lines(file):
         key, colon, values = line.partition(":")
         if colon and key.strip() == "Tr":
-            return _pose(values.split(), f"{file}: Tr")
+            return _parse_pose(values.split(), f"{file}: Tr")
     raise InputError(f"{file}: expected a line Tr: with 12 numbers, found none")
 
 
-def _pose(words: list[str], where: str) -> Tensor:
+def _parse_pose(words: list[str], where: str) -> Tensor:
     try:
         values = torch.tensor([float(word) for word in words], dtype=torch.float64)
     except ValueError:

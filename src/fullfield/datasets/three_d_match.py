@@ -55,9 +55,9 @@ class ThreeDMatch(ScanDataset):
         if split is not None:
             _check.choice(split, "split", SCENES)
         self._lists, self._split = _BENCHMARKS[benchmark], split
-        top = layout.folder(Path(root), description="3DMatch")
+        top = layout.require_folder(Path(root), description="3DMatch")
         self._check_clouds(top)
-        records = [record for scene, log in self._scenes(top) for record in _pairs(top / scene, log)]
+        records = [record for scene, log in self._list_scenes(top) for record in _list_pairs(top / scene, log)]
         super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
 
     def _check_clouds(self, top: Path) -> None:
@@ -67,10 +67,10 @@ class ThreeDMatch(ScanDataset):
         if self._lists == "3DMatch":
             lists |= {log.parent.name.removesuffix(suffix): log for log in sorted(top.glob(f"*{suffix}/gt.log"))}
         for scene, log in lists.items():
-            if self._takes(scene) and not any((top / scene).glob("cloud_bin_*")):
+            if self._is_in_split(scene) and not any((top / scene).glob("cloud_bin_*")):
                 raise InputError(f"{top / scene}: expected clouds (cloud_bin_0.ply ...), as {log} lists pairs of them")
 
-    def _takes(self, scene: str) -> bool:
+    def _is_in_split(self, scene: str) -> bool:
         """Return whether a scene, or the scene that it is a part of, belongs to the split."""
         if self._split is None:
             return True
@@ -79,9 +79,9 @@ class ThreeDMatch(ScanDataset):
             parts.append(content)
         return any(part in SCENES[self._split] for part in parts)
 
-    def _scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
-        for folder in layout.subfolders(top):
-            if not self._takes(folder.name) or not any(folder.glob("cloud_bin_*")):
+    def _list_scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
+        for folder in layout.list_subfolders(top):
+            if not self._is_in_split(folder.name) or not any(folder.glob("cloud_bin_*")):
                 continue
             folders = [top / "benchmarks" / self._lists / folder.name]
             if self._lists == "3DMatch":
@@ -93,17 +93,17 @@ class ThreeDMatch(ScanDataset):
             yield folder.name, match
 
 
-def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
+def _list_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
     weights = {}
     if log.with_name("gt.info").is_file():
-        weights = dict(_blocks(log.with_name("gt.info"), 6))
-    for (first, second), pose in _blocks(log, 4):
+        weights = dict(_read_blocks(log.with_name("gt.info"), 6))
+    for (first, second), pose in _read_blocks(log, 4):
         if weights and (first, second) not in weights:
             raise InputError(f"{log.with_name('gt.info')}: has no block {first} {second}, which gt.log has")
         yield ScanRecord(
             f"{folder.name}/{first}_{second}",
-            _cloud(folder, second),
-            _cloud(folder, first),
+            _cloud_path(folder, second),
+            _cloud_path(folder, first),
             check_true_pose(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
@@ -111,7 +111,7 @@ def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
         )
 
 
-def _cloud(folder: Path, number: int) -> Path:
+def _cloud_path(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
     match = next((path for path in names if path.is_file()), None)
     if match is None:
@@ -119,7 +119,7 @@ def _cloud(folder: Path, number: int) -> Path:
     return match
 
 
-def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
+def _read_blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
     """Yield two numbers of fragments, and the matrix of ``size`` rows below them."""
     lines = [line.split() for line in layout.read_lines(path) if line.strip()]
     if len(lines) % (size + 1):

@@ -241,9 +241,9 @@ def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
     to_display = None
     if transfer != "auto":
-        from fullfield.io.transfer import curve
+        from fullfield.io.transfer import choose_curve
 
-        to_display = curve(transfer, auto="srgb")
+        to_display = choose_curve(transfer, auto="srgb")
     if to_display is None:
         return _scaled(to_device(values, device))
     converted = _scaled(values.cpu()).clone()  # the curves work on arrays

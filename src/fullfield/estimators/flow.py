@@ -127,9 +127,9 @@ class Flow:
     def load(cls, path: str | os.PathLike[str]) -> Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
         from fullfield.io import read_flow
-        from fullfield.io.flow import flow_window
+        from fullfield.io.flow import read_flow_window
         from fullfield.io.names import is_exr
 
         data = read_flow(path)
-        window = flow_window(path) if is_exr(path) else None
+        window = read_flow_window(path) if is_exr(path) else None
         return cls(data.flow, data.valid, window=None if window is None else window._replace(data=window.display))

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import Truth
-from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.loading import read_pairs_ahead
 from fullfield.evaluation.run import Run, fingerprint_files
 from fullfield.metrics import FlowMetrics
 
@@ -36,13 +36,14 @@ class Scorer:
         if has_vector is not None:
             lost = int((valid & ~has_vector.to(self.device)).sum())
             if lost:
-                raise InputError(f"{self.run.path(record.name)}: has no vector at {lost} pixels that are scored")
+                path = self.run.prediction_path(record.name)
+                raise InputError(f"{path}: has no vector at {lost} pixels that are scored")
         metrics = FlowMetrics(averaging=self.averaging)
         occluded = None if truth.occluded is None else truth.occluded.to(self.device)
         metrics.update(pred.to(self.device), flow, valid, occluded)
         return metrics.state_dict()
 
-    def store(self, index: int, state: dict[str, Any]) -> None:
+    def store_state(self, index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
         self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
 
@@ -53,11 +54,11 @@ class Scorer:
     def score_stored(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
         left = [i for i in indices if self.dataset.records[i].flow is not None and self.read_stored(i) is None]
-        for loaded in read_ahead(self.dataset, left, frames=False):
+        for loaded in read_pairs_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
-            pred, has_vector = self.run.read(self.dataset.records[loaded.index].name)
-            self.store(loaded.index, self.compute_state(loaded.index, pred, loaded.truth, has_vector))
+            pred, has_vector = self.run.read_prediction(self.dataset.records[loaded.index].name)
+            self.store_state(loaded.index, self.compute_state(loaded.index, pred, loaded.truth, has_vector))
 
     def merge_totals(self) -> FlowMetrics:
         """Return the totals over all pairs with truth."""
@@ -89,7 +90,7 @@ _MAX_WORKERS = 8
 _LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes many times as much
 
 
-def overlaps(device: torch.device) -> bool:
+def can_overlap_estimation(device: torch.device) -> bool:
     """Return whether scoring runs alongside the next estimation; on a CPU it would take its cores."""
     return device.type == "cuda"
 
@@ -103,7 +104,7 @@ class Finisher:
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
-        self._overlaps = overlaps(device)
+        self._overlaps = can_overlap_estimation(device)
         self._workers = max(2, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
@@ -115,7 +116,7 @@ class Finisher:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                self.drain()
+                self.wait_until_stored()
         finally:
             self._pool.shutdown()
 
@@ -124,31 +125,33 @@ class Finisher:
 
         Raises InputError naming the pair whose flow is not finite, and any error of an earlier pair.
         """
-        self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
+        self.wait_until_stored(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:
-            self._waiting.append(self._pool.submit(self._finish, index, name, flow, truth, info))
+            self._waiting.append(self._pool.submit(self._check_score_and_store, index, name, flow, truth, info))
         else:
             state = self._check_and_score(index, name, flow, truth)
-            self._waiting.append(self._pool.submit(self._store, index, name, flow, info, state))
+            self._waiting.append(self._pool.submit(self._store_prediction_and_score, index, name, flow, info, state))
 
-    def drain(self, max_waiting: int = 0) -> None:
+    def wait_until_stored(self, max_waiting: int = 0) -> None:
         """Wait until at most ``max_waiting`` flows are not stored yet."""
         while len(self._waiting) > max_waiting:
             self._waiting.popleft().result()
 
-    def _finish(self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]) -> None:
+    def _check_score_and_store(
+        self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]
+    ) -> None:
         if self._device.type != "cuda":
-            self._store(index, name, flow, info, self._check_and_score(index, name, flow, truth))
+            self._store_prediction_and_score(index, name, flow, info, self._check_and_score(index, name, flow, truth))
             return
-        stream = self._stream()
+        stream = self._get_thread_stream()
         with torch.cuda.stream(stream):
             state = self._check_and_score(index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
-        self._store(index, name, host, info, state)
+        self._store_prediction_and_score(index, name, host, info, state)
 
-    def _stream(self) -> torch.cuda.Stream:
+    def _get_thread_stream(self) -> torch.cuda.Stream:
         """Return the calling thread's stream: PyTorch keeps freed memory per stream, so one per flow would hoard it."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -161,8 +164,10 @@ class Finisher:
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
         return None if self._scorer is None or truth is None else self._scorer.compute_state(index, flow, truth)
 
-    def _store(self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None) -> None:
+    def _store_prediction_and_score(
+        self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
+    ) -> None:
         """Store the prediction before its score, so that no score is without one."""
-        self._run.save(name, flow, info)
+        self._run.save_prediction(name, flow, info)
         if self._scorer is not None and state is not None:
-            self._scorer.store(index, state)
+            self._scorer.store_state(index, state)

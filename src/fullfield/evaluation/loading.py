@@ -31,7 +31,7 @@ class Loaded:
     truth: Truth | None
 
 
-def read_ahead(
+def read_pairs_ahead(
     dataset: FlowDataset,
     indices: Sequence[int],
     *,
@@ -47,9 +47,9 @@ def read_ahead(
     into page-locked memory.
     """
 
-    def read(key: Path | int) -> Tensor | Truth | None:
+    def read_key(key: Path | int) -> Tensor | Truth | None:
         if isinstance(key, int):
-            return dataset.truth(key)
+            return dataset.read_truth(key)
         frame, valid = dataset.read_masked_frame(key)
         frame = fill_frame(frame, valid, str(key))
         return frame.pin_memory() if pin else frame
@@ -57,7 +57,9 @@ def read_ahead(
     def list_keys(index: int) -> list[Path | int]:
         return [*(dataset.records[index].inputs if frames else ()), *([index] if truth else [])]
 
-    with ReadAhead(read, _count_bytes, threads=reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS) as reader:
+    with ReadAhead(
+        read_key, _count_bytes, threads=reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
+    ) as reader:
         if overlapping:
             reader.extend(key for index in indices for key in list_keys(index))
         images: dict[Path | int, Tensor] = {}
@@ -111,7 +113,7 @@ class OnDevice:
             yield present, *frames
             del present, frames
 
-    def drop(self) -> None:
+    def free_next_pair(self) -> None:
         """Free the memory of the next pair, which is copied again at its turn."""
         self._ahead = None
 

@@ -21,7 +21,7 @@ from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
 from fullfield.evaluation.finishing import Finisher, Scorer
-from fullfield.evaluation.loading import OnDevice, read_ahead
+from fullfield.evaluation.loading import OnDevice, read_pairs_ahead
 from fullfield.evaluation.run import (
     AUTOMATIC,
     FAILURE,
@@ -30,7 +30,7 @@ from fullfield.evaluation.run import (
     Run,
     describe_dataset,
     identify_source,
-    runtime,
+    summarize_runtime,
 )
 from fullfield.evaluation.sharing import ProcessRank, wait_for_all
 from fullfield.io import write_flow
@@ -75,7 +75,7 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
     return {
         **describe_dataset(dataset),
         "device": name,
-        "float32": _float32(device),
+        "float32": _get_float32_switches(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": settings.warm_start},
         **identify_source(estimator),
@@ -94,11 +94,11 @@ def record_shortage(
     try:
         yield
     except (torch.OutOfMemoryError, NoRoomError):
-        Run(folder, describe_run(dataset, estimator, settings)).write(FAILURE, {"failure": OUT_OF_MEMORY})
+        Run(folder, describe_run(dataset, estimator, settings)).write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
-def _float32(device: torch.device) -> dict[str, str]:
+def _get_float32_switches(device: torch.device) -> dict[str, str]:
     """Return the process's switches for reduced-precision products, which estimators that do not set them follow."""
     switches = {"matmul": torch.get_float32_matmul_precision()}
     if device.type == "cuda":
@@ -138,14 +138,16 @@ def predict(
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
     overlapping = not settings.alone
-    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping)
+    read = read_pairs_ahead(
+        dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
+    )
     pairs = OnDevice(read, device, ahead=overlapping)
     with Finisher(run, scorer, device, estimator.method) as finish:
 
-        def free() -> None:
+        def free_memory() -> None:
             """Free memory on the device for the estimator."""
-            finish.drain()
-            pairs.drop()
+            finish.wait_until_stored()
+            pairs.free_next_pair()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -153,12 +155,15 @@ def predict(
             record = dataset.records[loaded.index]
             if settings.progress is not None:
                 settings.progress(count / len(missing), record.name)
-            start = _start(dataset, run, loaded.index, before, device) if settings.warm_start else None
-            work, size = partial(_estimated, run, estimator, frame1, frame2, start, free), tuple(frame1.shape)
+            start = _get_initial_flow(dataset, run, loaded.index, before, device) if settings.warm_start else None
+            work, size = (
+                partial(_estimate_and_retry, run, estimator, frame1, frame2, start, free_memory),
+                tuple(frame1.shape),
+            )
             if settings.alone:
-                finish.drain()
+                finish.wait_until_stored()
             if size not in peaks:
-                free()
+                free_memory()
                 busy += work()[1]
                 flow, seconds, peaks[size] = work()
             else:
@@ -172,21 +177,21 @@ def predict(
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
 
 
-def _estimated(
+def _estimate_and_retry(
     run: Run, estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, free: Callable[[], None]
 ) -> tuple[Tensor, float, int | None]:
-    """Run :func:`_timed`; if memory is short, again after ``free``. A second failure is noted in the run."""
+    """Run :func:`_estimate_timed`; if memory is short, again after ``free``. A second failure is noted in the run."""
     with suppress(torch.OutOfMemoryError, NoRoomError):
-        return _timed(estimator, frame1, frame2, start)
+        return _estimate_timed(estimator, frame1, frame2, start)
     free()
     try:
-        return _timed(estimator, frame1, frame2, start)
+        return _estimate_timed(estimator, frame1, frame2, start)
     except (torch.OutOfMemoryError, NoRoomError):
-        run.write(FAILURE, {"failure": OUT_OF_MEMORY})
+        run.write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
-def _timed(
+def _estimate_timed(
     estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
     """Return the flow [2, H, W], its seconds, and the peak of CUDA memory."""
@@ -204,7 +209,7 @@ def _timed(
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
-def _start(
+def _get_initial_flow(
     dataset: FlowDataset, run: Run, index: int, before: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
     """Return the initial flow; None at the beginning of a sequence."""
@@ -212,7 +217,7 @@ def _start(
     last = dataset.records[index - 1] if index else None
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:
         return None
-    flow = before[1] if before is not None and before[0] == index - 1 else run.read(last.name)[0].to(device)
+    flow = before[1] if before is not None and before[0] == index - 1 else run.read_prediction(last.name)[0].to(device)
     return move_forward(flow)[None]
 
 
@@ -256,12 +261,12 @@ def evaluate(
     wall = time.perf_counter() - start_s
     wait_for_all(settings.process)
     result = {
-        **(_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
-        **_runtime(dataset, run),
+        **(_compute_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
+        **_summarize_runtime(dataset, run),
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
     if settings.process.rank == 0:
-        run.write(RESULT, result)
+        run.write_json(RESULT, result)
         (run.folder / FAILURE).unlink(missing_ok=True)
     return result
 
@@ -280,18 +285,18 @@ def score(
     scorer = Scorer(dataset, run, averaging, settings.torch_device)
     scorer.score_stored(settings.process.select_pairs(dataset))
     wait_for_all(settings.process)
-    result = {**_totals(scorer), **_runtime(dataset, run)}
+    result = {**_compute_totals(scorer), **_summarize_runtime(dataset, run)}
     if settings.process.rank == 0:
-        run.write(RESULT, result)
+        run.write_json(RESULT, result)
     return result
 
 
-def _totals(scorer: Scorer) -> dict[str, Any]:
+def _compute_totals(scorer: Scorer) -> dict[str, Any]:
     total = scorer.merge_totals()
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.breakdown()}
 
 
-def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
+def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
     stored = [run.read_info(record.name) for record in dataset.records]
     info = [pair_info for pair_info in stored if pair_info is not None]
     if len(info) < len(dataset):
@@ -303,7 +308,7 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
     peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
     return {
         "config": run.config,
-        "runtime": {**runtime(seconds), "alone": all(pair_info.get("alone", False) for pair_info in info)},
+        "runtime": {**summarize_runtime(seconds), "alone": all(pair_info.get("alone", False) for pair_info in info)},
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(pair_info["backend"]) for pair_info in info}),
         "threads": sorted({int(pair_info["threads"]) for pair_info in info}),
@@ -349,6 +354,6 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
             name = f"{scene}/{file.rpartition('_')[0]}/{file}.flo5"
         target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_flow(target, run.read(record.name)[0])
+        write_flow(target, run.read_prediction(record.name)[0])
         written.append(target)
     return written

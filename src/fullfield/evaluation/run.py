@@ -25,7 +25,7 @@ from fullfield.datasets.base import Listed
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import atomic_path, check_readable, remove_abandoned
+from fullfield.io.files import check_readable, remove_abandoned_files, write_atomically
 from fullfield.metrics.accumulator import AVERAGING
 
 try:
@@ -75,7 +75,7 @@ class RunFolder:
         folders = {path.parent for path in self.folder.rglob("*.part*")}
         for folder in folders:
             with suppress(OSError):
-                remove_abandoned(folder)
+                remove_abandoned_files(folder)
 
     def _has_predictions(self) -> bool:
         """Return whether any prediction was stored."""
@@ -114,11 +114,11 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
+    def write_json(self, name: str | Path, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
         write_notes(self.folder / name, content)
 
-    def path(self, name: str) -> Path:
+    def prediction_path(self, name: str) -> Path:
         """Return the path of a pair's prediction."""
         return self.folder / "predictions" / f"{name}{self.suffix}"
 
@@ -130,7 +130,7 @@ class RunFolder:
         """Return the info of a prediction; None where it is not complete."""
         try:
             info = read_notes(self.info_path(name))
-            return info if info.get("bytes") == self.path(name).stat().st_size else None
+            return info if info.get("bytes") == self.prediction_path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
 
@@ -138,14 +138,14 @@ class RunFolder:
         """Return :meth:`info`; InputError where there are none."""
         info = self.read_info(name)
         if info is None:
-            raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
+            raise InputError(f"{self.prediction_path(name)}: there is no whole prediction of {name}; predict again")
         return info
 
     def _store(
         self, name: str, info: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
         """Store a prediction and its info; where another process was faster, its own stay: they may be in use."""
-        path, info_path = self.path(name), self.info_path(name)
+        path, info_path = self.prediction_path(name), self.info_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
             self._settings.check(self.config, _ADVICE)  # another run may have taken over a folder without predictions
@@ -154,7 +154,7 @@ class RunFolder:
             for file in (info_path, *outdated):
                 file.unlink(missing_ok=True)
             write(path)
-            self.write(info_path.relative_to(self.folder), {**info, "bytes": path.stat().st_size})
+            self.write_json(info_path.relative_to(self.folder), {**info, "bytes": path.stat().st_size})
 
 
 class Run(RunFolder):
@@ -173,15 +173,15 @@ class Run(RunFolder):
 
     suffix = ".flo"
 
-    def save(self, name: str, flow: Tensor, info: Mapping[str, Any]) -> None:
+    def save_prediction(self, name: str, flow: Tensor, info: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its info, and delete the scores of an incomplete one."""
         scored = [self.score_path(averaging, name) for averaging in AVERAGING]
         self._store(name, info, lambda path: write_flow(path, flow), outdated=scored)
 
-    def read(self, name: str) -> tuple[Tensor, Tensor]:
+    def read_prediction(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
         self.require_info(name)
-        flow, valid = read_flow(self.path(name))
+        flow, valid = read_flow(self.prediction_path(name))
         return flow, valid
 
     def read_score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
@@ -199,18 +199,18 @@ class Run(RunFolder):
 
     def store_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store a pair's contribution to the totals."""
-        prediction = self.path(name)
+        prediction = self.prediction_path(name)
         content = {
             "truth": truth,
             "stamp": read_stamp(prediction),
             "checksum": compute_checksum(prediction),
             "state": state,
         }
-        self.write(self.score_path(averaging, name).relative_to(self.folder), content)
+        self.write_json(self.score_path(averaging, name).relative_to(self.folder), content)
 
     def _is_scored(self, name: str, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored score is of the prediction that exists now."""
-        prediction = self.path(name)
+        prediction = self.prediction_path(name)
         if stored.get("stamp") == list(read_stamp(prediction) or ()):
             return True
         return stored.get("checksum") == self._checksums.get(str(prediction))
@@ -243,18 +243,18 @@ class ScanRun(RunFolder):
             check_entries(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
         return info
 
-    def save(self, name: str, info: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
+    def save_registration(self, name: str, info: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
         """Store the result of a pair and its matched points [M, 2, 3]."""
 
         def write(path: Path) -> None:
-            with atomic_path(path) as temporary:
+            with write_atomically(path) as temporary:
                 np.save(temporary, matches)
 
         self._store(name, info, write)
 
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
-        path = self.path(name)
+        path = self.prediction_path(name)
         points = read_npy(path, check_readable(path), empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
@@ -272,7 +272,7 @@ class ScanRun(RunFolder):
 
     def store_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
         """Store a pair's truth."""
-        self.write(self._truth_path(name).relative_to(self.folder), {"key": key, **content})
+        self.write_json(self._truth_path(name).relative_to(self.folder), {"key": key, **content})
 
     def _truth_path(self, name: str) -> Path:
         return self.folder / "truth" / f"{name}.json"
@@ -294,7 +294,7 @@ def describe_dataset(dataset: Listed[Any, Any]) -> dict[str, Any]:
         "format": _FORMAT,
         "fullfield": __version__,
         "torch": torch.__version__,
-        "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint(dataset)},
+        "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint_inputs(dataset)},
     }
 
 
@@ -312,26 +312,28 @@ def identify_source(method: Any) -> dict[str, str]:
     try:
         content = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):
-        content = "\n".join(part for base in kind.__mro__ if base is not object for part in _functions(base)).encode()
+        content = "\n".join(
+            part for base in kind.__mro__ if base is not object for part in _describe_functions(base)
+        ).encode()
     return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
 
 
-def _functions(kind: type) -> Iterator[str]:
+def _describe_functions(kind: type) -> Iterator[str]:
     for name, value in vars(kind).items():
         code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
         if isinstance(code, CodeType):
-            yield f"{name} {_instructions(code)}"
+            yield f"{name} {_describe_instructions(code)}"
 
 
-def _instructions(code: CodeType) -> str:
+def _describe_instructions(code: CodeType) -> str:
     """Return the bytes, names and constants of a function's code, without line numbers."""
-    constants = [_constant(one) for one in code.co_consts]
+    constants = [_describe_constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
-def _constant(one: object) -> str:
+def _describe_constant(one: object) -> str:
     if isinstance(one, CodeType):
-        return _instructions(one)
+        return _describe_instructions(one)
     return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
 
 
@@ -344,7 +346,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _fingerprint(dataset: Listed[Any, Any]) -> str:
+def _fingerprint_inputs(dataset: Listed[Any, Any]) -> str:
     """Return a checksum of the inputs that does not depend on their folder.
 
     It covers names, sizes and samples of the content, because many formats have only one size.
@@ -355,12 +357,12 @@ def _fingerprint(dataset: Listed[Any, Any]) -> str:
         digest.update(f"{record.name}\n".encode())
         for path in record.inputs:
             if path not in seen:
-                seen[path] = _sampled(path)
+                seen[path] = _read_samples(path)
             digest.update(seen[path])
     return digest.hexdigest()[:_DIGITS]
 
 
-def _sampled(path: Path) -> bytes:
+def _read_samples(path: Path) -> bytes:
     size = check_readable(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:
@@ -370,7 +372,7 @@ def _sampled(path: Path) -> bytes:
     return digest.digest()
 
 
-def runtime(seconds: Sequence[float]) -> dict[str, float]:
+def summarize_runtime(seconds: Sequence[float]) -> dict[str, float]:
     """Return mean, standard deviation, median and extremes of the seconds per pair."""
     return {
         "mean_s": statistics.fmean(seconds),

@@ -28,7 +28,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
-from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, runtime
+from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, summarize_runtime
 from fullfield.evaluation.sharing import wait_for_all
 from fullfield.io import PointCloud
 from fullfield.metrics import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fullfield.registration import Registration
 
 
-def row(
+def score_pair(
     record: ScanRecord,
     info: Mapping[str, Any],
     truth: Mapping[str, Any],
@@ -85,7 +85,7 @@ def row(
     }
 
 
-def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def score_scenes(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``scores`` over the list and ``scenes``, the same for each scene.
 
     ``rr`` registration recall and ``fmr`` feature matching recall, each the mean over scenes; ``rr_pairs``,
@@ -97,15 +97,15 @@ def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]])
     scenes: dict[str, list[ScanRecord]] = {}
     for record in records:
         scenes.setdefault(record.scene, []).append(record)
-    by_scene = {scene: _over(some, rows) for scene, some in scenes.items()}
-    scores = _over(records, rows)
+    by_scene = {scene: _score_list(some, rows) for scene, some in scenes.items()}
+    scores = _score_list(records, rows)
     for name in ("rr", "fmr"):
         scores[f"{name}_pairs"] = scores[name]
         scores[name] = _mean([one[name] for one in by_scene.values() if not math.isnan(one[name])])
     return {"scores": scores, "scenes": by_scene}
 
 
-def _over(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _score_list(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     mine = [rows[record.name] for record in records]
     counted = [rows[record.name] for record in records if record.counted]
     passed = [one for one in counted if one["passed"]]
@@ -213,7 +213,7 @@ def evaluate_scans(
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
-        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.totals` has
+        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.score_scenes` has
         the scores.
     """
     settings = settings or EvaluationSettings()
@@ -244,28 +244,28 @@ def score_scans(
     run.check_dataset(dataset)
     criteria = criteria or dataset.criteria
     mine = settings.process.select_pairs(dataset)
-    unknown = [i for i in mine if run.read_truth(dataset.records[i].name, _key(dataset, i)) is None]
-    for index, sample in zip(unknown, _read(dataset, unknown), strict=True):
-        _keep_truth(dataset, run, index, sample)
+    unknown = [i for i in mine if run.read_truth(dataset.records[i].name, _checksum_truth_inputs(dataset, i)) is None]
+    for index, sample in zip(unknown, _read_samples_ahead(dataset, unknown), strict=True):
+        _store_truth(dataset, run, index, sample)
     wait_for_all(settings.process)
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
         info = run.require_info(record.name)
-        truth = run.read_truth(record.name, _key(dataset, index))
+        truth = run.read_truth(record.name, _checksum_truth_inputs(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
-        rows[record.name] = row(record, info, truth, run.read_matches(record.name), criteria)
+        rows[record.name] = score_pair(record, info, truth, run.read_matches(record.name), criteria)
         seconds.append(float(info["seconds"]))
     result = {
         "config": run.config,
         "criteria": vars(criteria),
-        **totals(dataset.records, rows),
+        **score_scenes(dataset.records, rows),
         "pairs": rows,
-        "runtime": runtime(seconds),
+        "runtime": summarize_runtime(seconds),
     }
     if settings.process.rank == 0:
-        run.write(RESULT, result)
+        run.write_json(RESULT, result)
     return result
 
 
@@ -279,7 +279,7 @@ def predict_scans(
     """
     settings = settings or EvaluationSettings()
     missing = [i for i in settings.process.select_pairs(dataset) if run.read_info(dataset.records[i].name) is None]
-    for count, (index, sample) in enumerate(zip(missing, _read(dataset, missing), strict=True)):
+    for count, (index, sample) in enumerate(zip(missing, _read_samples_ahead(dataset, missing), strict=True)):
         if settings.progress is not None:
             settings.progress(count / len(missing), sample.name)
         if count == 0:
@@ -296,9 +296,10 @@ def predict_scans(
             "seconds": seconds,
             "threads": torch.get_num_threads(),
         }
-        run.save(sample.name, info, np.empty((0, 2, 3)) if registration.matched is None else registration.matched)
-        if run.read_truth(sample.name, _key(dataset, index)) is None:
-            _keep_truth(dataset, run, index, sample)
+        matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
+        run.save_registration(sample.name, info, matches)
+        if run.read_truth(sample.name, _checksum_truth_inputs(dataset, index)) is None:
+            _store_truth(dataset, run, index, sample)
     return len(missing)
 
 
@@ -309,7 +310,7 @@ def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registrati
         raise InputError(f"{sample.name}: {error}") from error
 
 
-def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
+def _store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
     from fullfield.registration.refinement import true_overlap
 
     clouds = sample.source, sample.target
@@ -319,16 +320,16 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
         "moment": mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
-    run.store_truth(sample.name, _key(dataset, index), content)
+    run.store_truth(sample.name, _checksum_truth_inputs(dataset, index), content)
 
 
-def _key(dataset: ScanDataset, index: int) -> str:
+def _checksum_truth_inputs(dataset: ScanDataset, index: int) -> str:
     """Return a checksum of the inputs of a pair's truth."""
     pose = dataset.records[index].truth.numpy().tobytes()
     return hashlib.sha256(pose + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 
-def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
+def _read_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
     with ReadAhead(dataset.__getitem__, _count_bytes, threads=1, min_items=1) as reader:
         reader.extend(indices)
@@ -358,7 +359,7 @@ class ScanProtocol:
         """Return the limits for ``dataset``."""
         return self.lidar if isinstance(dataset, KITTIOdometry) else self.indoor
 
-    def registrars(
+    def list_registrars(
         self,
         *,
         samples: Sequence[int] | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, complaining, one_line
+from fullfield.io.files import check_inflated_size, check_readable, raise_as_input_errors, to_one_line
 
 _BROKEN = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
@@ -42,7 +42,7 @@ def read_header(
 
     The array may be without elements where ``empty`` is true; ``kinds`` are NumPy's letters of the accepted types.
     """
-    with complaining(path, f"{description} is not in NumPy's format", *_BROKEN, *_PARSING):
+    with raise_as_input_errors(path, f"{description} is not in NumPy's format", *_BROKEN, *_PARSING):
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
             raise ValueError(f"format version {version}")
@@ -55,9 +55,9 @@ def read_header(
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
     if dtype.kind not in kinds or dtype.itemsize > 8 or dtype.shape:
-        raise InputError(f"{path}: expected {description} to hold real numbers, got {one_line(str(dtype), 60)}")
+        raise InputError(f"{path}: expected {description} to hold real numbers, got {to_one_line(str(dtype), 60)}")
     if not all((0 if empty else 1) <= n < 1 << 60 for n in shape):
-        came = one_line(str(list(shape)), 60)
+        came = to_one_line(str(list(shape)), 60)
         raise InputError(f"{path}: expected {description} to hold at least one number, got shape {came}")
     return shape, fortran, dtype
 
@@ -84,10 +84,10 @@ def write_npy(path: Path, values: NDArray[Any]) -> None:
 
 
 @contextmanager
-def opened_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+def open_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
     check_readable(path)
-    with complaining(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
+    with raise_as_input_errors(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
         yield archive, _member_names(path, archive)
 
 
@@ -96,33 +96,35 @@ def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset < end or info.filename in names:
-            raise InputError(f"{path}: corrupt .npz file: {one_line(info.filename, 40)} shares its bytes or its name")
+            raise InputError(
+                f"{path}: corrupt .npz file: {to_one_line(info.filename, 40)} shares its bytes or its name"
+            )
         names.add(info.filename)
         end = info.header_offset + _LOCAL_HEADER + len(info.orig_filename.encode("utf-8")) + info.compress_size
     return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
-def member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def read_member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """Return the shape of an array of a ``.npz`` file; only its header is unpacked."""
-    with archive.open(_member(path, archive, name)) as stream:
+    with archive.open(_find_member(path, archive, name)) as stream:
         return read_header(path, f"array {name}", stream)[0]
 
 
 def read_member(path: Path, archive: zipfile.ZipFile, name: str, kinds: str = "fiu") -> NDArray[Any]:
     """Return an array of a ``.npz`` file."""
-    info = _member(path, archive, name)
+    info = _find_member(path, archive, name)
     with archive.open(info) as stream:
         shape, fortran, dtype = read_header(path, f"array {name}", stream, kinds=kinds)
         expected_bytes = math.prod(shape) * dtype.itemsize
-        check_inflated(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
+        check_inflated_size(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
         data = stream.read(expected_bytes)
     if len(data) != expected_bytes:
         raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {expected_bytes} bytes")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+def _find_member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path}: array {one_line(name, 40)} is packed by a method that NumPy does not use")
+        raise InputError(f"{path}: array {to_one_line(name, 40)} is packed by a method that NumPy does not use")
     return info

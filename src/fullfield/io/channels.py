@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._check import InputError
-from fullfield.io.files import one_line
+from fullfield.io.files import to_one_line
 from fullfield.io.flow_formats import Mask
-from fullfield.io.oiio import Part, Source, describe_parts, layers
+from fullfield.io.oiio import Part, Source, describe_parts, group_by_layer
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _PICTURES = {"c", "ci", "rgba", "rgb", "beauty", "combined"}
@@ -71,18 +71,18 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
     """
     seen: list[Part] = []
     candidates: list[_Candidate] = []
-    for listed in [source.part(part)] if part is not None else source.parts():
+    for listed in [source.find_part(part)] if part is not None else source.iterate_parts():
         seen.append(listed)
-        candidates += _candidates_in(source, listed, layer)
+        candidates += _list_candidates(source, listed, layer)
         if candidates and source.kind != "openexr":
             break
     candidates = [candidate for candidate in candidates if not candidate.part.spec.deep] or candidates
     best = min((candidate.rank for candidate in candidates), default=4)
     if not candidates or (best > 3 and layer is None):
         if not seen:
-            raise source.unreadable("it holds no image")
+            raise source.build_read_error("it holds no image")
         expected = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
-        names = [repr(one_line(candidate.layer, 40)) for candidate in candidates[:12]]
+        names = [repr(to_one_line(candidate.layer, 40)) for candidate in candidates[:12]]
         advice = f"; choose a layer with layer= (--layer): {', '.join(names)}" if names else ""
         raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}{advice}")
     equals = [candidate for candidate in candidates if candidate.rank == best]
@@ -91,7 +91,10 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
         _warn_about_choice(selected, equals, layer)
     if part is None and layer is None and len(equals) == 1:
         _warn_about_eye(selected, candidates)
-    if len(selected.indices) == 1 and {"ry", "by"} & layers(selected.part.channels).get(selected.layer, {}).keys():
+    if (
+        len(selected.indices) == 1
+        and {"ry", "by"} & group_by_layer(selected.part.channels).get(selected.layer, {}).keys()
+    ):
         raise InputError(
             f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
             "supported; convert it to R, G, B"
@@ -99,9 +102,9 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
     return ColourChannels(selected.part, selected.indices)
 
 
-def _candidates_in(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
+def _list_candidates(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
     """Return the layers of a part that hold colour; only ``layer`` where it is given."""
-    grouped = layers(part.channels)
+    grouped = group_by_layer(part.channels)
     candidates = []
     for name in grouped if layer is None else [layer]:
         channels = grouped.get(name, {})
@@ -117,7 +120,7 @@ def _candidates_in(source: Source, part: Part, layer: str | None) -> list[_Candi
 
 def _warn_about_choice(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
-    names_text = [one_line(candidate.name, 40) for candidate in equals[:12]]
+    names_text = [to_one_line(candidate.name, 40) for candidate in equals[:12]]
     eye = f", the {selected.eye} eye" if selected.eye else ""
     option = "layer" if selected.layer and layer is None else "part"
     warnings.warn(
@@ -133,8 +136,8 @@ def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
     if not others or selected.layer:
         return
     views = selected.part.spec.getattribute("multiView")
-    eye = selected.eye or (one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
-    listed = ", ".join(repr(one_line(name, 40)) for name in others[:12])
+    eye = selected.eye or (to_one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
+    listed = ", ".join(repr(to_one_line(name, 40)) for name in others[:12])
     warnings.warn(
         f"OpenEXR: took R, G, B, {f'the {eye} eye' if eye else 'one eye'} and the default view; name another with "
         f"layer= (--layer): {listed}",
@@ -142,7 +145,7 @@ def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
     )
 
 
-def check_integers(path: Path, forms: Collection[str]) -> None:
+def check_integer_form(path: Path, forms: Collection[str]) -> None:
     """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
     integers = {type_name for type_name in forms if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
     if integers:
@@ -154,7 +157,7 @@ def check_integers(path: Path, forms: Collection[str]) -> None:
         )
 
 
-def describe_dead(subject: str, dead: Mask) -> str:
+def describe_not_finite(subject: str, dead: Mask) -> str:
     """Return the message on pixels of a file, or of its channels, that are NaN or infinite."""
     count = int(dead.sum())
     y, x = divmod(int(dead.argmax()), dead.shape[1])

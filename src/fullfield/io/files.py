@@ -49,7 +49,9 @@ def check_readable(path: Path) -> int:
     return status.st_size
 
 
-def check_inflated(path: Path, description: str, expected_bytes: int, stored: int, ratio: int = _DEFLATE_RATIO) -> None:
+def check_inflated_size(
+    path: Path, description: str, expected_bytes: int, stored: int, ratio: int = _DEFLATE_RATIO
+) -> None:
     """Refuse data that claims more bytes than ``stored`` bytes can inflate to."""
     if expected_bytes > ratio * stored:
         raise InputError(
@@ -57,7 +59,7 @@ def check_inflated(path: Path, description: str, expected_bytes: int, stored: in
         )
 
 
-def check_pixels(
+def check_pixel_count(
     path: Path, width: int, height: int, size: int, per_byte: int = 4096, always: int = _PIXELS_ALWAYS
 ) -> None:
     """Refuse a picture whose header claims far more pixels than a file of ``size`` bytes can hold.
@@ -68,7 +70,7 @@ def check_pixels(
     _check_claim(path, width, height, size, always + per_byte * size)
 
 
-def check_window(path: Path, width: int, height: int, size: int) -> None:
+def check_window_size(path: Path, width: int, height: int, size: int) -> None:
     """Refuse a display window that is too large for the file. Most of it may be empty: 2²⁷ pixels always pass."""
     _check_claim(path, width, height, size, _WINDOW_ALWAYS + 4096 * size)
 
@@ -80,34 +82,34 @@ def _check_claim(path: Path, width: int, height: int, size: int, max_pixels: int
         raise InputError(f"{path}: the header says {width} × {height} pixels, which a file of {size} bytes cannot hold")
 
 
-def one_line(text: str, limit: int = 160) -> str:
+def to_one_line(text: str, limit: int = 160) -> str:
     """Return a message of a library as one printable line of at most ``limit`` characters."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an exception on one line."""
-    return one_line(str(error)) or type(error).__name__
+    return to_one_line(str(error)) or type(error).__name__
 
 
 @contextmanager
-def complaining(path: Path, description: str, *errors: type[Exception]) -> Iterator[None]:
+def raise_as_input_errors(path: Path, description: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn these errors of a library, raised inside, into an InputError that names the file."""
     try:
         yield
     except InputError:
         raise
     except errors as error:
-        raise InputError(f"{path}: {description}: {reason(error)}") from error
+        raise InputError(f"{path}: {description}: {describe_error(error)}") from error
 
 
 @contextmanager
-def atomic_path(path: PathLike) -> Iterator[Path]:
+def write_atomically(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` with its suffix; it becomes ``path`` when the block succeeds.
 
     On any exception the temporary is removed and what stood at ``path`` before is left as it was. A killed run leaves
-    at most a hidden ``.NAME.WRITER-XXXXXXXX.part.SUFFIX``, which :func:`remove_abandoned` finds. The new file's mode
+    at most a hidden ``.NAME.WRITER-XXXXXXXX.part.SUFFIX``, which :func:`remove_abandoned_files` finds. The mode
     follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
     cannot be written.
     """
@@ -138,8 +140,8 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
 
 
 @contextmanager
-def calling_when_finished(finished: Finished) -> Iterator[None]:
-    """Call ``finished`` with every file that :func:`atomic_path` completes inside, in this thread."""
+def call_when_finished(finished: Finished) -> Iterator[None]:
+    """Call ``finished`` with every file that :func:`write_atomically` completes inside, in this thread."""
     token = _finished.set(finished)
     try:
         yield
@@ -149,7 +151,8 @@ def calling_when_finished(finished: Finished) -> Iterator[None]:
 
 def _create_temporary(target: Path) -> Path:
     while True:
-        name = f".{cut_bytes(target.stem, _STEM_BYTES)}.{writer()}-{secrets.token_hex(4)}.part{target.suffix}"
+        stem = truncate_to_bytes(target.stem, _STEM_BYTES)
+        name = f".{stem}.{name_process()}-{secrets.token_hex(4)}.part{target.suffix}"
         temporary = target.with_name(name)
         try:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -161,12 +164,12 @@ def _create_temporary(target: Path) -> Path:
         return temporary
 
 
-def cut_bytes(text: str, max_bytes: int) -> str:
+def truncate_to_bytes(text: str, max_bytes: int) -> str:
     """Return the beginning of ``text`` that takes at most ``max_bytes`` bytes as a file name."""
     return os.fsencode(text)[:max_bytes].decode("utf-8", "ignore")
 
 
-def remove_abandoned(folder: PathLike) -> None:
+def remove_abandoned_files(folder: PathLike) -> None:
     """Remove the temporary files that killed processes left in ``folder``.
 
     They are those of processes of this machine that have ended, and those of other machines that have not changed for a
@@ -177,45 +180,45 @@ def remove_abandoned(folder: PathLike) -> None:
         if match is None:
             continue
         with suppress(OSError):
-            is_forgotten = match[2] != _host() and time.time() - entry.stat().st_mtime > _FORGOTTEN_S
-            if is_forgotten or has_ended(match[1]):
+            is_forgotten = match[2] != _identify_host() and time.time() - entry.stat().st_mtime > _FORGOTTEN_S
+            if is_forgotten or has_process_ended(match[1]):
                 entry.unlink()
 
 
-def has_ended(name: str) -> bool:
-    """Return whether ``name``, from :func:`writer`, is a process of this machine that has ended; False in doubt."""
+def has_process_ended(name: str) -> bool:
+    """Return whether ``name``, from :func:`name_process`, is a local process that has ended; False in doubt."""
     match = _WRITER.fullmatch(name)
-    return match is not None and match[1] == _host() and not _is_running(int(match[2]), match[3])
+    return match is not None and match[1] == _identify_host() and not _is_running(int(match[2]), match[3])
 
 
-def writer() -> str:
+def name_process() -> str:
     """Return the name of this process in temporary files: machine, process id and start time."""
-    return f"{_host()}-{os.getpid()}-{_read_start(os.getpid()) or '0' * 8}"
+    return f"{_identify_host()}-{os.getpid()}-{_read_start_time(os.getpid()) or '0' * 8}"
 
 
 @cache
-def _host() -> str:
+def _identify_host() -> str:
     """Return eight digits for this machine and its table of processes, which containers have for themselves."""
     table = ""
     with suppress(OSError):
         table = str(Path("/proc/self/ns/pid").readlink())
-    return _digits(f"{socket.gethostname()} {table}")
+    return _hash_to_digits(f"{socket.gethostname()} {table}")
 
 
-def _read_start(process: int) -> str | None:
+def _read_start_time(process: int) -> str | None:
     """Return eight digits for the time when a process started; None where the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return None
-    return _digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
+    return _hash_to_digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
 
 
 def _is_running(process: int, start: str) -> bool:
     """Return whether a process of this machine runs; True in doubt."""
     if Path("/proc/self/stat").exists():
-        return _read_start(process) == start
+        return _read_start_time(process) == start
     if os.name != "posix":
         return True
     try:
@@ -227,5 +230,5 @@ def _is_running(process: int, start: str) -> bool:
     return True
 
 
-def _digits(text: str) -> str:
+def _hash_to_digits(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice, number, require, tensor, values
-from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
-from fullfield.io.flow_formats import exr, finite, or_nan, plain
+from fullfield.io.flow_formats import exr, is_finite, nan_where_invalid, plain
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, check_name
 from fullfield.io.scanlines import Channel
-from fullfield.io.windows import FrameWindow, Window, check_window_choice
+from fullfield.io.windows import FrameWindow, Window, check_window_argument
 
 Precision: TypeAlias = Literal["float", "half"]
 Axis: TypeAlias = Literal["up", "down"]
@@ -94,10 +94,10 @@ def load_flow(
     They are those of pixels where the channel ``valid`` of an EXR is 0; their values are returned in both cases.
     """
     where = Path(path)
-    suffix = _suffix(where, FLOW_SUFFIXES, "read")
-    check_window_choice(window)
+    suffix = _check_suffix(where, FLOW_SUFFIXES, "read")
+    check_window_argument(window)
     if suffix == ".exr":
-        flow, valid = exr.read(where, _selection(layer, part, channels, y_axis), window, marked=marked)
+        flow, valid = exr.read_selection(where, _build_selection(layer, part, channels, y_axis), window, marked=marked)
     else:
         if isinstance(window, tuple):
             raise InputError(f"{where}: only OpenEXR files have windows, got window={window!r}")
@@ -117,7 +117,7 @@ def load_flow(
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 
-def _selection(
+def _build_selection(
     layer: str | None, part: int | str | None, channels: tuple[str, str] | None, y_axis: Axis | None
 ) -> exr.Selection:
     choice(y_axis, "y_axis", (None, "up", "down"))
@@ -129,7 +129,7 @@ def _selection(
     return exr.Selection(part, layer, channels, y_axis)
 
 
-def flow_window(
+def read_flow_window(
     path: PathLike,
     *,
     layer: str | None = None,
@@ -140,7 +140,7 @@ def flow_window(
     where = Path(path)
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
-    return exr.read_window(where, _selection(layer, part, channels, None))
+    return exr.read_window(where, _build_selection(layer, part, channels, None))
 
 
 def write_flow(
@@ -178,22 +178,24 @@ def write_flow(
         OSError: the file cannot be written; what stood there before stays.
     """
     where = Path(path)
-    suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
-    values, valid_mask = _arrays(flow, valid)
+    suffix = _check_suffix(where, FLOW_WRITE_SUFFIXES, "written")
+    values, valid_mask = _check_flow_arrays(flow, valid)
     _check_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
         raise InputError(f"{where}: only .exr holds further planes beside the flow, got {', '.join(planes)}")
     if suffix in (".exr", ".png"):
         check_name(where)
-    with atomic_path(where) as temporary:
+    with write_atomically(where) as temporary:
         if suffix == ".exr":
-            channels = exr.vectors("forward", or_nan(values, valid_mask))
+            channels = exr.list_vector_channels("forward", nan_where_invalid(values, valid_mask))
             if backward is not None:
-                back = _values(backward, "backward", tuple(flow.shape))
-                channels += exr.vectors("backward", or_nan(back, finite(back)))
-            channels += [Channel(name, _values(p, name, values.shape[1:])) for name, p in (planes or {}).items()]
-            exr.save(temporary, exr.as_stored(channels, dtype), compression, Header(window=window))
+                back = _to_float_array(backward, "backward", tuple(flow.shape))
+                channels += exr.list_vector_channels("backward", nan_where_invalid(back, is_finite(back)))
+            channels += [
+                Channel(name, _to_float_array(p, name, values.shape[1:])) for name, p in (planes or {}).items()
+            ]
+            exr.write_lines(temporary, exr.to_stored_lines(channels, dtype), compression, Header(window=window))
         else:
             packing = {"compression": compression} if suffix == ".flo5" else {}
             getattr(plain, f"write_{_FORMATS[suffix]}")(temporary, values, valid_mask, **packing)
@@ -209,16 +211,16 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     InputError for another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
     """
     where = Path(path)
-    suffix = _suffix(where, (".exr",), "written as an ST map")
-    values, valid_mask = _arrays(flow, None)
+    suffix = _check_suffix(where, (".exr",), "written as an ST map")
+    values, valid_mask = _check_flow_arrays(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
     check_name(where)
     require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
-    with atomic_path(where) as temporary:
+    with write_atomically(where) as temporary:
         exr.write_st_map(temporary, values, window)
 
 
-def _suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
+def _check_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         readable = " (.npz is only read)" if suffix == ".npz" else ""
@@ -228,16 +230,16 @@ def _suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
     return suffix
 
 
-def _arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    vectors = _values(flow, "flow", (2, None, None))
-    valid_mask = finite(vectors)
+def _check_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    vectors = _to_float_array(flow, "flow", (2, None, None))
+    valid_mask = is_finite(vectors)
     if valid is not None:
         mask = tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
         valid_mask &= values(mask, "valid").detach().cpu().numpy()
     return vectors, valid_mask
 
 
-def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
+def _to_float_array(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     shape_text = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
     vectors = tensor(flow, name, shape_text, dtypes=_FLOATS)
     require(0 not in vectors.shape, name, "at least one pixel", flow)
@@ -253,7 +255,7 @@ def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size:
     require(isinstance(window, FrameWindow), "window", "a FrameWindow", window)
     for box in (window.data, window.display):
         require(isinstance(box, tuple), "window", "boxes (x, y, width, height)", box)
-        check_window_choice(box)
+        check_window_argument(box)
     height, width = size
     require(
         window.data[2:] == (width, height),

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
-from fullfield.io.channels import check_integers, describe_dead, find_colour
-from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.channels import check_integer_form, describe_not_finite, find_colour
+from fullfield.io.files import PathLike, check_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
@@ -26,15 +26,15 @@ from fullfield.io.oiio import (
     Part,
     Source,
     check_name,
-    layers,
+    detect_format,
+    group_by_layer,
     list_metadata,
-    opened,
-    sniff,
+    open_source,
     write_picture,
 )
 from fullfield.io.orientation import SIDEWAYS, turn_upright
-from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
-from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
+from fullfield.io.transfer import Curve, Planes, build_half_table, choose_curve, decode_srgb
+from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, select_box
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
 _Value = TypeVar("_Value", bound=np.generic)
@@ -121,15 +121,15 @@ class FrameReader:
     def read(self, path: PathLike) -> ReadFrame:
         """Read a frame; errors are those of :func:`read_frame`."""
         choice(self.alpha, "alpha", ("ignore", "apply"))
-        check_window_choice(self.window)
+        check_window_argument(self.window)
         where = Path(path)
-        kind, _ = sniff(where)
+        kind, _ = detect_format(where)
         if kind == "pfm":
             _check_pfm(where, self.part, self.layer)
-            pixels = _clean(plain.read_pfm_planes(where))
-            _display(where, curve(self.transfer, "linear"), pixels.planes)
+            pixels = _zero_not_finite(plain.read_pfm_planes(where))
+            _convert_to_display(where, choose_curve(self.transfer, "linear"), pixels.planes)
             return self._read_frame(where, pixels, None, None, ())
-        with opened(where) as source:
+        with open_source(where) as source:
             part, colour = find_colour(source, self.part, self.layer)
             metadata = list_metadata(source, part.index)
             if kind == "openexr":
@@ -149,7 +149,7 @@ class FrameReader:
         """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
         planes, valid_mask, dead = pixels
         full = (0, 0, planes.shape[2], planes.shape[1])
-        box = select(self.window, *((full, full) if window is None else (window.data, window.display)))
+        box = select_box(self.window, *((full, full) if window is None else (window.data, window.display)))
         if window is None and box != full:
             valid_mask = _cut_box(np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box)
             planes = _cut_box(planes, box)
@@ -157,7 +157,7 @@ class FrameReader:
             mask = read_mask(self.mask, source, box, full if window is None else window.display)
             valid_mask = mask if valid_mask is None else valid_mask & mask
         valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
-        note = "" if dead is None else describe_dead(str(path), dead)
+        note = "" if dead is None else describe_not_finite(str(path), dead)
         return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
 
@@ -171,12 +171,12 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
     where = Path(path)
-    kind, _ = sniff(where)
+    kind, _ = detect_format(where)
     if kind == "pfm":
         _check_pfm(where, part, layer)
         full_box = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(full_box, full_box)
-    with opened(where) as source:
+    with open_source(where) as source:
         selected, _ = find_colour(source, part, layer)
         if kind == "openexr":
             return selected.window
@@ -221,25 +221,25 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
-    check_integers(path, forms)
+    check_integer_form(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
+    to_display = choose_curve(how.transfer, _guess_transfer(source.kind, spec, forms))
 
-    frame: Box = select(window, part.data_window, part.display_window)
+    frame: Box = select_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
-        check_window(path, frame[2], frame[3], source.size)
+        check_window_size(path, frame[2], frame[3], source.size)
     shape = (len(colour), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
+    opacity = _find_straight_alpha(part, colour) if how.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
-    table = half_table(to_display) if forms == {"half"} and opacity is None else None
+    table = build_half_table(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
     valid_mask = None if covered else np.zeros(shape[1:], np.bool_)
     dead: Mask | None = None
-    for area, pixels in source.inside(part, channels, frame, value_type):
+    for area, pixels in source.iterate_inside(part, channels, frame, value_type):
         if planes is None:  # only now is the size known to be plausible
             new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=how.pinned)
             planes = new.numpy() if covered else np.zeros(shape, np.float32)
@@ -259,8 +259,8 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
-            dead[area] = _clear_dead(slab)
-        _display(path, to_display, slab)
+            dead[area] = _zero_dead_pixels(slab)
+        _convert_to_display(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
@@ -270,15 +270,15 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     return _Pixels(turn_upright(planes, orientation), *masks)
 
 
-def _clean(planes: Planes) -> _Pixels:
+def _zero_not_finite(planes: Planes) -> _Pixels:
     """Set values that are not finite to 0, and mark them."""
     if np.isfinite(planes).all():
         return _Pixels(planes)
-    dead = _clear_dead(planes)
+    dead = _zero_dead_pixels(planes)
     return _Pixels(planes, ~dead, dead)
 
 
-def _clear_dead(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+def _zero_dead_pixels(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
     """Set pixels with NaN or infinity to 0, in place, and return where they are."""
     dead = ~np.isfinite(planes).all(axis=0)
     planes[:, dead] = 0
@@ -296,7 +296,7 @@ def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
             np.take(table, index[: len(some)], out=plane, mode="clip")
 
 
-def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:
+def _guess_transfer(kind: str, spec: Any, forms: set[str]) -> str:
     """Return the transfer that ``auto`` stands for."""
     if kind == "dpx":
         return _DPX_TRANSFERS.get(spec.get_string_attribute("dpx:Transfer"), "srgb")
@@ -305,17 +305,17 @@ def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:
     return "srgb"
 
 
-def _straight_alpha(part: Part, colour: list[int]) -> int | None:
+def _find_straight_alpha(part: Part, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
-    for indices in layers(part.channels).values():
+    for indices in group_by_layer(part.channels).values():
         if colour[0] in indices.values():
             return next((indices[name] for name in _ALPHAS if name in indices), None)
     return None
 
 
-def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
+def _convert_to_display(path: Path, to_display: Curve | None, planes: Planes) -> None:
     if to_display is None:
         return
     to_display(planes)
@@ -341,9 +341,9 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     suffix = where.suffix.lower()
     if suffix not in IMAGE_WRITE_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")
-    pixels = _interleaved(image)
+    pixels = _interleave(image)
     if suffix == ".exr":
-        pixels = _linear_light(pixels)
+        pixels = _to_linear_light(pixels)
     elif pixels.dtype.kind == "f":
         pixels = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     if suffix in (".jpg", ".jpeg"):
@@ -354,11 +354,11 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
     attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
     names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)
-    with atomic_path(where) as temporary:
+    with write_atomically(where) as temporary:
         write_picture(temporary, kind, pixels, names, Header(attributes))
 
 
-def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
+def _interleave(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     """Return the picture as ``[H, W, C]``, uint8, uint16 or finite float32."""
     expected = "[C, H, W] or [H, W, C] with C = 1 or 3, or [H, W]"
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
@@ -383,7 +383,7 @@ def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     return pixels
 
 
-def _linear_light(pixels: NDArray[Any]) -> NDArray[Any]:
+def _to_linear_light(pixels: NDArray[Any]) -> NDArray[Any]:
     full = {"uint8": 255, "uint16": 65535}.get(str(pixels.dtype), 1)
     light = np.array(pixels, np.float32) / np.float32(full)
     decode_srgb(light)
@@ -401,5 +401,5 @@ def _write_jpeg(path: Path, pixels: NDArray[Any]) -> None:
         Image.fromarray(np.ascontiguousarray(picture)).save(encoded, "JPEG", quality=95, subsampling=0)
     except OSError as error:
         raise InputError(f"{path}: JPEG holds at most 65535 × 65535 pixels, got {picture.shape[:2]}") from error
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_bytes(encoded.getbuffer())

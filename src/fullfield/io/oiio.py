@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield._switch import Switch
-from fullfield.io.files import PathLike, check_inflated, check_pixels, check_readable, check_window, one_line
+from fullfield.io.files import (
+    PathLike,
+    check_inflated_size,
+    check_pixel_count,
+    check_readable,
+    check_window_size,
+    to_one_line,
+)
 from fullfield.io.forks import ALONE, guard_forks
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
@@ -53,7 +60,7 @@ _BLOCK = 256  # of dwab, OpenEXR's highest
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
-def _one_thread() -> Callable[[], None]:
+def _limit_to_one_thread() -> Callable[[], None]:
     import OpenImageIO as oiio
 
     def put(values: Mapping[str, int]) -> None:
@@ -65,7 +72,7 @@ def _one_thread() -> Callable[[], None]:
     return lambda: put(before)
 
 
-one_thread_a_file = Switch(_one_thread)
+one_thread_a_file = Switch(_limit_to_one_thread)
 """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
 
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
@@ -74,7 +81,7 @@ unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for
 guard_forks(one_thread_a_file.reset)
 
 
-def sniff(path: Path) -> tuple[str, int]:
+def detect_format(path: Path) -> tuple[str, int]:
     """Return the format of the frame at ``path`` by its first bytes, as OpenImageIO names it, and the file's size."""
     size = check_readable(path)
     with path.open("rb") as file:
@@ -82,7 +89,7 @@ def sniff(path: Path) -> tuple[str, int]:
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind, size
-    if path.suffix.lower() == ".tga" and _like_targa(head):
+    if path.suffix.lower() == ".tga" and _may_be_targa(head):
         return "targa", size
     raise InputError(
         f"{path}: expected a frame (PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or "
@@ -90,7 +97,7 @@ def sniff(path: Path) -> tuple[str, int]:
     )
 
 
-def _like_targa(head: bytes) -> bool:
+def _may_be_targa(head: bytes) -> bool:
     """Return whether a file may be TGA, which has no magic number; OpenImageIO would try all its readers on others."""
     mapped, image_type, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
     right = image_type in (2, 3, 10, 11) or (image_type in (1, 9) and mapped == 1)
@@ -132,7 +139,7 @@ class Source:
     size: int
     handle: Any
 
-    def parts(self) -> Iterator[Part]:
+    def iterate_parts(self) -> Iterator[Part]:
         """Yield the images of the file."""
         for index in range(_MAX_PARTS):
             if not self.handle.seek_subimage(index, 0):
@@ -142,24 +149,24 @@ class Source:
             name = spec.get_string_attribute("oiio:subimagename") or spec.get_string_attribute("name")
             yield Part(index, name, tuple(spec.channelnames), spec)
 
-    def first_part(self) -> Part:
+    def get_first_part(self) -> Part:
         """Return the first image; InputError where there is none."""
-        part = next(self.parts(), None)
+        part = next(self.iterate_parts(), None)
         if part is None:
-            raise self.unreadable("it holds no image")
+            raise self.build_read_error("it holds no image")
         return part
 
-    def part(self, expected: int | str) -> Part:
+    def find_part(self, expected: int | str) -> Part:
         """Return the part of that index or name; digits are an index where no part has that name."""
-        parts = list(self.parts())
+        parts = list(self.iterate_parts())
         index = int(expected) if isinstance(expected, int) or (expected.isascii() and expected.isdecimal()) else -1
         matches = [part for part in parts if part.name == expected != ""] or [p for p in parts if p.index == index]
         if matches:
             return matches[0]
-        listed = ", ".join(f"{p.index} {one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
+        listed = ", ".join(f"{p.index} {to_one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
         raise InputError(f"{self.path}: no part {expected!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
-    def bands(
+    def iterate_bands(
         self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
@@ -171,7 +178,7 @@ class Source:
             # A damaged code stream makes its decoder allocate gigabytes.
             raise InputError(f"{self.path}: HTJ2K compression is not supported; convert the file to ZIP or DWAA")
         per_byte = _PIXELS_PER_BYTE.get(self.kind, _PIXELS_PER_BYTE_UNPACKED)
-        check_pixels(self.path, spec.width, spec.height, self.size, per_byte)
+        check_pixel_count(self.path, spec.width, spec.height, self.size, per_byte)
         step = max(1, (_BAND_PIXELS_ALONE if one_thread_a_file.is_on else _BAND_PIXELS) // spec.width)
         block = _BLOCKS.get(spec.get_string_attribute("compression"), _BLOCK) if self.kind == "openexr" else 1
         unit = max(spec.tile_height, block)
@@ -179,42 +186,42 @@ class Source:
         start = spec.y + (rows[0] - spec.y) // unit * unit
         for top in range(start, rows[1], step):
             bottom = min(top + step, spec.y + spec.height)
-            band = self._rows(part, channels, (top, bottom), value_type)
+            band = self._read_rows(part, channels, (top, bottom), value_type)
             skip = max(rows[0] - top, 0)
             yield top + skip, band[skip : rows[1] - top]
 
-    def inside(
+    def iterate_inside(
         self, part: Part, channels: Sequence[int], box: Box, value_type: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
-        """Yield the stored pixels inside a box, by :meth:`bands`, with their rows and columns in the box."""
+        """Yield the stored pixels inside a box, by :meth:`iterate_bands`, with their rows and columns in the box."""
         x, y, width, height = part.data_window
         left, right = max(x, box[0]), min(x + width, box[0] + box[2])
         top, bottom = max(y, box[1]), min(y + height, box[1] + box[3])
         if left >= right or top >= bottom:
             return
         columns = slice(left - box[0], right - box[0])
-        for start, band in self.bands(part, channels, (top, bottom), value_type):
+        for start, band in self.iterate_bands(part, channels, (top, bottom), value_type):
             rows = slice(start - box[1], start - box[1] + len(band))
             yield (rows, columns), band[:, left - x : right - x]
 
-    def planes(self, part: Part, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
+    def read_planes(self, part: Part, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
         """Return channels ``[C, height, width]`` on a box, 0 outside the data window."""
-        check_window(self.path, box[2], box[3], self.size)
+        check_window_size(self.path, box[2], box[3], self.size)
         planes = np.zeros((len(channels), box[3], box[2]), np.float32)
-        for (rows, columns), pixels in self.inside(part, channels, box, "float"):
+        for (rows, columns), pixels in self.iterate_inside(part, channels, box, "float"):
             planes[:, rows, columns] = pixels.transpose(2, 0, 1)
         return planes
 
-    def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str) -> NDArray[Any]:
+    def _read_rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
-            block = self._read(part, rows, first, last, value_type)
+            block = self._read_lines(part, rows, first, last, value_type)
             if channels == list(range(first, last)):
                 return block
             return block[..., [c - first for c in channels]]
-        return np.concatenate([self._read(part, rows, c, c + 1, value_type) for c in channels], axis=-1)
+        return np.concatenate([self._read_lines(part, rows, c, c + 1, value_type) for c in channels], axis=-1)
 
-    def _read(self, part: Part, rows: tuple[int, int], first: int, last: int, value_type: str) -> NDArray[Any]:
+    def _read_lines(self, part: Part, rows: tuple[int, int], first: int, last: int, value_type: str) -> NDArray[Any]:
         spec = part.spec
         if spec.tile_width:
             window = (spec.x, spec.x + spec.width, *rows, 0, 1)
@@ -224,39 +231,39 @@ class Source:
         message = self.take_errors()
         expected = (rows[1] - rows[0], spec.width, last - first)
         if block is None or message:
-            raise self.unreadable(message or "its pixels cannot be decoded")
+            raise self.build_read_error(message or "its pixels cannot be decoded")
         if block.size != expected[0] * expected[1] * expected[2]:
-            raise self.unreadable(f"its rows have shape {block.shape}")
+            raise self.build_read_error(f"its rows have shape {block.shape}")
         return block.reshape(expected)  # type: ignore[no-any-return]
 
-    def last_row(self, part: Part) -> NDArray[Any]:
+    def read_last_row(self, part: Part) -> NDArray[Any]:
         """Return the first channel of the last row; only the rows packed with it are decoded."""
         last = part.spec.y + part.spec.height
-        return self._read(part, (last - 1, last), 0, 1, "float")
+        return self._read_lines(part, (last - 1, last), 0, 1, "float")
 
     def take_errors(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
-        return one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
+        return to_one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
 
-    def unreadable(self, message: str) -> InputError:
+    def build_read_error(self, message: str) -> InputError:
         """Return the InputError for a file that cannot be read."""
-        return _unreadable(self.path, self.kind, message)
+        return _build_read_error(self.path, self.kind, message)
 
 
-def _unreadable(path: Path, kind: str, message: str) -> InputError:
+def _build_read_error(path: Path, kind: str, message: str) -> InputError:
     return InputError(f"{path}: unreadable {kind} file (truncated, corrupt or unsupported): {message}")
 
 
 @contextmanager
-def opened(path: Path, expected: str | None = None, description: str = "") -> Iterator[Source]:
+def open_source(path: Path, expected: str | None = None, description: str = "") -> Iterator[Source]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    ``expected`` is the only accepted format, as :func:`sniff` names it; ``description`` says what is in it.
+    ``expected`` is the only accepted format, as :func:`detect_format` names it; ``description`` says what is in it.
     """
     import OpenImageIO as oiio
 
-    kind, size = sniff(path)
+    kind, size = detect_format(path)
     if expected is not None and kind != expected:
         raise InputError(f"{path}: expected {description}, got a {kind} file")
     check_name(path)
@@ -268,17 +275,17 @@ def opened(path: Path, expected: str | None = None, description: str = "") -> It
         oiio.geterror()
         handle = oiio.ImageInput.open(str(path), request)
         if handle is None:
-            message = one_line(oiio.geterror()) or "its header makes no sense"
-            raise _unreadable(path, kind, message)
+            message = to_one_line(oiio.geterror()) or "its header makes no sense"
+            raise _build_read_error(path, kind, message)
         try:
             source = Source(path, kind, size, handle)
             if handle.format_name() != kind:
-                raise source.unreadable(f"it starts like {kind} but is not")
+                raise source.build_read_error(f"it starts like {kind} but is not")
             yield source
         finally:
             handle.close()
     except UnicodeError as error:
-        raise _unreadable(path, kind, "it holds text that is not UTF-8") from error
+        raise _build_read_error(path, kind, "it holds text that is not UTF-8") from error
 
 
 def check_name(path: Path) -> None:
@@ -303,14 +310,14 @@ def check_png(path: Path) -> None:
                 raise InputError(f"{path}: truncated PNG file: it ends after {size} bytes without an IEND chunk")
             length, name = struct.unpack(">I4s", head)
             if length > size - file.tell() - 4:
-                chunk = one_line(name.decode("latin-1"))
+                chunk = to_one_line(name.decode("latin-1"))
                 raise InputError(
                     f"{path}: truncated PNG file: chunk {chunk} says {length} bytes, the file has "
                     f"{max(size - file.tell() - 4, 0)} left"
                 )
-            body, checksum = _chunk(file, length, zlib.crc32(name))
+            body, checksum = _read_chunk(file, length, zlib.crc32(name))
             if file.read(4) != struct.pack(">I", checksum):
-                chunk = one_line(name.decode("latin-1"))
+                chunk = to_one_line(name.decode("latin-1"))
                 raise InputError(f"{path}: corrupt PNG file: wrong checksum in chunk {chunk}")
             if name == b"IHDR" and length == 13 and not header:
                 header = body
@@ -321,12 +328,12 @@ def check_png(path: Path) -> None:
     if not header:
         raise InputError(f"{path}: corrupt PNG file: it has no IHDR chunk")
     width, height, bits, colour = struct.unpack(">IIBB", header[:10])
-    check_pixels(path, width, height, size, _PIXELS_PER_BYTE["png"])
+    check_pixel_count(path, width, height, size, _PIXELS_PER_BYTE["png"])
     samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
-    check_inflated(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
+    check_inflated_size(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
 
 
-def _chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
+def _read_chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
     """Read the body of a chunk; return its first bytes and the checksum continued over all of it."""
     body = b""
     while length > 0:
@@ -339,7 +346,7 @@ def _chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
     return body, checksum
 
 
-def layers(channels: Sequence[str]) -> dict[str, dict[str, int]]:
+def group_by_layer(channels: Sequence[str]) -> dict[str, dict[str, int]]:
     """Group channels by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
     grouped: dict[str, dict[str, int]] = {}
     for index, channel in enumerate(channels):
@@ -352,8 +359,8 @@ def describe_parts(parts: Sequence[Part]) -> str:
     """Return the channels of a file, part by part, for a message."""
     texts = []
     for part in parts[:12]:
-        name = f"part {part.index} {one_line(part.name)!r}: " if len(parts) > 1 else ""
-        listed = [one_line(channel, 40) for channel in part.channels[:24]]
+        name = f"part {part.index} {to_one_line(part.name)!r}: " if len(parts) > 1 else ""
+        listed = [to_one_line(channel, 40) for channel in part.channels[:24]]
         texts.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
     return "; ".join(texts) + ("; …" if len(parts) > 12 else "")
 
@@ -385,8 +392,8 @@ def write_picture(
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
-    spec = _spec(pixels.shape, pixels.dtype.name, channels, header or Header())
-    _write(path, kind, spec, np.ascontiguousarray(pixels))
+    spec = _build_spec(pixels.shape, pixels.dtype.name, channels, header or Header())
+    _write_file(path, kind, spec, np.ascontiguousarray(pixels))
     _check_written(path, kind, pixels.nbytes)
 
 
@@ -400,8 +407,8 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) 
     height, count, width = planes.shape
     header = header or Header()
     unpacked = header._replace(attributes={**header.attributes, "compression": "none"})
-    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked)
-    _write(path, "openexr", spec, None)
+    spec = _build_spec((height, width, count), planes.dtype.name, lines.names, unpacked)
+    _write_file(path, "openexr", spec, None)
     rows, size = lines.body.shape
     heads = np.empty((rows, 2), "<i4")
     heads[:, 0], heads[:, 1] = np.arange(spec.y, spec.y + rows), size - HEAD
@@ -414,7 +421,7 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) 
     _check_written(path, "openexr", lines.body.nbytes, lines)
 
 
-def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
+def _build_spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
     import OpenImageIO as oiio
 
     height, width, count = shape
@@ -433,7 +440,7 @@ def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Hea
     return spec
 
 
-def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
+def _write_file(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
     """Write a file; where ``pixels`` is None, its header alone."""
     import OpenImageIO as oiio
 
@@ -446,10 +453,10 @@ def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> Non
     if not (written and closed) or message:
         reason = message or output.geterror() or _INCOMPLETE
         expected = spec.image_bytes() if pixels is None else pixels.nbytes
-        raise _not_written(path, one_line(reason.replace(f' "{path}"', "")), expected)
+        raise _build_write_error(path, to_one_line(reason.replace(f' "{path}"', "")), expected)
 
 
-def _not_written(path: Path, reason: str, expected: int) -> OSError:
+def _build_write_error(path: Path, reason: str, expected: int) -> OSError:
     """Return the error of a file that is incomplete: "no space" where ``expected`` bytes do not fit on the disk."""
     if shutil.disk_usage(path.parent).free < expected:  # OpenImageIO does not report it
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -459,13 +466,13 @@ def _not_written(path: Path, reason: str, expected: int) -> OSError:
 def _check_written(path: Path, kind: str, size: int, lines: Scanlines | None = None) -> None:
     """Read the last row of a file of ``size`` bytes of data, and compare it with ``lines`` where they are given."""
     try:
-        with opened(path) as source:
-            part = source.first_part()
+        with open_source(path) as source:
+            part = source.get_first_part()
             if kind == "png":  # whose checksums were looked at
                 return
-            matches = source.last_row(part).reshape(-1)
+            matches = source.read_last_row(part).reshape(-1)
     except InputError as error:
-        raise _not_written(path, _INCOMPLETE, size) from error
+        raise _build_write_error(path, _INCOMPLETE, size) from error
     if lines is not None:
         row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(matches, row, equal_nan=True):
@@ -495,9 +502,9 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     :func:`fullfield.io.read_frame`.
     """
     where = Path(path)
-    if sniff(where)[0] not in _KINDS:
+    if detect_format(where)[0] not in _KINDS:
         return ()
-    with opened(where) as source:
+    with open_source(where) as source:
         return list_metadata(source, part)
 
 
@@ -505,7 +512,7 @@ def list_metadata(source: Source, part: int | str | None = None) -> tuple[Attrib
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    entries = list_copied_entries((source.first_part() if part is None else source.part(part)).spec)
+    entries = list_copied_entries((source.get_first_part() if part is None else source.find_part(part)).spec)
     return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 

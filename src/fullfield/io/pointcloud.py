@@ -17,8 +17,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError, describe
 from fullfield._check import values as held
-from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
-from fullfield.io.files import PathLike, atomic_path, check_readable, complaining, one_line
+from fullfield.io.arrays import open_archive, read_member, read_member_shape, read_npy, write_npy
+from fullfield.io.files import PathLike, check_readable, raise_as_input_errors, to_one_line, write_atomically
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates, as_uint8, las, pcd, ply
 
@@ -34,7 +34,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     InputError for an unknown suffix, or a file that is not what it says.
     """
     file = Path(path)
-    suffix = _suffix(file, POINT_SUFFIXES)
+    suffix = _check_suffix(file, POINT_SUFFIXES)
     if suffix == ".bin":
         return read_bin(file, columns)
     if columns is not None:
@@ -62,31 +62,31 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
     InputError for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
     """
-    write = _WRITERS[_suffix(Path(path), POINT_WRITE_SUFFIXES)]
+    write = _WRITERS[_check_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe(cloud)}")
-    full_cloud = _arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
+    full_cloud = _to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
     check_lossless(path, full_cloud)
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         write(temporary, full_cloud)
 
 
-def _arrays(cloud: PointCloud) -> PointCloud:
+def _to_arrays(cloud: PointCloud) -> PointCloud:
     """Return the cloud with arrays throughout, each of the right length."""
-    points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
+    points = cloud_from_array(_to_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_companion(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
+    colors, normals = (_get_companion(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
     attributes = {}
     for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
-        values = attributes[key] = _array(values_, name)
+        values = attributes[key] = _to_array(values_, name)
         is_valid = values.shape == (len(points),) and values.dtype.kind in "fiub"
         _check.require(is_valid, name, f"real numbers [{len(points)}]", values)
     return PointCloud(points.points, colors, normals, attributes)
 
 
-def _suffix(path: Path, suffixes: tuple[str, ...]) -> str:
+def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         raise InputError(f"{path}: unknown format {suffix!r} of a point cloud; known are {', '.join(suffixes)}")
@@ -100,13 +100,13 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
     if isinstance(value, (str, os.PathLike)):
         return read_point_cloud(value)
     if hasattr(value, "points"):
-        points = from_array(_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_companion(value, field, len(points), name) for field in ("colors", "normals"))
+        points = cloud_from_array(_to_array(value.points, f"{name}.points"), f"{name}.points")
+        colors, normals = (_get_companion(value, field, len(points), name) for field in ("colors", "normals"))
         return PointCloud(points.points, colors, normals, points.attributes)
-    return from_array(_array(value, name), name)
+    return cloud_from_array(_to_array(value, name), name)
 
 
-def _array(value: Any, name: str) -> NDArray[Any]:
+def _to_array(value: Any, name: str) -> NDArray[Any]:
     """Return ``value`` as a NumPy array."""
     if hasattr(value, "detach"):
         value = held(value, name).detach().cpu()
@@ -116,10 +116,10 @@ def _array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe(value)}") from None
 
 
-def _companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
+def _get_companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     values = getattr(value, field, None)
-    array = None if values is None else _array(values, f"{name}.{field}")
+    array = None if values is None else _to_array(values, f"{name}.{field}")
     if array is None or not len(array):
         return None
     if array.shape != (count, 3):
@@ -127,7 +127,7 @@ def _companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | 
     return array
 
 
-def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud:
+def transform_cloud(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud:
     """Return the cloud moved by ``transform`` [4, 4]; normals turn with it, everything else stays.
 
     Coordinates stay float32 where they were and float32 still resolves them to a thousandth, else they become float64.
@@ -166,10 +166,10 @@ _MAX_COLUMNS = 256
 
 def read_array(path: Path) -> PointCloud:
     """Read ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on."""
-    return from_array(read_npy(path, check_readable(path)), str(path))
+    return cloud_from_array(read_npy(path, check_readable(path)), str(path))
 
 
-def from_array(values: NDArray[Any], name: str) -> PointCloud:
+def cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
     """Make a cloud from an array [N, 3] or wider."""
     if values.ndim != 2 or not 3 <= values.shape[1] <= _MAX_COLUMNS or values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected points [N, 3] or wider, got {values.dtype} {list(values.shape)}")
@@ -179,15 +179,15 @@ def from_array(values: NDArray[Any], name: str) -> PointCloud:
 
 def read_archive(path: Path) -> PointCloud:
     """Read ``.npz``: ``points``, ``xyz``, ``pos`` or the only array; ``colors``, ``normals`` and attributes [N]."""
-    with opened_archive(path) as (archive, names):
+    with open_archive(path) as (archive, names):
         selected = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
         if selected is None:
-            listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
+            listed = ", ".join(to_one_line(n, 20) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
-        shapes = {name: member_shape(path, archive, name) for name in names}
+        shapes = {name: read_member_shape(path, archive, name) for name in names}
         _check_shapes(path, selected, shapes)
         arrays = {name: read_member(path, archive, name) for name in names}
-    cloud = from_array(arrays.pop(selected), f"{path}: array {selected}")
+    cloud = cloud_from_array(arrays.pop(selected), f"{path}: array {selected}")
     triples = {name: arrays.pop(name, None) for name in _TRIPLES}
     return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
 
@@ -198,7 +198,7 @@ def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -
     for name, shape in shapes.items():
         expected: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
         if name != points and shape != expected:
-            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(expected)}, got {list(shape)}")
+            raise InputError(f"{path}: array {to_one_line(name, 40)}: expected {list(expected)}, got {list(shape)}")
 
 
 _BIN_COLUMNS = {
@@ -221,14 +221,14 @@ def read_bin(path: Path, columns: int | None = None) -> PointCloud:
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
         raise InputError(f"{path}: expected rows of {kind}; {size} bytes are no multiple of that")
     values = np.fromfile(path, "<f4")
-    count = columns or _guess_columns(path, values)
+    count = columns or _guess_column_count(path, values)
     rows = values.reshape(-1, count)
     names = _BIN_COLUMNS.get(count, tuple(f"column_{i}" for i in range(3, count)))
     extra = {name: np.ascontiguousarray(rows[:, 3 + i]) for i, name in enumerate(names)}
     return PointCloud(as_coordinates(rows[:, :3]), attributes=extra)
 
 
-def _guess_columns(path: Path, values: NDArray[np.float32]) -> int:
+def _guess_column_count(path: Path, values: NDArray[np.float32]) -> int:
     """Return the number of values of a point that fits the numbers of a ``.bin``; InputError in doubt."""
     possible = [count for count in _GUESSED_COLUMNS if len(values) % count == 0]
     plausible = [count for count in possible if _is_plausible(values.reshape(-1, count))]
@@ -275,12 +275,12 @@ def write_archive(path: Path, cloud: PointCloud) -> None:
 
 
 _READERS = {
-    ".ply": ply.read, ".pcd": pcd.read, ".npy": read_array, ".npz": read_archive,
-    ".las": las.read, ".laz": las.read,
+    ".ply": ply.read_ply, ".pcd": pcd.read_pcd, ".npy": read_array, ".npz": read_archive,
+    ".las": las.read_las, ".laz": las.read_las,
 }  # fmt: skip
 _WRITERS: dict[str, Callable[[Path, PointCloud], None]] = {
-    ".ply": ply.write, ".pcd": pcd.write, ".npy": write_array, ".npz": write_archive,
-    ".las": las.write, ".laz": partial(las.write, compress=True),
+    ".ply": ply.write_ply, ".pcd": pcd.write_pcd, ".npy": write_array, ".npz": write_archive,
+    ".las": las.write_las, ".laz": partial(las.write_las, compress=True),
 }  # fmt: skip
 _MAX_BYTES = 1 << 16  # of a pose
 
@@ -294,7 +294,10 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     size = check_readable(file)
     if size > _MAX_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
-    with complaining(file, "expected a pose, 12 or 16 numbers", ValueError, OSError), warnings.catch_warnings():
+    with (
+        raise_as_input_errors(file, "expected a pose, 12 or 16 numbers", ValueError, OSError),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
         text = file.suffix.lower() != ".npy"
         values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)

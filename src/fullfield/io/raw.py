@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.channels import ColourChannels, check_integers, describe_dead, find_colour
-from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.channels import ColourChannels, check_integer_form, describe_not_finite, find_colour
+from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.masks import read_mask
 from fullfield.io.oiio import (
@@ -20,9 +20,9 @@ from fullfield.io.oiio import (
     Header,
     Source,
     check_name,
+    detect_format,
     list_copied_entries,
-    opened,
-    sniff,
+    open_source,
     write_picture,
 )
 from fullfield.io.transfer import decode_srgb
@@ -58,21 +58,21 @@ class Raw(NamedTuple):
 def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
-    if sniff(where)[0] == "pfm":
+    if detect_format(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
         raw = Raw(torch.from_numpy(planes), names, "float")
         return _mark_valid(where, raw, [*range(len(names))], None, mask)
-    with opened(where) as source:
+    with open_source(where) as source:
         part, indices = _choose_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(value_type) for value_type in spec.channelformats} or {str(spec.format)}
-        check_integers(where, forms)
+        check_integer_form(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
-        planes = source.planes(part, list(range(len(part.channels))), box)
+        planes = source.read_planes(part, list(range(len(part.channels))), box)
         window = part.window._replace(data=part.display_window) if exr else None
         value_type = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         value_type = "float" if value_type == "double" else value_type
@@ -110,10 +110,10 @@ def _mark_valid(
         values[dead_values] = 0
         valid_mask &= ~dead
         if dead.any():
-            note = describe_dead(str(path), dead)
+            note = describe_not_finite(str(path), dead)
         else:
             names = [name for name, plane in zip(raw.channels, dead_values, strict=True) if plane.any()]
-            note = describe_dead(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
+            note = describe_not_finite(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
     if mask is not None:
         valid_mask &= read_mask(mask, source, display, display)
     return raw._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
@@ -129,7 +129,7 @@ def _add_alpha(channels: tuple[str, ...], indices: list[int]) -> list[int]:
 
 def _choose_part(source: Source) -> ColourChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
-    first = source.first_part()
+    first = source.get_first_part()
     try:
         return find_colour(source, None, None)
     except InputError:
@@ -156,7 +156,7 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
     others = [index for index in range(len(raw.channels)) if index != raw.alpha]
     if suffix == ".exr" and is_integer:
-        _to_light(planes, others, raw.alpha)
+        _to_linear_light(planes, others, raw.alpha)
     elif suffix != ".exr" and raw.alpha is not None:
         alpha = planes[raw.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
@@ -170,11 +170,11 @@ def write_raw(path: PathLike, raw: Raw) -> None:
             pixels = pixels.astype(np.float16)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
     header = Header(attributes, raw.window, raw.metadata) if suffix == ".exr" else Header(attributes)
-    with atomic_path(where) as temporary:
+    with write_atomically(where) as temporary:
         write_picture(temporary, kind, pixels, raw.channels, header)
 
 
-def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
+def _to_linear_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
     colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)

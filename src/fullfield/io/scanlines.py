@@ -53,7 +53,7 @@ def view_planes(body: Any, channels: int, dtype: Any) -> Any:
     return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
 
 
-def lay_out(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+def lay_out_lines(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
     """Return channels, which are arrays, as lines; ``buffer`` is used as their memory where its size fits."""
     ordered = sorted(channels, key=lambda channel: channel.name)
     shape = body_shape(ordered[0].plane.shape, len(ordered), half)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import PathLike, check_readable, complaining
+from fullfield.io.files import PathLike, check_readable, raise_as_input_errors
 from fullfield.io.image import read_frame
 from fullfield.io.names import STACK_SUFFIXES
 
@@ -45,7 +45,7 @@ def read_picture(path: PathLike, index: int, transfer: str | None = None) -> Ten
     from PIL import Image
 
     reason = f"cannot read picture {index}"
-    with complaining(where, reason, OSError, ValueError, SyntaxError, EOFError), Image.open(where) as image:
+    with raise_as_input_errors(where, reason, OSError, ValueError, SyntaxError, EOFError), Image.open(where) as image:
         image.seek(index)
         pixels = np.asarray(image.convert("RGB"))
     return torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1) / 255)

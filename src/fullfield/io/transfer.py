@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, nearest, require
-from fullfield.io.files import one_line
+from fullfield.io.files import to_one_line
 from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
 
 Planes: TypeAlias = NDArray[np.float32]
@@ -28,7 +28,7 @@ _LINEAR_SPACES = (
 )
 
 
-def curve(transfer: str, auto: str) -> Curve | None:
+def choose_curve(transfer: str, auto: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
@@ -43,19 +43,19 @@ def curve(transfer: str, auto: str) -> Curve | None:
     if name == "linear":
         return encode_srgb
     if name == "cineon":
-        return _from_cineon
+        return _decode_cineon
     if name in OCIO_TRANSFERS:
-        return _ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
-    return _ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
+        return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
+    return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
 
 
 @lru_cache(maxsize=4)
-def half_table(to_display: Curve | None) -> Planes | None:
+def build_half_table(to_display: Curve | None) -> Planes | None:
     """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
 
-    NaN for those that are not finite. None for a curve that mixes channels. ``to_display`` comes from :func:`curve`.
+    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_curve`.
     """
-    if to_display not in (None, encode_srgb, _from_cineon):
+    if to_display not in (None, encode_srgb, _decode_cineon):
         return None
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = halves.astype(np.float32)
@@ -92,7 +92,7 @@ def decode_srgb(values: Planes) -> None:
     values[toe] = low
 
 
-def _from_cineon(planes: Planes) -> None:
+def _decode_cineon(planes: Planes) -> None:
     """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
     per_code = 0.002 / 0.6
     black = 10.0 ** ((95 - 685) * per_code)
@@ -106,10 +106,10 @@ def _from_cineon(planes: Planes) -> None:
     encode_srgb(planes)
 
 
-def _ocio_curve(space: str, config: str) -> Curve:
+def _build_ocio_curve(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
-    spaces = _names(config)
+    spaces = _list_color_spaces(config)
     if space.lower() not in spaces:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
@@ -124,7 +124,7 @@ def _ocio_curve(space: str, config: str) -> Curve:
         colour = np.ascontiguousarray(np.broadcast_to(planes, (3, *planes.shape[1:])).transpose(1, 2, 0))
         buffer = oiio.ImageBuf(colour)
         if not oiio.ImageBufAlgo.colorconvert(buffer, buffer, space, linear, False, colorconfig=config):
-            raise InputError(f"transfer: cannot convert from {space!r} to {linear!r}: {one_line(buffer.geterror())}")
+            raise InputError(f"transfer: cannot convert from {space!r} to {linear!r}: {to_one_line(buffer.geterror())}")
         light = np.asarray(buffer.get_pixels(oiio.FLOAT), np.float32).transpose(2, 0, 1)
         planes[:] = light if len(planes) == 3 else light[1:2]
         encode_srgb(planes)
@@ -133,14 +133,14 @@ def _ocio_curve(space: str, config: str) -> Curve:
 
 
 @lru_cache(maxsize=4)
-def _names(config: str) -> frozenset[str]:
+def _list_color_spaces(config: str) -> frozenset[str]:
     """Everything a colour space of the configuration goes by, in lower case, as OpenColorIO compares."""
     import OpenImageIO as oiio
 
     colours = oiio.ColorConfig(config)
     message = colours.geterror()
     if message:
-        raise InputError(f"OCIO: cannot use the configuration {config!r}: {one_line(message)}")
+        raise InputError(f"OCIO: cannot use the configuration {config!r}: {to_one_line(message)}")
     spaces = list(colours.getColorSpaceNames())
     aliases = [alias for space in spaces for alias in colours.getAliases(space)]
     return frozenset(name.lower() for name in (*spaces, *aliases, *colours.getRoles()))

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
-from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, load_flow, read_flow
-from fullfield.io.flow_formats import Y_NOTE, exr, finite, or_nan
+from fullfield.io.flow_formats import Y_NOTE, exr, is_finite, nan_where_invalid
 from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
-from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
+from fullfield.io.oiio import Attribute, Header, check_name, detect_format, group_by_layer, open_source
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, view_planes
 from fullfield.io.windows import FrameWindow, Window
 
@@ -79,10 +79,10 @@ def write_vectors(
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
-    write_vector_lines(where, vector_lines(values, dtype, y), compression, header)
+    write_vector_lines(where, lay_out_vectors(values, dtype, y), compression, header)
 
 
-def vector_lines(
+def lay_out_vectors(
     layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
@@ -91,9 +91,9 @@ def vector_lines(
         if name not in DIRECTIONS:
             channels.append(Channel(name, values))
             continue
-        is_finite = finite(values)
-        channels += exr.vectors(name, values if is_finite.all() else or_nan(values, is_finite), y)
-    return exr.as_stored(channels, dtype, buffer)
+        finite = is_finite(values)
+        channels += exr.list_vector_channels(name, values if finite.all() else nan_where_invalid(values, finite), y)
+    return exr.to_stored_lines(channels, dtype, buffer)
 
 
 def lay_out_on_device(
@@ -106,7 +106,7 @@ def lay_out_on_device(
     channels = [
         channel
         for name, layer in layers.items()
-        for channel in (exr.vectors(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
+        for channel in (exr.list_vector_channels(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
     ]
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"
@@ -124,8 +124,8 @@ def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None
     where, planes = Path(path), lines.planes
     check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
     check_name(where)
-    with atomic_path(where) as temporary:
-        exr.save(temporary, lines, compression, header)
+    with write_atomically(where) as temporary:
+        exr.write_lines(temporary, lines, compression, header)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class VectorReading:
             are_pairs = len(self.channels) in (2, 4) and len(set(self.channels)) == len(self.channels)
             require(are_pairs, "channels", "two or four different names", ", ".join(self.channels))
 
-    def arguments(self, direction: str) -> dict[str, Any]:
+    def arguments_for(self, direction: str) -> dict[str, Any]:
         """Return the arguments of :func:`fullfield.io.read_flow` for a direction; InputError where it has none."""
         explicit = {
             name: getattr(self, name) for name in ("part", "y_axis", "encoding") if getattr(self, name) is not None
@@ -171,11 +171,11 @@ class VectorReading:
 
 def has_backward(path: PathLike, part: int | str | None = None) -> bool:
     """Return whether an OpenEXR holds flow to the frame before."""
-    with opened(Path(path)) as source:
+    with open_source(Path(path)) as source:
         if exr.has_blender_vectors(source):
             return True
-        parts = [source.part(part)] if part is not None else list(source.parts())
-        return any({"u", "v"} <= layers(listed.channels).get("backward", {}).keys() for listed in parts)
+        parts = [source.find_part(part)] if part is not None else list(source.iterate_parts())
+        return any({"u", "v"} <= group_by_layer(listed.channels).get("backward", {}).keys() for listed in parts)
 
 
 def read_direction(
@@ -187,12 +187,12 @@ def read_direction(
     is requested.
     """
     where, reading = Path(path), reading or VectorReading()
-    arguments = reading.arguments(direction)
+    arguments = reading.arguments_for(direction)
     if where.suffix.lower() != ".exr":
-        return _or_nan(*read_flow(where, **arguments))
+        return _set_nan_where_invalid(*read_flow(where, **arguments))
     if "channels" not in arguments and "layer" not in arguments:
         arguments["layer"] = direction
-    return _or_nan(*load_flow(where, **arguments, window=window, marked=False))
+    return _set_nan_where_invalid(*load_flow(where, **arguments, window=window, marked=False))
 
 
 def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
@@ -209,28 +209,28 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
         count = 2 if len(reading.channels or ()) == 4 else 1
         return {name: read_direction(where, name, reading) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
-        return {"forward": _or_nan(*read_flow(where))}
+        return {"forward": _set_nan_where_invalid(*read_flow(where))}
     layers: dict[str, Tensor] = {}
     for name in list_layers(where):
         layers[name] = read_direction(where, name) if name in DIRECTIONS else read_plane(where, name)
     if not layers.keys() & DIRECTIONS:
-        with opened(where, "openexr", "flow in OpenEXR") as source:
+        with open_source(where, "openexr", "flow in OpenEXR") as source:
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
             return layers | {name: read_direction(where, name) for name in DIRECTIONS}
-        layers["forward"] = _or_nan(*load_flow(where, marked=False))  # bare u and v, or the complaint
+        layers["forward"] = _set_nan_where_invalid(*load_flow(where, marked=False))  # bare u and v, or the complaint
     return layers
 
 
-def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:
+def _set_nan_where_invalid(flow: Tensor, valid: Tensor) -> Tensor:
     """Set vectors that are not known to NaN, in place."""
     return flow.masked_fill_(~valid, float("nan"))
 
 
 def list_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
-    with opened(Path(path)) as source:
-        grouped = layers(source.first_part().channels)
+    with open_source(Path(path)) as source:
+        grouped = group_by_layer(source.get_first_part().channels)
     directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
     planes |= {f"{name}.forward" for name in grouped.get("", {})}  # a pair's have no direction
@@ -240,19 +240,19 @@ def list_layers(path: PathLike) -> list[str]:
 
 def read_note(path: PathLike, name: str) -> str:
     """Return an entry of the header as text; empty where there is none."""
-    if sniff(Path(path))[0] != "openexr":
+    if detect_format(Path(path))[0] != "openexr":
         return ""
-    with opened(Path(path)) as source:
-        return str(source.first_part().spec.get_string_attribute(name))
+    with open_source(Path(path)) as source:
+        return str(source.get_first_part().spec.get_string_attribute(name))
 
 
 def read_plane(path: PathLike, name: str) -> Tensor:
     """Return a channel of :func:`list_layers` on the display window, 0 outside the data window."""
-    with opened(Path(path)) as source:
-        part = source.first_part()
+    with open_source(Path(path)) as source:
+        part = source.get_first_part()
         names = [have.lower() for have in part.channels]
         channel = names.index(name if name in names else name.removesuffix(".forward"))
-        plane = source.planes(part, [channel], part.display_window)[0]
+        plane = source.read_planes(part, [channel], part.display_window)[0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")
     return torch.from_numpy(plane)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice
-from fullfield.io.files import PathLike, atomic_path, check_pixels, check_readable, reason
+from fullfield.io.files import PathLike, check_pixel_count, check_readable, describe_error, write_atomically
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
@@ -89,7 +89,7 @@ class Turn(NamedTuple):
     flipped_x: bool = False
     flipped_y: bool = False
 
-    def apply(self, pixels: NDArray[Any]) -> NDArray[Any]:
+    def turn_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return ``[H, W, ...]`` turned, without copying."""
         pixels = pixels.swapaxes(0, 1) if self.transposed else pixels
         pixels = pixels[:, ::-1] if self.flipped_x else pixels
@@ -138,25 +138,27 @@ class _Decoded:
         self.time = seconds
 
     def luma(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._array("gray")))[None]
+        return torch.from_numpy(np.ascontiguousarray(self._to_array("gray")))[None]
 
     def rgb(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._array("rgb24"))).permute(2, 0, 1)
+        return torch.from_numpy(np.ascontiguousarray(self._to_array("rgb24"))).permute(2, 0, 1)
 
-    def _array(self, pixel_format: str) -> NDArray[Any]:
+    def _to_array(self, pixel_format: str) -> NDArray[Any]:
         av = importlib.import_module("av")
         try:
             pixels: NDArray[Any] = self._frame.to_ndarray(format=pixel_format)
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
-        return self._turn.apply(pixels)
+            raise InputError(
+                f"{self._name}: its pixels cannot be converted ({_strip_ffmpeg_message(error)})"
+            ) from error
+        return self._turn.turn_pixels(pixels)
 
     def values(self) -> Tensor:
         """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
         if self._frame.is_corrupt:
             raise InputError(f"{self._name}: is damaged")
         deep = any(component.bits > 8 for component in self._frame.format.components)
-        pixels = self._array("rgb48le" if deep else "rgb24")
+        pixels = self._to_array("rgb48le" if deep else "rgb24")
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
         return torch.from_numpy(planes).div_(65535.0 if deep else 255.0)
 
@@ -180,7 +182,9 @@ class FileSource:
         except self._silence as error:
             raise InputError(f"{self._path}: no video came within {_PATIENCE:g} s") from error
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            raise InputError(f"{self._path}: expected a video, and PyAV cannot read it ({_said(error)})") from error
+            raise InputError(
+                f"{self._path}: expected a video, and PyAV cannot read it ({_strip_ffmpeg_message(error)})"
+            ) from error
         try:
             self._describe()
         except BaseException:
@@ -198,7 +202,7 @@ class FileSource:
         if self.width < 1 or self.height < 1:
             raise InputError(f"{self._path}: expected a video, and its pictures are {self.width}×{self.height}")
         if not self.is_live:
-            check_pixels(Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS)
+            check_pixel_count(Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS)
         # Codecs round sizes up.
         max_pixels = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
         self._stream.codec_context.options = {"max_pixels": str(max_pixels)}
@@ -232,7 +236,7 @@ class FileSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
         last, shift, is_warned = -interval, 0.0, False
-        for number, frame in enumerate(self._complaining(self._decoded(), "frame")):
+        for number, frame in enumerate(self._raise_as_input_errors(self._iterate_decoded(), "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
             shift = -stamp if number == 0 else shift
@@ -254,10 +258,10 @@ class FileSource:
                     f"{size[0]}×{size[1]} after {seconds:.2f} s"
                 )
             if not is_warned:
-                is_warned = self._warn(frame, turn)
+                is_warned = self._warn_about_turn(frame, turn)
             yield _Decoded(frame, turn or Turn(), seconds, f"{self._path}, frame {number + 1}")
 
-    def _warn(self, frame: Any, turn: Turn | None) -> bool:
+    def _warn_about_turn(self, frame: Any, turn: Turn | None) -> bool:
         """Warn of a frame that is not as players show it, and return whether it is one."""
         problem = ""
         if frame.interlaced_frame:
@@ -268,12 +272,12 @@ class FileSource:
             warnings.warn(f"{self._path}: {problem}", stacklevel=4)
         return bool(problem)
 
-    def _packets(self) -> Iterator[Any]:
+    def _iterate_packets(self) -> Iterator[Any]:
         """Yield the packets of the stream, without one that the end of a truncated file cuts off."""
         yield from (packet for packet in self._first_packets if not self._is_cut_off(packet))
-        yield from self._later_packets()
+        yield from self._iterate_later_packets()
 
-    def _later_packets(self) -> Iterator[Any]:
+    def _iterate_later_packets(self) -> Iterator[Any]:
         """Yield the packets behind the first frame's."""
         if self._first_error is not None:
             raise self._first_error
@@ -284,13 +288,13 @@ class FileSource:
     def _is_cut_off(self, packet: Any) -> bool:
         return bool(packet.is_corrupt and 0 < self._bytes <= (packet.pos or 0) + packet.size)
 
-    def _decoded(self) -> Iterator[Any]:
+    def _iterate_decoded(self) -> Iterator[Any]:
         yield from self._first_frames
         self._first_frames = []
-        for packet in self._later_packets():
+        for packet in self._iterate_later_packets():
             yield from packet.decode()
 
-    def _complaining(self, source: Iterator[Any], kind: str) -> Iterator[Any]:
+    def _raise_as_input_errors(self, source: Iterator[Any], kind: str) -> Iterator[Any]:
         """Yield the items of ``source``; InputError where FFmpeg fails, with how many came before."""
         number = 0
         try:
@@ -300,20 +304,20 @@ class FileSource:
         except self._silence as error:
             raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after {kind} {number}") from error
         except (self._broken, OSError, ValueError) as error:
-            raise InputError(f"{self._path}: broken after {kind} {number} ({_said(error)})") from error
+            raise InputError(f"{self._path}: broken after {kind} {number} ({_strip_ffmpeg_message(error)})") from error
 
-    def count(self) -> int:
+    def count_frames(self) -> int:
         """Return how many frames there are, by the packets of the whole file; iterate over a source of its own.
 
         A file that ends before the time that its header says is warned about.
         """
         number, start, end = 0, math.inf, -math.inf
-        for packet in self._complaining(self._packets(), "packet"):
+        for packet in self._raise_as_input_errors(self._iterate_packets(), "packet"):
             number += packet.size > 0
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is not None:
                 start, end = min(start, stamp), max(end, stamp + (packet.duration or 0))
-        declared, measured = self._lengths(start, end)
+        declared, measured = self._measure_seconds(start, end)
         is_asf = self._container.format.name == "asf"
         slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
         if declared - measured > max(slack, _SHORTER * declared):
@@ -324,7 +328,7 @@ class FileSource:
             )
         return number
 
-    def _lengths(self, start: float, end: float) -> tuple[float, float]:
+    def _measure_seconds(self, start: float, end: float) -> tuple[float, float]:
         """Return the seconds of pictures by the header, 0 where it does not say, and as the packets' stamps have them.
 
         Both are counted from 0 where the header's are.
@@ -432,7 +436,7 @@ class VideoWriter:
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
         with ExitStack() as stack:
-            temporary = stack.enter_context(atomic_path(path))
+            temporary = stack.enter_context(write_atomically(path))
             self._container = av.open(str(temporary), "w")
             encoder = next((name for name in encoders if name in av.codecs_available), None)
             if encoder is None:
@@ -467,7 +471,7 @@ class VideoWriter:
     def close(self) -> None:
         """Write what the encoder holds, and give the file its name if it has a picture."""
         if self._last < 0:
-            self._discard(_NoPicture())
+            self._discard_file(_NoPicture())
             return
         with self._stack:
             self._container.mux(self._stream.encode(None))
@@ -480,9 +484,9 @@ class VideoWriter:
         if error is None:
             self.close()
         else:
-            self._discard(error)
+            self._discard_file(error)
 
-    def _discard(self, error: BaseException) -> None:
+    def _discard_file(self, error: BaseException) -> None:
         with suppress(self._av.error.FFmpegError, OSError):
             self._container.close()
         self._stack.__exit__(type(error), error, error.__traceback__)
@@ -492,6 +496,6 @@ class _NoPicture(Exception):
     """End of a film to which no picture was written."""
 
 
-def _said(error: Exception) -> str:
+def _strip_ffmpeg_message(error: Exception) -> str:
     """Return FFmpeg's message without the number and the name of the file."""
-    return getattr(error, "strerror", None) or reason(error)
+    return getattr(error, "strerror", None) or describe_error(error)

@@ -56,7 +56,7 @@ def _describe_box(box: Box) -> str:
     return f"{width}x{height} at ({x}, {y})"
 
 
-def check_window_choice(window: object) -> None:
+def check_window_argument(window: object) -> None:
     """Check that ``window`` is ``display``, ``data`` or a box."""
     if window in ("display", "data"):
         return
@@ -65,7 +65,7 @@ def check_window_choice(window: object) -> None:
         raise InputError(f"window: expected one of display, data, or (x, y, width, height), got {window!r}")
 
 
-def select(window: Window, data: Box, display: Box) -> Box:
+def select_box(window: Window, data: Box, display: Box) -> Box:
     """Return the box that ``window`` stands for in a file with these windows."""
     if isinstance(window, tuple):
         return window

@@ -73,7 +73,7 @@ def export_onnx(
 
     import onnx
 
-    from fullfield.io.files import atomic_path
+    from fullfield.io.files import write_atomically
 
     model_proto = _join_sections(_export_sections(model, frames, lookup, dynamic), count)
     model_proto.doc_string = (
@@ -84,7 +84,7 @@ def export_onnx(
         shape = (batch, channels, *size)
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape))
     onnx.checker.check_model(model_proto)
-    with atomic_path(target) as temporary:
+    with write_atomically(target) as temporary:
         onnx.save(model_proto, str(temporary), format="protobuf")
     return target
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.models.downloads import DownloadProgress
 from fullfield.models.state import load_into, read_state, recognize_network
 from fullfield.models.weights import WEIGHTS, fetch_weights
@@ -260,7 +260,7 @@ class LearnedDescriptor:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`encoded` to a file."""
         content = self.encoded()
-        with atomic_path(path) as temporary:
+        with write_atomically(path) as temporary:
             temporary.write_bytes(content)
 
     def __call__(self, fine: Floats, rows: Ints) -> Floats:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._config import Config
-from fullfield.io.files import reason
+from fullfield.io.files import describe_error
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
@@ -67,7 +67,7 @@ class DescriptorConfig(Config):
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
-            raise InputError(f"{name}: {reason(error)}") from None
+            raise InputError(f"{name}: {describe_error(error)}") from None
 
 
 class Surroundings(NamedTuple):

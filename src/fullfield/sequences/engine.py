@@ -17,7 +17,7 @@ from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refiner
-from fullfield.io.files import reason
+from fullfield.io.files import describe_error
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
 from fullfield.ops._filling import fill_unknown
@@ -464,5 +464,5 @@ def _problem_of_pair(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):
-            return Problem(path, reason(error).removeprefix(name))
+            return Problem(path, describe_error(error).removeprefix(name))
     return Problem.from_error(paths[0], error)

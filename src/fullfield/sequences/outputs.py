@@ -25,18 +25,18 @@ from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_checksum, digest, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import atomic_path, cut_bytes, one_line, remove_abandoned
+from fullfield.io.files import remove_abandoned_files, to_one_line, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.image import FrameReader
-from fullfield.io.oiio import Header, opened
+from fullfield.io.oiio import Header, open_source
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
+    lay_out_vectors,
     read_note,
     read_vectors,
-    vector_lines,
     write_vector_lines,
 )
 from fullfield.sequences.names import Pattern
@@ -98,7 +98,7 @@ class Output:
     def notes(self) -> Path:
         """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
         folder, name = os.path.split(Pattern.parse(self.pattern).before)
-        stem = cut_bytes(name.rstrip("._- "), _NAME_BYTES)
+        stem = truncate_to_bytes(name.rstrip("._- "), _NAME_BYTES)
         return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}.fullfield"
 
     def st_map_path(self, number: int) -> str | None:
@@ -134,7 +134,7 @@ class Output:
 
     def to_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
         """Return layers on the CPU as lines of an EXR; ``buffer`` is memory that may be used for them."""
-        return vector_lines({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
+        return lay_out_vectors({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
 
     def write(
         self,
@@ -223,7 +223,7 @@ class Output:
             plan = self._compare(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
-                remove_abandoned(folder)
+                remove_abandoned_files(folder)
         records.prune()
         return plan
 
@@ -248,11 +248,14 @@ class Output:
             ]
             if "" not in reasons:
                 continue
-            with opened(Path(path), "openexr", "vectors") as source:
-                window = source.first_part().window
+            with open_source(Path(path), "openexr", "vectors") as source:
+                window = source.get_first_part().window
             write_st_map(st_map, read_vectors(path)[direction], window=window)
             # A record is noted when its file is written, so the file replaces itself.
-            with journal.recording(path, {**after, **made_from}, compute_checksum(st_map)), atomic_path(path) as copy:
+            with (
+                journal.recording(path, {**after, **made_from}, compute_checksum(st_map)),
+                write_atomically(path) as copy,
+            ):
                 shutil.copyfile(path, copy)
             added.append(number)
         return added
@@ -337,7 +340,7 @@ class Output:
         options = inspect.signature(FrameReader).parameters
         for name, value in settings.get("reading", {}).items():
             if name not in options or not isinstance(value, (str, int, float, NoneType)):
-                option = one_line(f"{name}={value!r}", 60)
+                option = to_one_line(f"{name}={value!r}", 60)
                 raise InputError(f"{self.sidecar}: expected options for reading frames as reading, got {option}")
         return settings
 

@@ -13,7 +13,7 @@ from fullfield._read_ahead import reader_count
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.raw import Raw, read_raw
-from fullfield.io.transfer import curve
+from fullfield.io.transfer import choose_curve
 from fullfield.sequences.changes import GreyPicture, reduce_frame
 from fullfield.sequences.names import choose_frames, find_frames, format_mask
 from fullfield.sequences.plates import open_frame_files
@@ -107,7 +107,7 @@ def to_video_picture(raw: Raw) -> Tensor:
     indices = [names.index(name) for name in "RGB" if name in names]
     planes = raw.pixels[indices] if len(indices) == 3 else raw.pixels[:1].expand(3, -1, -1)
     pixels = planes.contiguous().clone()
-    encode = curve("linear", auto="linear")
+    encode = choose_curve("linear", auto="linear")
     if raw.value_type not in ("uint8", "uint16") and encode is not None:
         encode(pixels.numpy())
     return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)

@@ -24,7 +24,7 @@ from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, mask_path
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
-from fullfield.io.transfer import curve
+from fullfield.io.transfer import choose_curve
 from fullfield.io.windows import FrameWindow, Window, common_window
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
@@ -304,7 +304,7 @@ class VideoPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path = frame_files.text
-        self._curve = curve(transfer or "auto", auto="srgb")
+        self._curve = choose_curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))

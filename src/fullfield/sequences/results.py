@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity
-from fullfield.io.files import reason
+from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.plates import Plate, warn_of_dead_pictures
 
@@ -70,7 +70,7 @@ class Problem(NamedTuple):
     @classmethod
     def from_error(cls, path: str, error: InputError | OSError) -> Problem:
         """Return what is wrong with a file, without its name twice."""
-        text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
+        text = (error.strerror or describe_error(error)) if isinstance(error, OSError) else describe_error(error)
         return cls(path, text.removeprefix(f"{path}: "))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import read_vectors
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.ops.warping import warp
 
 _VISIBLE_OCCLUSION = 0.5
@@ -126,7 +126,7 @@ def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], h
     """
     where = Path(path)
     text = _FORMATS[where.suffix.lower()](tracks, height, reference)
-    with atomic_path(where) as part:
+    with write_atomically(where) as part:
         part.write_text(text, "utf-8", newline="")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullfield._check import InputError
 from fullfield._ledger.notes import read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 from fullfield.models.state import load_into, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
@@ -106,7 +106,7 @@ class TrainingFolder:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._fields)
         writer.writerows([row[0], *(f"{value:.6g}" for value in row[1:])] for row in history)
-        with atomic_path(self.folder / HISTORY) as temporary:
+        with write_atomically(self.folder / HISTORY) as temporary:
             temporary.write_text(text.getvalue(), "utf-8")
 
 
@@ -195,7 +195,7 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
 
     own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
     content = save(own)
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         temporary.write_bytes(content)
 
 

@@ -47,7 +47,7 @@ def test_element_offsets_past_31_bits() -> None:
     case = make_case((5, 9), channels=20, levels=2, radius=2)
     look = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cpu")
     expected = look(case.coords)
-    prepared = look._lookups._pair.prepare_size  # type: ignore[union-attr]
+    prepared = look._lookups._pair.prepared  # type: ignore[union-attr]
     grad = torch.randn(expected.shape)
     sums = prepared.allocate_accumulators(True, True)
     prepared.backward(grad, case.coords, sums, False)

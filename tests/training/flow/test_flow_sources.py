@@ -56,7 +56,7 @@ def found_in(frame: Tensor, dataset: Pairs) -> tuple[int, int, int]:
     """Which pair's first frame a window is of, and where it begins."""
     rows, columns = frame.shape[-2:]
     for index in range(NUMBER):
-        whole = dataset.frames(index)[0]
+        whole = dataset.read_frames(index)[0]
         windows = whole.unfold(1, rows, 1).unfold(2, columns, 1)
         same = (windows - frame[:, None, None]).abs().amax((0, 3, 4)) < 1e-5
         if same.any():

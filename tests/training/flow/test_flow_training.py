@@ -67,7 +67,7 @@ def steps(stepper: Stepper, source: Scenes, count: int, first: int = 0) -> None:
 def test_train_flow_reduces_loss(scenes: Scenes) -> None:
     for kind in (Tiny, Plain):
         stepper = Stepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
-        assert stepper.compute_loss == ("mixture" if kind is Tiny else "sequence")
+        assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
         steps(stepper, scenes, 5)
         early = stepper.read_means()
         steps(stepper, scenes, 40)
@@ -610,11 +610,11 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     class Many(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.import_class = Part()
+            self.part = Part()
 
         def predictions(self, frame1: Tensor, frame2: Tensor, updates: int = 1) -> list[Tensor]:
             frames = torch.cat((frame1, frame2), 1)
-            return [self.import_class(frames) * (number + 1) for number in range(updates)]
+            return [self.part(frames) * (number + 1) for number in range(updates)]
 
     compiled: list[int] = []
 
@@ -636,7 +636,7 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     plain = Stepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 24)
     assert len(messages()) == 2
-    assert torch.allclose(stepper.model.import_class.inner.weight, plain.model.import_class.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
+    assert torch.allclose(stepper.model.part.inner.weight, plain.model.part.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
     reset()
 
 

@@ -16,11 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_window
+from fullfield.io.files import check_window_size
 from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
-from fullfield.io.oiio import Header, Part, Source, describe_parts, layers, opened, write_picture, write_scanlines
-from fullfield.io.scanlines import Channel, Scanlines, lay_out
-from fullfield.io.windows import FrameWindow, Window, select
+from fullfield.io.oiio import (
+    Header,
+    Part,
+    Source,
+    describe_parts,
+    group_by_layer,
+    open_source,
+    write_picture,
+    write_scanlines,
+)
+from fullfield.io.scanlines import Channel, Scanlines, lay_out_lines
+from fullfield.io.windows import FrameWindow, Window, select_box
 
 VALID = "valid"
 """Channel that is 0 where the frame was not known; the vectors there come from their surroundings."""
@@ -48,38 +57,40 @@ class _Pair(NamedTuple):
     sign: int = 1
 
 
-def read(path: Path, selection: Selection, window: Window = "display", *, marked: bool = True) -> tuple[Planes, Mask]:
+def read_selection(
+    path: Path, selection: Selection, window: Window = "display", *, marked: bool = True
+) -> tuple[Planes, Mask]:
     """Read the vectors of a selection, and where they are known: with ``marked``, where the channel ``valid`` says so.
 
     Without it they also count where they come from their surroundings.
     """
-    with opened(path, "openexr", "flow in OpenEXR") as source:
-        return _read(source, _find(source, selection), selection.y, window, marked)
+    with open_source(path, "openexr", "flow in OpenEXR") as source:
+        return _read_pair(source, _find_pair(source, selection), selection.y, window, marked)
 
 
 def read_window(path: Path, selection: Selection) -> FrameWindow:
-    """Return the windows of the part that :func:`read` reads."""
-    with opened(path, "openexr", "flow in OpenEXR") as source:
-        return _find(source, selection).part.window
+    """Return the windows of the part that :func:`read_selection` reads."""
+    with open_source(path, "openexr", "flow in OpenEXR") as source:
+        return _find_pair(source, selection).part.window
 
 
 def has_blender_vectors(source: Source) -> bool:
     """Return whether a file has Blender's pass ``Vector``, which holds both directions."""
-    return any(_blender_group(part, None) for part in source.parts())
+    return any(_find_blender_channels(part, None) for part in source.iterate_parts())
 
 
-def _blender_group(part: Part, layer: str | None) -> dict[str, int]:
+def _find_blender_channels(part: Part, layer: str | None) -> dict[str, int]:
     """Return the channels x, y, z, w of Blender's pass ``Vector``; empty where the part has none."""
-    for name, channels in layers(part.channels).items():
+    for name, channels in group_by_layer(part.channels).items():
         is_vector = (name or part.name).rpartition(".")[2].lower() == "vector"
         if is_vector and layer in (None, name) and all(axis in channels for axis in _BLENDER):
             return channels
     return {}
 
 
-def _find(source: Source, selection: Selection) -> _Pair:
+def _find_pair(source: Source, selection: Selection) -> _Pair:
     part, layer, channels = selection.part, selection.layer, selection.channels
-    seen = [source.part(part)] if part is not None else list(source.parts())
+    seen = [source.find_part(part)] if part is not None else list(source.iterate_parts())
     if channels is not None:
         for candidate in seen:
             if all(name in candidate.channels for name in channels):
@@ -87,19 +98,19 @@ def _find(source: Source, selection: Selection) -> _Pair:
         raise InputError(f"{source.path}: no channels {', '.join(channels)}; the file has {describe_parts(seen)}")
     for name in ("forward", "") if layer is None else (layer,):
         for candidate in seen:
-            group = layers(candidate.channels).get(name, {})
+            group = group_by_layer(candidate.channels).get(name, {})
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
-                if all(axis in group for axis in names) and not _blender_group(candidate, layer):
+                if all(axis in group for axis in names) and not _find_blender_channels(candidate, layer):
                     return _Pair(candidate, [group[axis] for axis in names])
     for candidate in seen:
         # Blender stores the motion from the frame before to this one, and from this one to the frame after.
         is_direction = layer in (None, "forward", "backward")
-        if group := _blender_group(candidate, None if is_direction else layer):
+        if group := _find_blender_channels(candidate, None if is_direction else layer):
             is_back = layer == "backward"
             return _Pair(candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1)
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
-    groups = [group for candidate in seen for group in layers(candidate.channels).values()]
+    groups = [group for candidate in seen for group in group_by_layer(candidate.channels).values()]
     has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
     advice = "name another layer, or channels"
     if not has_pair:
@@ -107,17 +118,17 @@ def _find(source: Source, selection: Selection) -> _Pair:
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
 
 
-def _read(source: Source, pair: _Pair, y: str | None, window: Window, marked: bool) -> tuple[Planes, Mask]:
+def _read_pair(source: Source, pair: _Pair, y: str | None, window: Window, marked: bool) -> tuple[Planes, Mask]:
     path, part, spec = source.path, pair.part, pair.part.spec
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel)")
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair.indices}
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
-    box = select(window, part.data_window, part.display_window)
+    box = select_box(window, part.data_window, part.display_window)
     _, _, width, height = box
     if not isinstance(window, tuple):
-        check_window(path, width, height, source.size)
+        check_window_size(path, width, height, source.size)
     # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, height, width), np.float32)
     valid = np.zeros((height, width), np.bool_)
@@ -125,7 +136,7 @@ def _read(source: Source, pair: _Pair, y: str | None, window: Window, marked: bo
     signs = pair.sign, pair.sign if is_down else -pair.sign
     marks = [index for index, name in enumerate(part.channels) if name == VALID] if marked else []
     channels = pair.indices + marks
-    for area, pixels in source.inside(part, channels, box, "float"):
+    for area, pixels in source.iterate_inside(part, channels, box, "float"):
         is_finite = np.isfinite(pixels).all(axis=-1)
         for axis, sign in enumerate(signs):
             np.copyto(flow[axis][area], pixels[..., axis] if sign > 0 else -pixels[..., axis], where=is_finite)
@@ -133,14 +144,14 @@ def _read(source: Source, pair: _Pair, y: str | None, window: Window, marked: bo
     return flow, valid
 
 
-def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
+def list_vector_channels(layer: str, flow: Any, y: str = "up") -> list[Channel]:
     """Return the channels of a flow [2, H, W], an array or a tensor."""
     return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
 
 
-def save(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
-    """Write a file, packed as :func:`packing` says."""
-    selected = packing(compression, lines.planes)
+def write_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
+    """Write a file, packed as :func:`choose_compression` says."""
+    selected = choose_compression(compression, lines.planes)
     header = header._replace(attributes={"compression": selected, **header.attributes})
     if selected == "none":
         write_scanlines(path, lines, header)
@@ -148,16 +159,16 @@ def save(path: Path, lines: Scanlines, compression: str | None, header: Header) 
         write_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
 
 
-def packing(compression: str | None, planes: NDArray[Any]) -> str:
+def choose_compression(compression: str | None, planes: NDArray[Any]) -> str:
     """Return OpenImageIO's name of the compression of ``[H, C, W]``: by default zip, or none if zip gains little.
 
     Zip's first level is faster than the usual fourth, and files are hardly larger: ``docs/formats.md`` has the numbers.
     """
-    selected = compression or ("zip" if _packs(planes) else "none")
+    selected = compression or ("zip" if _is_compressible(planes) else "none")
     return f"{selected}:1" if selected in ("zip", "zips") else selected
 
 
-def _packs(planes: NDArray[Any]) -> bool:
+def _is_compressible(planes: NDArray[Any]) -> bool:
     """Return whether zip makes it clearly smaller, by a trial on a few rows, rearranged as OpenEXR does."""
     height, count, width = planes.shape
     row: int = width * count * planes.itemsize
@@ -171,9 +182,11 @@ def _packs(planes: NDArray[Any]) -> bool:
     return bool(size < _WORTH * row * len(rows))
 
 
-def as_stored(channels: Sequence[Channel], dtype: str | None, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+def to_stored_lines(
+    channels: Sequence[Channel], dtype: str | None, buffer: NDArray[np.uint8] | None = None
+) -> Scanlines:
     """Return channels, which are arrays, as lines of the file's type; FlowRangeError where half cannot hold them."""
-    lines = lay_out(channels, dtype == "half", buffer)
+    lines = lay_out_lines(channels, dtype == "half", buffer)
     if lines.half and bool(np.isinf(lines.planes).any()):
         finite_planes = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
         longest = max(float(np.nanmax(np.abs(plane))) for plane in finite_planes)
@@ -191,4 +204,4 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    save(path, as_stored([Channel("R", s), Channel("G", t)], None), None, Header(window=window))
+    write_lines(path, to_stored_lines([Channel("R", s), Channel("G", t)], None), None, Header(window=window))

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, choice
-from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
-from fullfield.io.files import check_inflated, check_readable, complaining, one_line
-from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
-from fullfield.io.oiio import opened, write_picture
+from fullfield.io.arrays import open_archive, read_member, read_member_shape, read_npy, write_npy
+from fullfield.io.files import check_inflated_size, check_readable, raise_as_input_errors, to_one_line
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, is_finite, nan_where_invalid
+from fullfield.io.oiio import open_source, write_picture
 
 _FLO_MAGIC = b"PIEH"
 _FLO_UNKNOWN = np.float32(1666666752.0)
@@ -44,13 +44,13 @@ def read_flo(path: Path) -> tuple[Planes, Mask]:
             )
         values = np.fromfile(file, "<f4", 2 * width * height)
     flow = np.ascontiguousarray(values.reshape(height, width, 2).transpose(2, 0, 1), np.float32)
-    return flow, _within(flow)
+    return flow, _is_in_flo_range(flow)
 
 
 def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a .flo file."""
     height, width = valid.shape
-    if not _within(flow)[valid].all():
+    if not _is_in_flo_range(flow)[valid].all():
         largest = np.abs(flow[:, valid]).max()
         raise FlowRangeError(f"flow: .flo holds values up to 1e9 px (larger means unknown), got {largest:g}")
     pixels = np.where(valid, flow, _FLO_UNKNOWN).astype("<f4").transpose(1, 2, 0)
@@ -59,7 +59,7 @@ def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
         file.write(np.ascontiguousarray(pixels).data)
 
 
-def _within(flow: Planes) -> Mask:
+def _is_in_flo_range(flow: Planes) -> Mask:
     is_within: Mask = (np.abs(flow[0]) <= _FLO_LARGEST) & (np.abs(flow[1]) <= _FLO_LARGEST)
     return is_within
 
@@ -76,20 +76,20 @@ def read_flo5(path: Path) -> tuple[Planes, Mask]:
         raise InputError(f"{path}: not a .flo5 file: it does not start like HDF5")
     errors = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
     with (
-        complaining(path, "truncated or corrupt .flo5 file", *errors),
+        raise_as_input_errors(path, "truncated or corrupt .flo5 file", *errors),
         h5py.File(path, "r", locking=False) as file,
     ):
-        values = _flo5_values(path, file, size)
+        values = _read_flo5_values(path, file, size)
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
-    return flow, finite(flow)
+    return flow, is_finite(flow)
 
 
-def _flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
+def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
     import h5py
 
     if not isinstance(file.get("flow", getlink=True, default=None), h5py.HardLink):
-        listed = ", ".join(one_line(name, 40) for name in list(file)[:20]) or "nothing"
+        listed = ", ".join(to_one_line(name, 40) for name in list(file)[:20]) or "nothing"
         raise InputError(f"{path}: expected a dataset 'flow', got {listed}")
     data = file["flow"]
     if not isinstance(data, h5py.Dataset):
@@ -98,16 +98,16 @@ def _flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
     if shape is None or len(shape) != 3 or shape[2] != 2 or 0 in shape:
         raise InputError(f"{path}: expected 'flow' of shape [H, W, 2], got {shape and list(shape)}")
     if data.dtype.kind not in "fiu":
-        raise InputError(f"{path}: expected 'flow' to hold real numbers, got {one_line(str(data.dtype), 60)}")
+        raise InputError(f"{path}: expected 'flow' to hold real numbers, got {to_one_line(str(data.dtype), 60)}")
     if data.is_virtual or data.external:
         raise InputError(f"{path}: 'flow' keeps its values in other files, which is not supported")
     stored = min(data.id.get_storage_size(), size)
     item = data.dtype.itemsize
     packing = {"ratio": 1} if data.id.get_create_plist().get_nfilters() == 0 else {}
-    check_inflated(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
+    check_inflated_size(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
     if data.chunks is not None:
         claim = f"a chunk {list(data.chunks)} of 'flow'"
-        check_inflated(path, claim, math.prod(data.chunks) * item, stored, **packing)
+        check_inflated_size(path, claim, math.prod(data.chunks) * item, stored, **packing)
     return data[()]  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ def write_flo5(path: Path, flow: Planes, valid: Mask, compression: str | None) -
     # HDF5 crashes when a write fails while it closes a file, so the file is made in memory.
     import h5py
 
-    pixels = np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0))
+    pixels = np.ascontiguousarray(nan_where_invalid(flow, valid).transpose(1, 2, 0))
     packed = compression != "none"
     with h5py.File("flow", "w", driver="core", backing_store=False) as file:
         packing = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if packed else {}
@@ -140,14 +140,14 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     - ``tartanair`` (V2): B = 64 u + 2¹⁵, G = 64 v + 2¹⁵, R = 0 where the flow is known, else the kind of occlusion.
     """
     choice(encoding, "encoding", (None, *ENCODINGS))
-    with opened(path, "png", _KITTI_PNG) as source:
-        part = source.first_part()
+    with open_source(path, "png", _KITTI_PNG) as source:
+        part = source.get_first_part()
         spec = part.spec
         value_type = str(spec.format)
         if value_type != "uint16" or spec.nchannels != 3:
             raise InputError(f"{path}: expected {_KITTI_PNG}, got {value_type} × {spec.nchannels}")
         pixels = np.empty((spec.height, spec.width, 3), np.uint16)
-        for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
+        for start, band in source.iterate_bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
             pixels[start - spec.y : start - spec.y + len(band)] = band
     encoding = encoding or _recognize_encoding(path, pixels)
     u, v, mask = (2, 1, 0) if encoding == "tartanair" else (0, 1, 2)
@@ -197,55 +197,55 @@ def read_array(path: Path) -> tuple[Planes, Mask]:
 
     NaN and infinity mark invalid pixels.
     """
-    return _from_array(_planes_first(path, read_npy(path, check_readable(path))))
+    return _split_valid(_move_planes_first(path, read_npy(path, check_readable(path))))
 
 
 def read_viper(path: Path) -> tuple[Planes, Mask]:
     """Read an .npz file: arrays u and v (VIPER), or flow [H, W, 2] or [2, H, W]; and valid or invalid [H, W]."""
-    with opened_archive(path) as (archive, names):
+    with open_archive(path) as (archive, names):
         array_name = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
         if not {"u", "v"} <= set(names) and array_name is None:
-            listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
+            listed = ", ".join(to_one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected the arrays u and v (VIPER) or flow, got {listed}")
         if array_name is None or {"u", "v"} <= set(names):
-            shapes = [member_shape(path, archive, name) for name in ("u", "v")]
+            shapes = [read_member_shape(path, archive, name) for name in ("u", "v")]
             if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
                 listed = " and ".join(str(list(shape)) for shape in shapes)
                 raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
             values = np.stack([read_member(path, archive, name) for name in ("u", "v")])
         else:
-            values = _planes_first(path, read_member(path, archive, array_name)).copy()
+            values = _move_planes_first(path, read_member(path, archive, array_name)).copy()
         masks = {name: read_member(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
-    flow, valid = _from_array(values)
+    flow, valid = _split_valid(values)
     for name, mask in masks.items():
         if mask.shape != valid.shape:
             raise InputError(f"{path}: expected array {name} {list(valid.shape)}, got {list(mask.shape)}")
         valid &= (mask != 0) == (name == "valid")
     if doubtful and not masks:
         raise InputError(
-            f"{path}: array {one_line(doubtful[0], 40)} does not say whether it marks known vectors; rename it valid "
-            "or invalid, or store it in a file of its own"
+            f"{path}: array {to_one_line(doubtful[0], 40)} does not say whether it marks known vectors; rename it "
+            "valid or invalid, or store it in a file of its own"
         )
     return flow, valid
 
 
-def _planes_first(path: Path, values: NDArray[Any]) -> NDArray[Any]:
+def _move_planes_first(path: Path, values: NDArray[Any]) -> NDArray[Any]:
     """Return ``[2, H, W]``; a last axis of two decides."""
     if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
         raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
     return values.transpose(2, 0, 1) if values.shape[-1] == 2 else values
 
 
-def _from_array(values: NDArray[Any]) -> tuple[Planes, Mask]:
+def _split_valid(values: NDArray[Any]) -> tuple[Planes, Mask]:
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values, np.float32)
-    return flow, finite(flow)
+    return flow, is_finite(flow)
 
 
 def write_array(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a .npy file [H, W, 2]; NaN where it is not valid."""
-    write_npy(path, np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4"))
+    write_npy(path, np.ascontiguousarray(nan_where_invalid(flow, valid).transpose(1, 2, 0), "<f4"))
 
 
 _LONGEST_HEADER = 512
@@ -257,7 +257,7 @@ def read_pfm(path: Path) -> tuple[Planes, Mask]:
     if len(planes) != 3:
         raise InputError(f"{path}: expected flow in a three-channel PFM (PF), got a one-channel one (Pf)")
     flow = np.ascontiguousarray(planes[:2])
-    return flow, finite(flow)
+    return flow, is_finite(flow)
 
 
 def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
@@ -314,7 +314,7 @@ def _parse_pfm(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
             raise InputError(f"{path}: corrupt PFM file: its header is cut short")
         words.append(head[at:end])
         at = end
-    header_text = one_line(b" ".join(words).decode("latin-1"), 60)
+    header_text = to_one_line(b" ".join(words).decode("latin-1"), 60)
     try:
         width, height, scale = int(words[0]), int(words[1]), float(words[2])
     except ValueError:
@@ -328,7 +328,7 @@ def write_pfm(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a three-channel PFM file; NaN where it is not valid."""
     height, width = valid.shape
     pixels = np.zeros((height, width, 3), "<f4")
-    pixels[..., :2] = or_nan(flow, valid).transpose(1, 2, 0)[::-1]
+    pixels[..., :2] = nan_where_invalid(flow, valid).transpose(1, 2, 0)[::-1]
     with path.open("wb") as file:
         file.write(b"PF\n%d %d\n-1.0\n" % (width, height))
         file.write(pixels.data)

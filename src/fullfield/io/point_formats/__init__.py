@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import complaining, one_line
+from fullfield.io.files import raise_as_input_errors, to_one_line
 
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
@@ -71,17 +71,17 @@ def as_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 65535).astype(np.uint16)
 
 
-def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
+def cloud_from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():
-        raise without_axes(path, columns)
+        raise build_missing_axes_error(path, columns)
     points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
-    colors, normals = (_group(columns, names) for names in (_COLORS, _NORMALS))
+    colors, normals = (_take_group(columns, names) for names in (_COLORS, _NORMALS))
     native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
     return PointCloud(points, colors, normals, native)
 
 
-def text_columns(
+def read_text_columns(
     path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Read ``count`` rows of text as columns of these names and types.
@@ -96,7 +96,7 @@ def text_columns(
     values = np.empty((0, width))
     if count:
         lines = (line.decode("ascii", "replace") for _, line in zip(range(count), file, strict=False))
-        with complaining(path, f"a point that is no row of {width} numbers", ValueError):
+        with raise_as_input_errors(path, f"a point that is no row of {width} numbers", ValueError):
             values = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
     if values.shape != (count, width):
         raise InputError(f"{path}: expected {count} points of {width} numbers, got {len(values)} of {values.shape[1]}")
@@ -104,7 +104,7 @@ def text_columns(
         return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
 
 
-def binary_columns(
+def read_binary_columns(
     path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Read ``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
@@ -116,13 +116,13 @@ def binary_columns(
     return {name: rows[name] for name in dtype.names or ()}
 
 
-def without_axes(path: Path, names: Iterable[str]) -> InputError:
+def build_missing_axes_error(path: Path, names: Iterable[str]) -> InputError:
     """Return the error for points whose columns ``names`` have no x, y or z."""
-    listed = ", ".join(one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
+    listed = ", ".join(to_one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 
 
-def _group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
+def _take_group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
     for names in groups:
         if columns.keys() >= set(names):
             stacked = np.stack([columns.pop(name) for name in names], axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, one_line, reason
+from fullfield.io.files import check_inflated_size, check_readable, describe_error, to_one_line
 from fullfield.io.point_formats import PointCloud, as_uint16
 
 _STEP = 1e-4
@@ -27,7 +27,7 @@ _LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}  # of LAZ, by the point format
 _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
-def read(path: Path) -> PointCloud:
+def read_las(path: Path) -> PointCloud:
     """Read a LAS or LAZ file."""
     size = check_readable(path)
     with path.open("rb") as file:
@@ -43,21 +43,21 @@ def read(path: Path) -> PointCloud:
             rows = stream.read()
         if len(rows.points) != rows.header.point_count:
             raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
-        return _cloud(rows)
+        return _cloud_from_rows(rows)
     except InputError:
         raise
     except (
         laspy.errors.LaspyException, ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError,
         ArithmeticError, EOFError, struct.error,
     ) as error:  # fmt: skip
-        raise InputError(f"{path}: cannot be read as LAS: {reason(error)}") from error
+        raise InputError(f"{path}: cannot be read as LAS: {describe_error(error)}") from error
     except BaseException as error:  # a panic of Rust is no Exception
         if type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"{path}: cannot be read as LAZ: {one_line(str(error))}") from error
+        raise InputError(f"{path}: cannot be read as LAZ: {to_one_line(str(error))}") from error
 
 
-def write(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
+def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
     """Write a LAS file, or with ``compress`` a LAZ file: version 1.4, steps of 1e-4 or what 32 bits allow.
 
     Attributes that the format does not know, and normals, become extra bytes.
@@ -82,27 +82,27 @@ def write(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
     standard = set(header.point_format.dimension_names)
     for name, values in columns.items():
         if name not in standard:
-            header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_extra_type(values)))
+            header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_choose_extra_type(values)))
     rows = laspy.LasData(header)
     rows.x, rows.y, rows.z = points.T
     if cloud.colors is not None:
         rows.red, rows.green, rows.blue = as_uint16(cloud.colors).T
     try:
         for name, values in columns.items():
-            rows[name if name in standard else name[:32]] = values.astype(_extra_type(values))
+            rows[name if name in standard else name[:32]] = values.astype(_choose_extra_type(values))
         rows.write(str(path), do_compress=compress)
     except (laspy.errors.LaspyException, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: cannot be written as LAS: {reason(error)}") from error
+        raise InputError(f"{path}: cannot be written as LAS: {describe_error(error)}") from error
 
 
-def _extra_type(values: NDArray[Any]) -> np.dtype[Any]:
+def _choose_extra_type(values: NDArray[Any]) -> np.dtype[Any]:
     """Return a type that LAS has for extra bytes: it has no half floats or truth values."""
     if values.dtype.kind == "f" and values.dtype.itemsize < 4:
         return np.dtype(np.float32)
     return np.dtype(np.uint8) if values.dtype == bool else values.dtype.newbyteorder("=")
 
 
-def _cloud(rows: Any) -> PointCloud:
+def _cloud_from_rows(rows: Any) -> PointCloud:
     names = list(rows.point_format.dimension_names)
     colors = None
     if {"red", "green", "blue"} <= set(names):
@@ -134,15 +134,15 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
             f"{path}: corrupt LAS file: a header of {header_size} bytes and points from byte {points_at} on, "
             f"in a file of {size}"
         )
-    _walk(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
+    _check_records(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
     if head[25] >= 4:  # the minor version, which is what laspy goes by
         if header_size < _LONGEST:
             raise InputError(f"{path}: corrupt LAS file: version 1.{head[25]} with a header of {header_size} bytes")
         extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
-        _walk(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
+        _check_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
     expected_bytes, stored = points * row, size - points_at
     if point_format & _COMPRESSED:
-        check_inflated(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
+        check_inflated_size(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
         if points:
             _check_chunks(path, file, points_at, size, point_format & 0x3F, row)
     elif expected_bytes > stored:
@@ -181,7 +181,7 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, point_
             raise InputError(f"{path}: corrupt LAZ file: a chunk ends {position - end} bytes behind the last point")
 
 
-def _walk(
+def _check_records(
     path: Path, file: IO[bytes], between: tuple[int, int], count: int, header: int, length: tuple[str, int]
 ) -> None:
     """Go through ``count`` variable-length records, which must end within ``between``."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, one_line
-from fullfield.io.point_formats import PointCloud, as_uint8, binary_columns, from_columns, text_columns
+from fullfield.io.files import check_inflated_size, check_readable, to_one_line
+from fullfield.io.point_formats import PointCloud, as_uint8, cloud_from_columns, read_binary_columns, read_text_columns
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
@@ -23,27 +23,27 @@ _PACKED = ("rgb", "rgba")
 _NAN = 0x7FC00000  # a float's bits where there is no colour; as a colour it would be half transparent
 
 
-def read(path: Path) -> PointCloud:
+def read_pcd(path: Path) -> PointCloud:
     """Read a PCD file."""
     size = check_readable(path)
     with path.open("rb") as file:
-        header = _header(path, file)
-        fields = _fields(path, header)
-        count = _count(path, header)
+        header = _read_header(path, file)
+        fields = _parse_fields(path, header)
+        count = _read_point_count(path, header)
         data_kind = " ".join(header["DATA"])
         left = size - file.tell()
         if data_kind == "ascii":
-            columns = _text_columns(path, file, _named(fields), count, left)
+            columns = _read_text_columns(path, file, _name_values(fields), count, left)
         elif data_kind == "binary":
-            columns = binary_columns(path, file, _dtype(path, fields), count, left)
+            columns = read_binary_columns(path, file, _build_dtype(path, fields), count, left)
         elif data_kind == "binary_compressed":
-            columns = _compressed(path, file.read(), fields, count)
+            columns = _read_compressed(path, file.read(), fields, count)
         else:
-            raise InputError(f"{path}: corrupt PCD header: DATA {one_line(data_kind, 40)!r} is unknown")
-    return from_columns(path, _unpacked(columns))
+            raise InputError(f"{path}: corrupt PCD header: DATA {to_one_line(data_kind, 40)!r} is unknown")
+    return cloud_from_columns(path, _unpack_columns(columns))
 
 
-def write(path: Path, cloud: PointCloud) -> None:
+def write_pcd(path: Path, cloud: PointCloud) -> None:
     """Write a binary PCD file; colours are packed into ``rgb`` as PCL does, with 8 bits each."""
     columns = dict(zip("xyz", cloud.points.T, strict=True))
     if cloud.normals is not None:
@@ -77,7 +77,7 @@ def write(path: Path, cloud: PointCloud) -> None:
         file.write(rows.data)
 
 
-def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
+def _read_header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
     header_lines: dict[str, list[str]] = {}
     while "DATA" not in header_lines:
         line = file.readline(1 << 14)
@@ -89,23 +89,23 @@ def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
     return header_lines
 
 
-def _count(path: Path, header: dict[str, list[str]]) -> int:
+def _read_point_count(path: Path, header: dict[str, list[str]]) -> int:
     """Return the number of points; files of the first versions have it as width and height alone."""
     if "POINTS" in header:
-        return _number(path, header, "POINTS")
-    return _number(path, header, "WIDTH") * (_number(path, header, "HEIGHT") if "HEIGHT" in header else 1)
+        return _read_number(path, header, "POINTS")
+    return _read_number(path, header, "WIDTH") * (_read_number(path, header, "HEIGHT") if "HEIGHT" in header else 1)
 
 
-def _number(path: Path, header: dict[str, list[str]], name: str) -> int:
+def _read_number(path: Path, header: dict[str, list[str]], name: str) -> int:
     match header.get(name):
         case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
             return int(text)
     raise InputError(
-        f"{path}: corrupt PCD header: {name} is {one_line(' '.join(header.get(name, [])), 40) or 'absent'}"
+        f"{path}: corrupt PCD header: {name} is {to_one_line(' '.join(header.get(name, [])), 40) or 'absent'}"
     )
 
 
-def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
+def _parse_fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
     """Return name, NumPy type and number of values of every field."""
     names = header.get("FIELDS", header.get("COLUMNS", []))
     counts = header.get("COUNT", ["1"] * len(names))
@@ -119,7 +119,9 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
         is_count = count_text.isascii() and count_text.isdigit() and 1 <= int(count_text[:9]) <= _MAX_VALUES
         right = kind in _KINDS and size in ("1", "2", "4", "8") and (kind != "F" or size in ("4", "8"))
         if not (right and is_count):
-            raise InputError(f"{path}: corrupt PCD header: field {one_line(f'{name} {kind} {size} {count_text}', 60)}")
+            raise InputError(
+                f"{path}: corrupt PCD header: field {to_one_line(f'{name} {kind} {size} {count_text}', 60)}"
+            )
         fields.append((name, f"<{_KINDS[kind]}{size}", int(count_text)))
     values = sum(count for _, _, count in fields)
     if values > _MAX_VALUES:
@@ -130,7 +132,7 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
     return fields
 
 
-def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
+def _name_values(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
     """Return a name and a type for each value; padding gets numbers, which no field's name can be."""
     flat: list[tuple[str, str]] = []
     for name, kind, count in fields:
@@ -139,22 +141,22 @@ def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
     return flat
 
 
-def _dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
+def _build_dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
     try:
-        return np.dtype(_named(fields))
+        return np.dtype(_name_values(fields))
     except ValueError as error:
         raise InputError(f"{path}: corrupt PCD header: two fields have one name") from error
 
 
-def _text_columns(
+def _read_text_columns(
     path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int
 ) -> dict[str, NDArray[Any]]:
     """Read rows of text; packed colours become uint32, whether they are written as whole numbers or as floats."""
-    columns = text_columns(path, file, [(name, "<f8") for name, _ in named], count, left)
+    columns = read_text_columns(path, file, [(name, "<f8") for name, _ in named], count, left)
     for name, kind in named:
         values = columns[name]
         if name in _PACKED and kind[-1] == "4":
-            columns[name] = _packed_colors(values)
+            columns[name] = _parse_packed_colors(values)
             continue
         if kind[1] in "iu":
             limits = np.iinfo(kind)
@@ -162,14 +164,14 @@ def _text_columns(
             if is_wrong.any():
                 came = values[is_wrong][0]
                 raise InputError(
-                    f"{path}: field {one_line(name, 40)} holds whole numbers of type {kind[1:]}, got {came:g}"
+                    f"{path}: field {to_one_line(name, 40)} holds whole numbers of type {kind[1:]}, got {came:g}"
                 )
         with np.errstate(over="ignore"):
             columns[name] = values.astype(kind)
     return columns
 
 
-def _packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
+def _parse_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     """Return the words of colours from numbers of a text: whole numbers are the word itself, others a float's bits.
 
     The float of a colour without alpha is below 1e-37, so that it is no whole number but 0. A colour that is NaN is
@@ -183,8 +185,10 @@ def _packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     return words
 
 
-def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
-    dtype = _dtype(path, fields)
+def _read_compressed(
+    path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int
+) -> dict[str, NDArray[Any]]:
+    dtype = _build_dtype(path, fields)
     expected_bytes = count * dtype.itemsize
     if len(data) < 8:
         raise InputError(f"{path}: truncated PCD file: the sizes of the packed data are missing")
@@ -194,16 +198,16 @@ def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], cou
             f"{path}: the header says {count} points, {expected_bytes} bytes; {unpacked} packed into {packed} follow, "
             f"{len(data) - 8} are stored"
         )
-    check_inflated(path, "the packed data", unpacked, packed, _LZF_RATIO)
-    values = _lzf(path, data[8 : 8 + packed], unpacked)
+    check_inflated_size(path, "the packed data", unpacked, packed, _LZF_RATIO)
+    values = _decompress_lzf(path, data[8 : 8 + packed], unpacked)
     columns, start = {}, 0
-    for name, kind in _named(fields):  # one field after the other
+    for name, kind in _name_values(fields):  # one field after the other
         columns[name] = np.frombuffer(values, kind, count, start)
         start += columns[name].nbytes
     return columns
 
 
-def _lzf(path: Path, data: bytes, size: int) -> bytes:
+def _decompress_lzf(path: Path, data: bytes, size: int) -> bytes:
     """Decompress Marc Lehmann's LZF: runs of literals, and copies of 3 to 264 bytes from at most 8192 before."""
     out = bytearray()
     at, end = 0, len(data)
@@ -237,7 +241,7 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
     return bytes(out)
 
 
-def _unpacked(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _unpack_columns(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Leave out padding, and split a packed rgb into red, green and blue."""
     named_columns = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
     for name in _PACKED:

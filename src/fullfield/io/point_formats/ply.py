@@ -12,8 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_readable, one_line
-from fullfield.io.point_formats import PointCloud, as_uint8, binary_columns, from_columns, text_columns, without_axes
+from fullfield.io.files import check_readable, to_one_line
+from fullfield.io.point_formats import (
+    PointCloud,
+    as_uint8,
+    build_missing_axes_error,
+    cloud_from_columns,
+    read_binary_columns,
+    read_text_columns,
+)
 
 _TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
@@ -32,11 +39,11 @@ class _Element(NamedTuple):
     lists: bool
 
 
-def read(path: Path) -> PointCloud:
+def read_ply(path: Path) -> PointCloud:
     """Read a PLY file."""
     size = check_readable(path)
     with path.open("rb") as file:
-        encoding, elements = _header(path, file)
+        encoding, elements = _read_header(path, file)
         left = size - file.tell()
         vertex = next((e for e in elements if e.name == "vertex"), None)
         if vertex is None:
@@ -45,21 +52,25 @@ def read(path: Path) -> PointCloud:
         if vertex.lists or any(e.lists for e in before):
             raise InputError(f"{path}: lists of values in or before the element vertex are not supported")
         if not {"x", "y", "z"} <= {name for name, _ in vertex.properties}:
-            raise without_axes(path, (name for name, _ in vertex.properties))
+            raise build_missing_axes_error(path, (name for name, _ in vertex.properties))
         if encoding == "ascii":
             skipped = sum(e.rows for e in before)
-            return from_columns(path, text_columns(path, file, vertex.properties, vertex.rows, left, skipped))
-        skipped = sum(e.rows * _row(e, encoding).itemsize for e in before)
-        return from_columns(path, binary_columns(path, file, _row(vertex, encoding), vertex.rows, left, skipped))
+            return cloud_from_columns(
+                path, read_text_columns(path, file, vertex.properties, vertex.rows, left, skipped)
+            )
+        skipped = sum(e.rows * _build_row_dtype(e, encoding).itemsize for e in before)
+        return cloud_from_columns(
+            path, read_binary_columns(path, file, _build_row_dtype(vertex, encoding), vertex.rows, left, skipped)
+        )
 
 
-def _row(element: _Element, encoding: str) -> np.dtype[Any]:
+def _build_row_dtype(element: _Element, encoding: str) -> np.dtype[Any]:
     return np.dtype([(name, _ORDERS[encoding] + kind) for name, kind in element.properties])
 
 
-def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
-    def refuse(reason: str) -> InputError:
-        return InputError(f"{path}: corrupt PLY header: {one_line(reason, 80)}")
+def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
+    def build_error(reason: str) -> InputError:
+        return InputError(f"{path}: corrupt PLY header: {to_one_line(reason, 80)}")
 
     if file.readline(16).strip() != b"ply":
         raise InputError(f"{path}: is no PLY file, it does not begin with 'ply'")
@@ -68,7 +79,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
         line = file.readline(1024)
         words = line.decode("ascii", "replace").split()
         if not line.endswith(b"\n") or file.tell() > _LONGEST_HEADER:
-            raise refuse("it does not end")
+            raise build_error("it does not end")
         if words == ["end_header"]:
             break
         match words:
@@ -83,24 +94,24 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
             case ["property", kind, name] if elements and kind in _TYPES:
                 elements[-1].properties.append((name, _TYPES[kind]))
             case _:
-                raise refuse(f"cannot read {' '.join(words)!r}")
+                raise build_error(f"cannot read {' '.join(words)!r}")
     if not encoding:
-        raise refuse("it names no format")
+        raise build_error("it names no format")
     for element in elements:
         names = [name for name, _ in element.properties]
         if len(set(names)) < len(names):
-            raise refuse(f"element {element.name} has a property twice")
+            raise build_error(f"element {element.name} has a property twice")
     return encoding, elements
 
 
-def write(path: Path, cloud: PointCloud) -> None:
+def write_ply(path: Path, cloud: PointCloud) -> None:
     """Write a binary PLY file, its colours as bytes, which every other program reads."""
     columns: list[tuple[str, NDArray[Any]]] = []
     colors = None if cloud.colors is None else as_uint8(cloud.colors)
     for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", colors)):
         if values is not None:
             columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))
-    columns.extend((_plain(name), _narrow(values)) for name, values in cloud.attributes.items())
+    columns.extend((_to_plain_name(name), _convert_to_ply_type(values)) for name, values in cloud.attributes.items())
     rows = np.empty(len(cloud), [(name, values.dtype.newbyteorder("<")) for name, values in columns])
     for name, values in columns:
         rows[name] = values
@@ -112,10 +123,10 @@ def write(path: Path, cloud: PointCloud) -> None:
         file.write(rows.data)
 
 
-def _plain(name: str) -> str:
+def _to_plain_name(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and not c.isspace() else "_" for c in name) or "_"
 
 
-def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+def _convert_to_ply_type(values: NDArray[Any]) -> NDArray[Any]:
     """Convert to a type that PLY has: it has no 64-bit integers, half floats or truth values."""
     return values if values.dtype.str[1:] in _NAMES else values.astype(np.uint8 if values.dtype == bool else np.float64)

@@ -83,7 +83,7 @@ class Pair:
     """
 
     def __init__(self, prepared: Prepared, requested: tuple[bool, bool]) -> None:
-        self.prepare_size = prepared
+        self.prepared = prepared
         self._requested = requested
         device = prepared.request.device
         self._device = device if device.type == "cuda" else None
@@ -97,7 +97,7 @@ class Pair:
         stream = self._get_current_stream()
         entry = self._open.get(task)
         if entry is None:
-            grads = self.prepare_size.allocate_accumulators(*self._requested)
+            grads = self.prepared.allocate_accumulators(*self._requested)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
                 torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard_pass, task))
         else:
@@ -151,7 +151,7 @@ class PrepareNode(torch.autograd.Function):
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
         with torch.no_grad():
-            first, rest = finish_feature_gradients(ctx.pair.prepare_size, grads)
+            first, rest = finish_feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
             gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
         return None, *forbid_second_derivative(NAME, gradients, (inputs,))
@@ -173,7 +173,7 @@ class LookupNode(torch.autograd.Function):
         ctx.pair = pair
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(coords, preparation)
-        return pair.prepare_size.lookup(coords, out_dtype, channels_last)
+        return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -183,9 +183,9 @@ class LookupNode(torch.autograd.Function):
         coords, preparation = ctx.saved_tensors
         grads = ctx.pair.get_accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
         if not torch.is_grad_enabled():
-            return None, None, ctx.pair.prepare_size.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None
+            return None, None, ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None
         with torch.no_grad():
-            grad_coords = ctx.pair.prepare_size.backward(grad, coords, grads, ctx.needs_input_grad[2])
+            grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
         # The preparation's own gradient is empty: it leads from the features' gradients to this lookup's inputs.
         to_features = preparation.detach() if ctx.needs_input_grad[1] else None
         return (
@@ -242,7 +242,7 @@ class Lookups:
             request = build_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
             backend = LOOKUPS.choose(backend, request)
             self._pair = Pair(prepare(request, backend, fmap1, maps), requested)
-            self._state = list(self._pair.prepare_size.state)
+            self._state = list(self._pair.prepared.state)
             if grad:
                 self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
         self.backend = backend
@@ -258,7 +258,7 @@ class Lookups:
         if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
             apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
             return apply(pair, self._preparation, coords, out_dtype, channels_last)
-        return pair.prepare_size.lookup(coords, out_dtype, channels_last)
+        return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     def _lookup_traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if self._carriers is None:

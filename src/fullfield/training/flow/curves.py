@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> No
             axes.legend()
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
-    with atomic_path(path) as temporary:
+    with write_atomically(path) as temporary:
         figure.savefig(temporary, dpi=100)
 
 

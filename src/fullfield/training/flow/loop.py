@@ -249,7 +249,7 @@ class _Loop:
         recipe = {
             **run.recipe,
             "training": self.training.as_dict(),
-            "loss": stepper.compute_loss,
+            "loss": stepper.loss,
             "after": None if run.after is None else os.fspath(run.after),
         }
         after = None if run.after is None else Path(run.after)

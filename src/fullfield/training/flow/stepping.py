@@ -181,7 +181,7 @@ class Stepper:
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
         objective = Objective(model, training)
-        self.compute_loss = objective.compute_loss
+        self.loss = objective.loss
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
