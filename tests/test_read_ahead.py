@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fullfield._read_ahead import ReadAhead, iterate_ahead
+from fullfield._read_ahead import ReadAhead, buffer_bytes, iterate_ahead
 
 
 def wait_until_idle(started: list[int]) -> int:
@@ -45,6 +45,13 @@ def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
             reads.take(key)
             assert wait_until_idle(started) == key + 1 + ahead
     assert started == list(range(10 + ahead)), "each once"
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(4, 1), (32, 2), (512, 4)])
+def test_bound_follows_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
+    sizes = {"SC_PHYS_PAGES": gib << 18, "SC_PAGE_SIZE": 1 << 12}
+    monkeypatch.setattr("os.sysconf", sizes.__getitem__, raising=False)
+    assert buffer_bytes() == expected << 30
 
 
 def test_read_ahead_raises_error_for_its_key() -> None:

@@ -18,6 +18,15 @@ def reader_count() -> int:
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
 
+def buffer_bytes() -> int:
+    """Return the limit for items in memory that wait for someone: a 16th of the machine's memory, 1 to 4 GiB."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        memory = 0
+    return min(max(memory // 16, 1 << 30), 1 << 32)
+
+
 class ReadAhead(Generic[Key, Item]):
     """Items by key, read by threads in the order in which they are taken.
 
@@ -27,7 +36,8 @@ class ReadAhead(Generic[Key, Item]):
         read: returns the item of a key; called in a thread.
         size_bytes: returns the memory that an item takes.
         threads: number of reads at the same time.
-        max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far.
+        max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far; by default
+            :func:`buffer_bytes`.
         min_items: number of items that are read ahead even where they exceed the limit.
         max_items: number of items that are read ahead at most; by default one more than ``threads``.
         executor: where to read instead of in own threads; it is not shut down.
@@ -39,14 +49,15 @@ class ReadAhead(Generic[Key, Item]):
         size_bytes: Callable[[Item], int],
         *,
         threads: int,
-        max_bytes: int = 1 << 30,
+        max_bytes: int | None = None,
         min_items: int = 2,
         max_items: int | None = None,
         executor: Executor | None = None,
     ) -> None:
         self._read, self._size_bytes = read, size_bytes
         self._max_items = threads + 1 if max_items is None else max_items
-        self._max_bytes, self._min_items = max_bytes, min_items
+        self._max_bytes = buffer_bytes() if max_bytes is None else max_bytes
+        self._min_items = min_items
         self._own = ThreadPoolExecutor(threads, thread_name_prefix="fullfield-read") if executor is None else None
         self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
         self._queue: deque[Key] = deque()

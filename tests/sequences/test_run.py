@@ -435,10 +435,11 @@ def test_mistakes_are_one_line(flow: CommandLine, arguments: tuple[str, ...], wo
 def test_large_results_wait_in_bounded_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
-        waiting = max_waiting(size, 12)
+        waiting = max_waiting(size, 12, 1 << 30)
         assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
         assert waiting == 1 or (waiting + 1) * size <= 1 << 30
-    assert max_waiting(16 * 2160 * 4096, 12) >= 4
+    assert max_waiting(16 * 2160 * 4096, 12, 1 << 30) >= 4
+    assert max_waiting(16 * 4320 * 8192, 12, 1 << 32) >= 6
 
 
 def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(

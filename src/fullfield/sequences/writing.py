@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield._read_ahead import buffer_bytes
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 
-_MAX_WAITING_BYTES = 1 << 30
 _FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO,
                  errno.ENOTCONN, errno.EHOSTDOWN, errno.ENODEV}  # fmt: skip
 """Errors of writing after which the next file will fail as well."""
@@ -56,6 +56,7 @@ class WriterThreads:
         self._count = count or (max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if is_cuda else 2)
         self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
         self._waiting: deque[Future[None]] = deque()
+        self._max_bytes = buffer_bytes()
         self._lock = threading.Lock()
         self._thread_values = threading.local()
 
@@ -73,7 +74,7 @@ class WriterThreads:
 
     def submit(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
         """Call ``write`` in a thread, once few enough results wait; it returns whether it wrote the frame's file."""
-        self._wait(max_waiting(size_bytes, self._count))
+        self._wait(max_waiting(size_bytes, self._count, self._max_bytes))
         self._waiting.append(self._executor.submit(self._write, number, path, write))
 
     def add_problem(self, problem: Problem) -> None:
@@ -134,6 +135,6 @@ class WriterThreads:
             self._report(number)
 
 
-def max_waiting(size_bytes: int, writers: int) -> int:
-    """Return how many results of this size may wait to be written."""
-    return max(1, min(writers, _MAX_WAITING_BYTES // max(size_bytes, 1) - 1))
+def max_waiting(size_bytes: int, writers: int, max_bytes: int) -> int:
+    """Return how many results of this size may wait to be written; with one more they take at most ``max_bytes``."""
+    return max(1, min(writers, max_bytes // max(size_bytes, 1) - 1))
