@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int, compression: st
     """
     height, width = size
     distinct = 2 * (_KEPT - 1)
-    texture = textured_scene(height, width + _STEP * (_KEPT - 1), seed=4).frame1
+    texture = _draw_texture(height, width + _STEP * (_KEPT - 1))
 
     def path(number: int) -> Path:
         return folder / f"plate.{number:04d}.exr"
@@ -110,6 +110,12 @@ def make_plates(folder: Path, size: tuple[int, int], count: int, compression: st
             pass
     for number in range(distinct + 1, count + 1):
         os.link(path((number - 1) % distinct + 1), path(number))
+
+
+@lru_cache(maxsize=1)
+def _draw_texture(height: int, width: int) -> Tensor:
+    """Return a picture [3, H, W]; the plates of all compressions show the same."""
+    return textured_scene(height, width, seed=4).frame1
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
