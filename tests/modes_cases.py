@@ -435,7 +435,8 @@ def _() -> Any:
     from fullfield.training import DescriptorTraining, train_descriptor
     from fullfield.training import descriptor as loop
 
-    loop._HELD_OUT = 1  # pairs that the checkpoint is measured on
+    assert loop._VALIDATION_PAIRS
+    loop._VALIDATION_PAIRS = 1
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(

@@ -19,9 +19,9 @@ from fullfield.training.workers import end_with_the_parent
 SCRIPT = """
 import os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from fullfield.training.workers import end_with_the_parent, worker_context
+from fullfield.training.workers import create_worker_context, end_with_the_parent
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, worker_context(), initializer=end_with_the_parent, initargs=(sys.argv[1],))
+    pool = ProcessPoolExecutor(1, create_worker_context(), initializer=end_with_the_parent, initargs=(sys.argv[1],))
     print(pool.submit(os.getpid).result(), flush=True)
     time.sleep(60)
 """

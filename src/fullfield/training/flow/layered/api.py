@@ -57,5 +57,5 @@ def render_pairs(
             raise InputError("atlas: expected one with meshes, got one without")
         totals = scenes.meshes.totals if totals is None else totals
         triangles = build_triangles(scenes.meshes, atlas.meshes, totals)
-    rendered: RenderedPairs = renderer.render(scenes, triangles, atlas, size)
+    rendered: RenderedPairs = renderer.render_pairs(scenes, triangles, atlas, size)
     return rendered
