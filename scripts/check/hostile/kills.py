@@ -27,7 +27,7 @@ from pathlib import Path
 
 _TRAIN = """
 import sys
-from fullfield.registration import DescriptorConfig
+from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.training import DescriptorTraining, train_descriptor
 from fullfield.training.flow import PairGenerator
 from fullfield.training.flow.pictures import procedural_pictures
