@@ -116,7 +116,8 @@ def owed() -> dict[str, dict[str, Any]]:
         stored = json.loads(path.read_text("utf-8"))
         why = [*([OLDER] if is_older(stored) else []), *missing_conditions(stored)]
         if why:
-            result[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", NO_COMMAND)}
+            own = stored.get("command", NO_COMMAND)
+            result[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", own)}
     return result
 
 
