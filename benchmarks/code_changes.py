@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -29,10 +29,19 @@ class Code:
     """Identifiers that the file itself declares, and so may rename."""
     parameters: tuple[tuple[str, ...], ...] = ()
     """Names of the parameters of each function."""
+    imports: frozenset[tuple[str, str, str]] = frozenset()
+    """Module, name and name here of everything that is imported."""
 
 
-def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bool:
-    """Return whether two sets of files, by path, are the same code up to new names of their own identifiers."""
+IsRenamed = Callable[[str, str, str], bool]
+"""Whether a module of ours, by its name, has a thing called by the second name in place of the first."""
+
+
+def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes], is_renamed: IsRenamed = lambda *_: False) -> bool:
+    """Return whether two sets of files, by path, are the same code up to new names of their own identifiers.
+
+    ``is_renamed`` judges names that are imported from modules outside of the sets.
+    """
     before = {path: parse_code(path, content) for path, content in old.items()}
     after = {path: parse_code(path, content) for path, content in new.items()}
     pairs = [(before.pop(path), after.pop(path)) for path in [*before] if path in after]
@@ -43,10 +52,10 @@ def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bool:
             return False
         moved.remove(match)
         pairs.append((code, match))
-    return not moved and _is_renaming(pairs)
+    return not moved and _is_renaming(pairs, is_renamed)
 
 
-def _is_renaming(pairs: Iterable[tuple[Code, Code]]) -> bool:
+def _is_renaming(pairs: Iterable[tuple[Code, Code]], is_renamed: IsRenamed) -> bool:
     """Return whether one renaming of declared identifiers makes every first file its second one.
 
     An old name has to disappear from all files and a new one to be absent before. So no two names are exchanged, and
@@ -74,7 +83,22 @@ def _is_renaming(pairs: Iterable[tuple[Code, Code]]) -> bool:
             )
             if not is_allowed:
                 return False
-    return len(set(renamed.values())) == len(renamed)
+    if len(set(renamed.values())) < len(renamed):
+        return False
+    return all(_imports_same(old, new, renamed, is_renamed) for old, new in pairs)
+
+
+def _imports_same(old: Code, new: Code, renamed: Mapping[str, str], is_renamed: IsRenamed) -> bool:
+    """Return whether two files import the same things, up to names that are new everywhere."""
+    waiting = set(new.imports)
+    for module, name, bound in old.imports:
+        now = (module, name, bound)
+        if now not in waiting:
+            now = (module, renamed.get(name, name), renamed.get(bound, bound))
+            if now not in waiting or not is_renamed(module, name, now[1]):
+                return False
+        waiting.remove(now)
+    return not waiting
 
 
 def _renames_parameters(old: Code, new: Code) -> bool:
@@ -102,18 +126,35 @@ def _parse_python(text: str) -> Code:
     tree = _Essence().visit(ast.parse(text))
     functions = (node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and not isinstance(node, ast.Lambda))
     parameters = tuple(tuple(_parameters(node)) for node in functions)
-    return Code(tuple(_emit(tree, {})), frozenset(_declared_names(tree)), parameters)
+    imports = frozenset(_imported(ast.parse(text)))
+    declared = {*_declared_names(tree), *(bound for module, _, bound in imports if module.startswith("fullfield"))}
+    return Code(tuple(_emit(tree, {})), frozenset(declared), parameters, imports)
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """Yield what a module imports when it runs."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "", alias.asname or alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((module, alias.name, alias.asname or alias.name) for alias in node.names)
+        elif not _is_idle(node):
+            waiting += ast.iter_child_nodes(node)
 
 
 class _Essence(ast.NodeTransformer):
-    """Removal of docstrings, annotations, messages of errors, and the order of imports."""
+    """Removal of docstrings, annotations, messages of errors, and imports."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Visit the children, then drop the statements that do nothing."""
         super().generic_visit(node)
         for field in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, field, None), list):
-                setattr(node, field, _sort_imports([each for each in statements if not _is_idle(each)]))
+                kept = [each for each in statements if not isinstance(each, ast.Import | ast.ImportFrom)]
+                setattr(node, field, [each for each in kept if not _is_idle(each)])
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
@@ -165,24 +206,8 @@ def _is_idle(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
 
 
-def _sort_imports(statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Return statements with their imports first, one name each, in the order of the alphabet."""
-    imports: set[str] = set()
-    others: list[ast.stmt] = []
-    for node in statements:
-        if isinstance(node, ast.Import):
-            imports |= {ast.unparse(ast.Import([alias])) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            if node.module not in ("typing", "collections.abc", "__future__"):
-                imports |= {ast.unparse(ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names}
-        else:
-            others.append(node)
-    return [*ast.parse("\n".join(sorted(imports))).body, *others]
-
-
 _IDENTIFIERS = {
     (ast.Name, "id"),
-    (ast.alias, "name"),
     (ast.arg, "arg"),
     (ast.Attribute, "attr"),
     (ast.keyword, "arg"),

@@ -156,3 +156,18 @@ def test_code_is_the_same_up_to_its_names(
     path = f"src/a.{suffix}"
     assert is_same_code({path: code.encode()}, {path: changed.encode()}) == is_same
     assert not is_same_code({path: code.encode()}, {path: changed.encode(), f"src/b.{suffix}": b""})
+
+
+def test_imported_name_may_change_where_its_module_renamed_it() -> None:
+    old, new = {"src/a.py": PYTHON.encode()}, {"src/a.py": PYTHON.replace("lookup", "look_up").encode()}
+    asked = []
+
+    def is_renamed(*names: str) -> bool:
+        asked.append(names)
+        return True
+
+    assert is_same_code(old, new, is_renamed)
+    assert asked == [("fullfield.ops", "lookup", "look_up")]
+    assert not is_same_code(old, new)
+    moved = {"src/a.py": PYTHON.replace("fullfield.ops import", "fullfield.ops.other import").encode()}
+    assert not is_same_code(old, moved, is_renamed)

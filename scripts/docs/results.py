@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,18 @@ def is_older(stored: dict[str, Any]) -> bool:
     except subprocess.CalledProcessError:  # the history has no such commit
         return True
     new = {path: (ROOT / path).read_bytes() for path in present_files() if is_source(path, sources)}
-    return not is_same_code({path: stored_content(name) for path, name in old.items()}, new)
+    contents = {path: stored_content(name) for path, name in old.items()}
+    return not is_same_code(contents, new, partial(is_renamed, commit))
+
+
+def is_renamed(commit: str, module: str, old_name: str, new_name: str) -> bool:
+    """Return whether a module of ours has ``new_name`` now where it had ``old_name`` at the commit, and never both."""
+    path = f"src/{module.replace('.', '/')}.py"
+    if path not in files_of_commit(commit) or not (ROOT / path).is_file():
+        return False
+    before = set(re.findall(r"\w+", stored_content(files_of_commit(commit)[path]).decode()))
+    now = set(re.findall(r"\w+", (ROOT / path).read_text("utf-8")))
+    return old_name in before - now and new_name in now - before
 
 
 def owed() -> dict[str, dict[str, Any]]:
