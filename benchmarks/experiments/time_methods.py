@@ -18,7 +18,7 @@ import fullfield
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, state_conditions
 from fullfield.io import read_frame
-from fullfield.io.files import atomic_path
+from fullfield.io.files import write_atomically
 
 PAIR = "sintel clean alley_1"
 FORMS: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def main() -> None:
         **state_conditions(*SOURCES),
         "seconds": seconds,
     }
-    with atomic_path(RESULTS / "auto_cpu.json") as path:
+    with write_atomically(RESULTS / "auto_cpu.json") as path:
         path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(seconds))
 
