@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fullfield.registration import search
+from fullfield.registration.deformation import Deformation
 from fullfield.registration.descriptors import BINS, around, histograms, mutual_matches, nearest_within, plane_normals
 from fullfield.registration.group import combine
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
@@ -180,12 +181,13 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert good.score == pytest.approx(6.75)
     assert good.accepted
     assert good.reason is None
-    sure = Doubts(0.0, 0.0)
-    assert 0.5 < estimate_confidence(good, Doubts(0.05, 0.0)) < estimate_confidence(good, sure) < 1.0
-    assert estimate_confidence(good, Doubts(0.0, 0.8)) < estimate_confidence(good, sure)
+    sure = Doubts(0.0, 0.0, is_bent=False)
+    assert 0.5 < estimate_confidence(good, sure._replace(contradiction=0.05)) < estimate_confidence(good, sure) < 1.0
+    assert estimate_confidence(good, sure._replace(rival=0.8)) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(agreeing=0.2), sure) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
-    assert estimate_confidence(good, Doubts(1.0, 0.0)) < 0.1
+    assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_bent=True)) < 0.9
+    assert estimate_confidence(good, sure._replace(contradiction=1.0)) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
     assert weak.accepted
@@ -233,11 +235,11 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
         ("compare", lambda *_: SimpleNamespace(contradiction=0.0)),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
-        ("_find_deformation", lambda *_: None),
+        ("_find_deformation", lambda *_: Deformation(None, is_bent=False)),
         ("select_equal", lambda *_: []),
     ):
         monkeypatch.setattr(search, name, replacement)
-    objection, pose = search._judge(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
+    objection, pose, _ = search._judge(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
     assert judged == [0, 1, 2][: switches + 1]
     if switches < 3:
         assert objection is None

@@ -119,43 +119,61 @@ def find_contacts(
     return Contacts(rows, partner, ((points[rows] - planes.points[partner]) * planes.normals[partner]).sum(1))
 
 
-class PlaneStep(NamedTuple):
-    """One step of a fit of points to planes: a small affine change around ``center``."""
+class PlaneEquations(NamedTuple):
+    """Linear equations of the small affine change around ``center`` that brings points onto planes."""
 
+    contacts: Contacts
+    places: Floats  # [K, 3], of the points
+    normals: Floats  # [K, 3], of the planes
     center: Floats  # [3]
     radius: float
-    change: Floats  # [6 + S]: turn over ``radius``, shift, strains over ``radius``
-    covariance: Floats  # [6 + S, 6 + S], of independent points
+    rows: Floats  # [K, 6 + S], of a turn over ``radius``, a shift, and strains over ``radius``
+    weights: Floats  # [K], less for distant planes
+
+    @property
+    def matrix(self) -> Floats:
+        """Return the matrix [6 + S, 6 + S] of the normal equations, with a weak prior: no change."""
+        matrix: Floats = self.rows.T @ (self.weights[:, None] * self.rows) + np.eye(self.rows.shape[1])
+        return matrix
+
+    @property
+    def change(self) -> Floats:
+        """Return the change [6 + S] that solves the equations best."""
+        right = self.rows.T @ (self.weights * -self.contacts.heights)
+        return np.asarray(np.linalg.solve(self.matrix, right), np.float64)
+
+    def estimate_covariance(self, cell: float) -> Floats:
+        """Return the covariance [6 + S, 6 + S] of the change, where points of one cubic cell of that edge err together.
+
+        Cells, not points, are taken as independent (the sandwich estimator of White, Econometrica 1980, with clusters).
+        """
+        _, numbers = np.unique(np.floor(self.places / cell), axis=0, return_inverse=True)
+        count, size = int(numbers.max()) + 1, self.rows.shape[1]
+        pulls = (self.weights * -self.contacts.heights)[:, None] * self.rows
+        sums = np.stack([np.bincount(numbers.ravel(), column, count) for column in pulls.T], 1)
+        inverse = np.linalg.inv(self.matrix)
+        covariance: Floats = inverse @ (sums.T @ sums) @ inverse * (count / max(count - size, 1))
+        return covariance
 
 
-def plane_step(
+def list_plane_equations(
     planes: Planes, points: Floats, normals: Floats, max_distance: float, strains: Floats, min_cosine: float = 0.8
-) -> PlaneStep | None:
-    """Return the change that brings ``points`` [N, 3] closest to the planes within ``max_distance``; None with too few.
+) -> PlaneEquations | None:
+    """Return the equations of ``points`` [N, 3] and the planes within ``max_distance``; None with too few.
 
     ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
     """
-    rows_in_contact, partner, heights = find_contacts(planes, points, normals, max_distance, min_cosine)
-    if len(rows_in_contact) < _MIN_CONTACTS:
+    contacts = find_contacts(planes, points, normals, max_distance, min_cosine)
+    if len(contacts.rows) < _MIN_CONTACTS:
         return None
-    p, n, residual = points[rows_in_contact], planes.normals[partner], -heights
-    center = p.mean(0)
-    radius = float(np.sqrt(((p - center) ** 2).sum(1).mean()))
-    arm = (p - center) / radius
-    rows = np.hstack((np.cross(arm, n), n, np.einsum("ni,sij,nj->ns", arm, strains, n)))
-    weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(residual), 1e-9))
-    matrix = rows.T @ (weights[:, None] * rows) + np.eye(rows.shape[1])  # a weak prior: no change
-    change = np.linalg.solve(matrix, rows.T @ (weights * residual))
-    variance = float((weights * residual**2).sum() / weights.sum())
-    return PlaneStep(center, radius, change, np.linalg.inv(matrix) * variance)
-
-
-def plane_residuals(planes: Planes, points: Floats, normals: Floats, max_distance: float) -> Floats:
-    """Return the heights [N] of ``points`` over the planes; NaN where there is none within ``max_distance``."""
-    contacts = find_contacts(planes, points, normals, max_distance)
-    residuals = np.full(len(points), np.nan)
-    residuals[contacts.rows] = contacts.heights
-    return residuals
+    places, plane_normals = points[contacts.rows], planes.normals[contacts.partner]
+    center = places.mean(0)
+    radius = float(np.sqrt(((places - center) ** 2).sum(1).mean()))
+    arm = (places - center) / radius
+    stretches = np.einsum("ni,sij,nj->ns", arm, strains, plane_normals)
+    rows = np.hstack((np.cross(arm, plane_normals), plane_normals, stretches))
+    weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(contacts.heights), 1e-9))
+    return PlaneEquations(contacts, places, plane_normals, center, radius, rows, weights)
 
 
 def fit_planes(
@@ -164,14 +182,15 @@ def fit_planes(
     """Refine a rigid pose of ``points`` [N, 3] by one step for each reach."""
     none = np.zeros((0, 3, 3))
     for max_distance in reaches:
-        step = plane_step(planes, apply(transform, points), normals @ transform[:3, :3].T, max_distance, none, 0.7)
-        if step is None:
+        turned = normals @ transform[:3, :3].T
+        equations = list_plane_equations(planes, apply(transform, points), turned, max_distance, none, 0.7)
+        if equations is None:
             break
-        turn = step.change[:3] / step.radius
-        rotation = rotation_about(turn)
-        change = np.eye(4)
-        change[:3, :3], change[:3, 3] = rotation, step.center - rotation @ step.center + step.change[3:6]
-        transform = change @ transform
+        change, center = equations.change, equations.center
+        rotation = rotation_about(change[:3] / equations.radius)
+        motion = np.eye(4)
+        motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center + change[3:6]
+        transform = motion @ transform
     return transform
 
 

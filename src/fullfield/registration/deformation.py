@@ -2,7 +2,9 @@
 
 A wrong unit, a reconstruction without scale or a bad calibration changes a scan's shape; a rigid pose that fits part
 of it looks right. Noise leaves heights between the surfaces that differ from point to point; a change of shape leaves
-heights that neighbours have in common, called systematic here. Lengths are voxels.
+heights that neighbours have in common, called systematic here. Real reconstructions are bent too, so a significant
+change of shape alone is no objection: it must be larger than theirs, or explain all that is systematic, which an affine
+map never does for them. Lengths are voxels.
 """
 
 from __future__ import annotations
@@ -13,23 +15,35 @@ import numpy as np
 import torch
 
 from fullfield.ops.neighbors import radius_search
-from fullfield.registration.contacts import Planes, find_contacts, plane_residuals, plane_step, rotation_about
+from fullfield.registration.contacts import (
+    PlaneEquations,
+    Planes,
+    find_contacts,
+    list_plane_equations,
+    rotation_about,
+)
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.observability import CORRELATED
 from fullfield.registration.ransac import apply
 from fullfield.registration.result import Cause
 from fullfield.registration.scan import Scan
 
-_REACHES = (3.0, 2.5, 2.0, 2.0, 2.0, 2.0)
+_REACHES = (3.0, 2.5, 2.0, 2.0)
+_MORE_STEPS, _SETTLED = 12, 0.02  # steps until a fit changes less, voxels
+_RIGID_REACHES = (2.0, 2.0)  # the pose is refined already
 _SAMPLED = 2500  # points of the source
+_CELL = 8.0  # edge within which heights err together
+_MAX_STRAIN_ERROR = 0.02  # standard error of a strain that counts as determined
+_SIGNIFICANT, _MIN_STRAIN = 100.0, 0.05  # squared strains over their covariance, and strain, from which it is looked at
+_EXPLAINING, _MAX_LEFT = 200.0, 0.03  # the same where the map explains all: RMS systematic heights that it leaves
+_EXTREME = 1000.0  # the same of no reconstruction
+_MIN_REDUCED = 0.012  # RMS systematic heights that a map must remove, without which its strains are a bias
+_MAX_STRAIN, _STRAIN_ERRORS, _MAX_LARGE_STRAIN_ERROR = 0.08, 4.0, 0.03  # strain that no reconstruction reaches
 _MIN_SCALE, _SCALE_ERRORS = 0.015, 4.0  # difference of scale, and the same in standard errors, that is reported
-_MIN_STRAIN, _MAX_STRAIN_ERROR = 0.025, 0.015
-_MAX_STRAIN, _STRAIN_ERRORS, _MAX_LARGE_STRAIN_ERROR = 0.06, 3.5, 0.02  # strain that no reconstruction reaches
-_AFFINE_GAIN, _SIMILAR_GAIN = 0.42, 0.35  # share of the residuals' squares that a change of shape must explain
-_MIN_GROWTH, _MIN_GROWN_GAIN = 1.2, 0.15  # or of touching points that it must bring together, explaining less
-_MIN_SYSTEMATIC, _MAX_SYSTEMATIC = 0.06, 0.25  # RMS heights: in need of an explanation, and of no reconstruction
-_MIN_EXPLAINED, _MIN_EXPLAINED_BY_BEND = 0.9, 0.988  # share of their squares that a simple change of shape explains
+_SIMILAR_GAIN = 0.35  # share of the residuals' squares that a change of scale must explain
+_MAX_SYSTEMATIC = 0.2  # RMS heights of no reconstruction
+_MIN_EXPLAINED_BY_BEND = 0.988  # share of their squares that a bend explains
 _MIN_BEND, _MAX_LEFT_BY_BEND = 0.1, 0.015  # RMS heights: that a bend explains, and that it leaves
+_MIN_BENT, _MIN_EXPLAINED_OF_BENT = 0.06, 0.85  # the same of clouds that may be reconstructions
 _NEIGHBORHOOD, _MIN_NEIGHBORS, _QUERIES = 6.0, 12, 625
 _BEND_REACHES, _BEND_PRIOR = (4.0, 3.5, 3.0, 2.5, 2.0, 2.0, 2.0, 2.0), 3.0
 _REFITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 2.0, 2.0)  # distances beyond which a match counts little
@@ -57,10 +71,10 @@ class Explanation(NamedTuple):
 
 
 class Deformation(NamedTuple):
-    """Size and shape of the source against the target's."""
+    """Change of shape between two clouds in a pose."""
 
-    scale: float  # 1 where the sizes agree, 2 where the source is twice as large
-    explanation: Explanation | None  # how the clouds differ; None where they do not
+    explanation: Explanation | None  # how the clouds differ; None where they may be scans of one scene
+    is_bent: bool  # whether a bend explains most of what the pose leaves between the surfaces
 
 
 def describe_scale(scale: float, *, exact: bool = True) -> str:
@@ -81,60 +95,22 @@ def _describe_strain(strain: float, axis: Floats) -> Explanation:
 
 
 def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deformation:
-    """Fit a similarity and an affine map to the touching surfaces, starting from a pose.
-
-    Reconstructions are bent by some per cent, so a change of shape is only reported where it explains much of what the
-    pose leaves between the surfaces, or brings many more of them together.
-    """
+    """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose."""
     planes = Planes.from_scan(target)
     step = max(1, len(source.points) // _SAMPLED)
     points, normals = source.points[::step], source.normals[::step] @ transform[:3, :3].T
-    rigid, similar, affine = (
-        _fit_surfaces(planes, points, normals, transform, strains) for strains in (_STRAINS[:0], _ISOTROPIC, _STRAINS)
+    rigid = _fit_surfaces(planes, points, normals, transform, _STRAINS[:0], _RIGID_REACHES)
+    affine = _fit_surfaces(planes, points, normals, transform, _STRAINS, _REACHES)
+    explanation = None
+    if affine.significance > _SIGNIFICANT or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN:
+        similar = _fit_surfaces(planes, points, normals, transform, _ISOTROPIC, _REACHES)
+        explanation = _explain_by_scale(similar, affine, rigid) or _explain_by_shape(affine, rigid, similar.scale)
+    if explanation is not None or rigid.systematic < _MIN_BENT**2:
+        return Deformation(explanation, is_bent=False)
+    left = _fit_bend(planes, points, normals, transform)
+    return Deformation(
+        _explain_by_bend(rigid.systematic, left), is_bent=left < (1 - _MIN_EXPLAINED_OF_BENT) * rigid.systematic
     )
-    scale = float(np.cbrt(np.linalg.det(similar.linear)))
-    min_scale = max(_MIN_SCALE, _SCALE_ERRORS * float(np.sqrt(similar.covariance[0, 0])))
-    explanation = _explain_by_shape(affine, rigid, scale)
-    if explanation is None and abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
-        explanation = Explanation(describe_scale(1 / scale), "scale")
-    if explanation is None and rigid.systematic > _MIN_BEND**2:
-        explanation = _explain_by_bend(planes, points, normals, transform, rigid)
-    return Deformation(1 / scale, explanation)
-
-
-def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
-    """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
-    components = (_extract_stretch(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
-    components = components * (1, 1, 1, 2, 2, 2)
-    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", components, _STRAINS))
-    weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
-    errors = np.sqrt(np.einsum("ns,st,nt->n", weights, affine.covariance, weights))
-    is_certain = (np.abs(values) > _STRAIN_ERRORS * errors) & (errors < _MAX_LARGE_STRAIN_ERROR)
-    certain = np.where(is_certain, values, 0.0)
-    largest = int(np.abs(certain).argmax())
-    if abs(float(certain[largest])) > _MAX_STRAIN:
-        return _describe_strain(-float(certain[largest]), axes[:, largest])
-    variances, directions = np.linalg.eigh(affine.covariance)
-    determined = directions[:, variances <= _MAX_STRAIN_ERROR**2]
-    components = determined @ (determined.T @ components)
-    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", components, _STRAINS))
-    largest = int(np.abs(values).argmax())
-    if abs(float(values[largest])) > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN):
-        return _describe_strain(-float(values[largest]), axes[:, largest])
-    return None
-
-
-def _explain_by_bend(
-    planes: Planes, points: Floats, normals: Floats, transform: Floats, rigid: _SurfaceFit
-) -> Explanation | None:
-    """Return the sentence for clouds that are bent against each other; None where they may be reconstructions."""
-    before, left = np.sqrt(rigid.systematic), _fit_bend(planes, points, normals, transform).systematic
-    if before > _MAX_SYSTEMATIC or (
-        before > _MIN_BEND and left < _MAX_LEFT_BY_BEND**2 and left < (1 - _MIN_EXPLAINED_BY_BEND) * rigid.systematic
-    ):
-        reason = f"the clouds seem bent against each other: the best pose leaves {before:.2g} voxels between surfaces"
-        return Explanation(reason, "shape")
-    return None
 
 
 class _SurfaceFit(NamedTuple):
@@ -145,37 +121,119 @@ class _SurfaceFit(NamedTuple):
     residuals: Floats  # [N], NaN beyond the planes
     systematic: float  # mean square of the residuals' part that neighbours have in common
 
+    @property
+    def scale(self) -> float:
+        """Return the side of the cube that the map makes of a unit cube, by volume."""
+        return float(np.cbrt(np.linalg.det(self.linear)))
 
-def _explains(deformed: _SurfaceFit, rigid: _SurfaceFit, min_gain: float) -> bool:
-    """Return whether a change of shape explains what a rigid pose leaves."""
+    @property
+    def significance(self) -> float:
+        """Return the squares of the strains over their covariance."""
+        return self.weigh_strains(1.0)
+
+    def list_strains(self, scale: float) -> Floats:
+        """Return the strains [6] beside a change of scale: along x, y, z, and between xy, xz, yz."""
+        components = (_extract_stretch(self.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
+        return np.asarray(components * (1, 1, 1, 2, 2, 2), np.float64)
+
+    def weigh_strains(self, scale: float) -> float:
+        """Return the squares of the strains beside a scale over their covariance, in the directions it determines."""
+        variances, directions = np.linalg.eigh(self.covariance)
+        is_determined = variances <= _MAX_STRAIN_ERROR**2
+        parts = directions.T[is_determined] @ self.list_strains(scale)
+        return float((parts**2 / np.maximum(variances[is_determined], 1e-12)).sum())
+
+
+def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _SurfaceFit) -> Explanation | None:
+    """Return the sentence for another size, None where it does not explain what a rigid pose leaves."""
+    difference, error = abs(np.log(similar.scale)), float(np.sqrt(similar.covariance[0, 0]))
+    if difference <= max(_MIN_SCALE, _SCALE_ERRORS * error):
+        return None
+    is_simplest = similar.systematic < max(_MAX_LEFT**2, 1.5 * affine.systematic)
+    explains = (difference / max(error, 1e-9)) ** 2 > _EXPLAINING and similar.systematic < _MAX_LEFT**2
+    if is_simplest and (explains or _measure_gain(similar, rigid) >= _SIMILAR_GAIN):
+        return Explanation(describe_scale(1 / similar.scale), "scale")
+    return None
+
+
+def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
+    """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
+    strain = _find_largest_strain(affine, scale)
+    if rigid.systematic <= _MIN_REDUCED**2:
+        return None
+    reduces = rigid.systematic - max(affine.systematic, 0.0) > _MIN_REDUCED**2
+    min_significance = _EXPLAINING if affine.systematic < _MAX_LEFT**2 else _EXTREME
+    if strain.certain > _MAX_STRAIN or (reduces and affine.weigh_strains(scale) > min_significance):
+        return _describe_strain(-strain.value, strain.axis)
+    return None
+
+
+class _Strain(NamedTuple):
+    """Change of length along an axis."""
+
+    value: float
+    certain: float  # its size less some standard errors; 0 where it is not determined
+    axis: Floats  # [3]
+
+
+def _find_largest_strain(affine: _SurfaceFit, scale: float) -> _Strain:
+    """Return the strain beside a scale that is largest for certain."""
+    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains(scale), _STRAINS))
+    weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
+    errors = np.sqrt(np.einsum("ns,st,nt->n", weights, affine.covariance, weights))
+    certain = np.where(errors < _MAX_LARGE_STRAIN_ERROR, np.maximum(np.abs(values) - _STRAIN_ERRORS * errors, 0.0), 0.0)
+    largest = int((certain + 1e-9 * np.abs(values)).argmax())
+    return _Strain(float(values[largest]), float(certain[largest]), axes[:, largest])
+
+
+def _explain_by_bend(systematic: float, left: float) -> Explanation | None:
+    """Return the sentence for clouds that are bent against each other; None where they may be reconstructions.
+
+    Arguments are the systematic mean squares in the pose, and after a bend is fitted.
+    """
+    explains = left < _MAX_LEFT_BY_BEND**2 and left < (1 - _MIN_EXPLAINED_BY_BEND) * systematic
+    if systematic > _MAX_SYSTEMATIC**2 or (systematic > _MIN_BEND**2 and explains):
+        reason = "the clouds seem bent against each other: the best pose leaves"
+        return Explanation(f"{reason} {np.sqrt(systematic):.2g} voxels between surfaces", "shape")
+    return None
+
+
+def _measure_gain(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float:
+    """Return the share of the squares that a rigid pose leaves which a change of shape explains."""
     is_touching = np.isfinite(rigid.residuals) & np.isfinite(deformed.residuals)
     before, after = (
         float((np.minimum(np.abs(fit.residuals[is_touching]), 1.0) ** 2).mean()) for fit in (rigid, deformed)
     )
-    gain = 1 - after / max(before, 1e-12)
-    growth = np.isfinite(deformed.residuals).sum() / max(np.isfinite(rigid.residuals).sum(), 1)
-    is_simple = rigid.systematic > _MIN_SYSTEMATIC**2 and deformed.systematic < (1 - _MIN_EXPLAINED) * rigid.systematic
-    return bool(gain >= min_gain or is_simple or (growth >= _MIN_GROWTH and gain >= _MIN_GROWN_GAIN))
+    return 1 - after / max(before, 1e-12)
 
 
-def _fit_surfaces(planes: Planes, points: Floats, normals: Floats, transform: Floats, strains: Floats) -> _SurfaceFit:
+def _fit_surfaces(
+    planes: Planes, points: Floats, normals: Floats, transform: Floats, strains: Floats, reaches: tuple[float, ...]
+) -> _SurfaceFit:
+    """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
     linear, shift = transform[:3, :3], transform[:3, 3]
-    covariance = np.eye(len(strains))
-    for max_distance in _REACHES:
-        step = plane_step(planes, points @ linear.T + shift, normals, max_distance, strains)
-        if step is None:
-            return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), np.full(len(points), np.nan), 0.0)
-        change = rotation_about(step.change[:3] / step.radius)
-        change = change + np.einsum("s,sij->ij", step.change[6:], strains) / step.radius
-        linear, shift = change @ linear, change @ (shift - step.center) + step.center + step.change[3:6]
-        covariance = step.covariance[6:, 6:] * CORRELATED / step.radius**2
-    mapped = points @ linear.T + shift
-    residuals = plane_residuals(planes, mapped, normals, _REACHES[-1])
-    return _SurfaceFit(linear, covariance, residuals, _measure_systematic(planes, mapped, normals))
+    more = (reaches[-1],) * (_MORE_STEPS if len(strains) else 0)
+    for number, max_distance in enumerate((*reaches, *more)):
+        equations = list_plane_equations(planes, points @ linear.T + shift, normals, max_distance, strains)
+        if equations is None:
+            break
+        change, center = equations.change, equations.center
+        motion = rotation_about(change[:3] / equations.radius)
+        motion = motion + np.einsum("s,sij->ij", change[6:], strains) / equations.radius
+        linear, shift = motion @ linear, motion @ (shift - center) + center + change[3:6]
+        if number + 1 >= len(reaches) and np.abs(change).max() < _SETTLED:
+            break
+    last = list_plane_equations(planes, points @ linear.T + shift, normals, reaches[-1], strains)
+    residuals = np.full(len(points), np.nan)
+    if last is None:
+        return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), residuals, 0.0)
+    residuals[last.contacts.rows] = last.contacts.heights
+    covariance = last.estimate_covariance(_CELL)[6:, 6:] / last.radius**2
+    return _SurfaceFit(linear, covariance, residuals, _measure_systematic(last, normals))
 
 
-def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> _SurfaceFit:
-    """Fit a displacement that is a quadratic function of the place."""
+def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
+    """Fit a displacement that is quadratic in the place; return the systematic mean square that it leaves."""
     start = apply(transform, points)
     arm = start - start.mean(0)
     arm /= np.sqrt((arm**2).sum(1).mean())
@@ -190,16 +248,17 @@ def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats
         matrix = rows.T @ (weights[:, None] * rows) + _BEND_PRIOR * np.eye(rows.shape[1])
         change = np.linalg.solve(matrix, rows.T @ (weights * -contacts.heights))
         mapped = mapped + terms @ change.reshape(-1, 3)
-    residuals = plane_residuals(planes, mapped, normals, _BEND_REACHES[-1])
-    return _SurfaceFit(np.eye(3), np.eye(0), residuals, _measure_systematic(planes, mapped, normals))
+    left = list_plane_equations(planes, mapped, normals, _BEND_REACHES[-1], _STRAINS[:0])
+    return 0.0 if left is None else _measure_systematic(left, normals)
 
 
-def _measure_systematic(planes: Planes, points: Floats, normals: Floats) -> float:
-    """Return the mean square of the heights over the planes that neighbours of one orientation have in common."""
-    contacts = find_contacts(planes, points, normals, _REACHES[-1])
-    if len(contacts.rows) < _MIN_NEIGHBORS:
-        return 0.0
-    places, own = points[contacts.rows], normals[contacts.rows]
+def _measure_systematic(equations: PlaneEquations, normals: Floats) -> float:
+    """Return the mean square of the heights over the planes that neighbours of one orientation have in common.
+
+    ``normals`` [N, 3] are those of the points, of which the equations have some.
+    """
+    contacts, places = equations.contacts, equations.places
+    own = normals[contacts.rows]
     step = max(1, len(places) // _QUERIES)
     queries = np.arange(0, len(places), step)
     neighbors = radius_search(torch.from_numpy(places), _NEIGHBORHOOD, torch.from_numpy(places[queries]), sort=False)
@@ -207,7 +266,7 @@ def _measure_systematic(planes: Planes, points: Floats, normals: Floats) -> floa
     column = neighbors.indices.numpy()
     is_parallel = np.abs((own[column] * own[queries[row]]).sum(1)) > 0.9
     row, column = row[is_parallel], column[is_parallel]
-    vectors = np.clip(contacts.heights, -1.0, 1.0)[:, None] * planes.normals[contacts.partner]
+    vectors = np.clip(contacts.heights, -1.0, 1.0)[:, None] * equations.normals
     heights = (vectors[column] * own[queries[row]]).sum(1)
     count = np.bincount(row, minlength=len(queries))
     usable = count >= _MIN_NEIGHBORS

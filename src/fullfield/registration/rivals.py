@@ -30,7 +30,7 @@ _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
 _CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
-_CLOSE_OPPOSITES = 1.5  # the same of two opposite motions, a step up and a step down
+_UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
@@ -94,23 +94,18 @@ def find_rivals(
     return rivals
 
 
-def select_equal(rivals: Sequence[Rival], transform: Floats, points: Floats) -> list[Rival]:
+def select_equal(rivals: Sequence[Rival]) -> list[Rival]:
     """Return the rivals between which and the best pose the clouds do not decide.
 
-    ``transform`` is the best pose, of ``points`` [N, 3]. Where a scene repeats itself in small steps, as spiral stairs
-    do, windows' ends speak for one pose, but several others come close.
+    Where a scene repeats itself in steps, as stairs and shelves do, windows' ends change the descriptors near them, so
+    these speak for the pose in which the ends coincide, while the surfaces decide nothing. Or several poses come close.
     """
     equal = [rival for rival in rivals if rival.is_equal]
     close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _CLOSE]
     if equal or len(close) >= _STEPS:
         return equal or close
-    closest = [rival for rival in close if rival.margin < _CLOSE_OPPOSITES]
-    for number, first in enumerate(closest):
-        for second in closest[:number]:
-            back = second.transform @ np.linalg.inv(transform) @ first.transform
-            if distance_between(back, transform, points) < _MIN_DISTANCE:
-                return [first, second]
-    return []
+    undecided = [rival for rival in close if rival.significance < _UNDECIDED and rival.margin < _UNDECIDED_MARGIN]
+    return undecided if len(undecided) >= _SHIFTS else []
 
 
 def distance_between(first: Floats, second: Floats, points: Floats) -> float:

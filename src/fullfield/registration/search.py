@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fullfield.registration.contacts import compare, measure_distinctive_contradiction
-from fullfield.registration.deformation import Explanation, explain_matches, measure_deformation
+from fullfield.registration.deformation import Deformation, explain_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.observability import measure_observability
@@ -134,10 +134,10 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     report(0.95, "judging")
     evidence, pose = weighed[0]
     others += [other for _, other in weighed[1:]]
-    objection, pose = _judge(pair, evidence, pose, others, search)
+    objection, pose, is_bent = _judge(pair, evidence, pose, others, search)
     if pose is not weighed[0][1]:
         evidence = pair.weigh([pose])[0][0]
-    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others))
+    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others, is_bent=is_bent))
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
         objection = Objection(reason, "overlap", is_certain=False)
@@ -163,7 +163,7 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
 
 
-def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats]) -> Doubts:
+def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], *, is_bent: bool) -> Doubts:
     agreement = compare(pose, pair.source, pair.target)
     ends = pair.ends
     inliers = [
@@ -174,6 +174,7 @@ def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[
     return Doubts(
         measure_distinctive_contradiction(agreement, pair.source, pair.target),
         max(inliers, default=0) / max(evidence.inliers, 1),
+        is_bent,
     )
 
 
@@ -238,26 +239,32 @@ def _different(poses: list[Floats], points: Floats) -> list[Floats]:
     return different
 
 
-def _judge(
-    pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search
-) -> tuple[Objection | None, Floats]:
+class _Judgement(NamedTuple):
+    """What speaks against a pose."""
+
+    objection: Objection | None
+    pose: Floats  # the pose, or a rival that is better
+    is_bent: bool = False
+
+
+def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
     for switches in range(_MAX_SWITCHES + 1):
         mirrored = _object_to_reflection(pair, evidence, search)
         if mirrored is not None:
-            return mirrored, pose
+            return _Judgement(mirrored, pose)
         if not evidence.accepted:
-            return _object_to_weak(pair, evidence, pose), pose
+            return _Judgement(_object_to_weak(pair, evidence, pose), pose)
         free = _observe(pair, pose)
         if free is not None:
-            return free, pose
+            return _Judgement(free, pose)
         agreement = compare(pose, pair.source, pair.target)
         if agreement.contradiction > MAX_CONTRADICTION:
             reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
-            explanation = _find_deformation(pair, pose)
+            explanation = _find_deformation(pair, pose).explanation
             if explanation is not None:
-                return Objection(*explanation), pose
-            return Objection(reason, "contradiction", is_certain=False), pose
+                return _Judgement(Objection(*explanation), pose)
+            return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
         rivals = find_rivals(pose, pair.source, pair.target, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
@@ -265,17 +272,19 @@ def _judge(
             break
         if switches == _MAX_SWITCHES:
             reason = f"no pose holds: after {switches} better poses another one fits better still"
-            return Objection(reason, "repetition", max_confidence=BELOW_HALF, alternatives=(weighed[0][1],)), pose
+            alternatives = (weighed[0][1],)
+            objection = Objection(reason, "repetition", max_confidence=BELOW_HALF, alternatives=alternatives)
+            return _Judgement(objection, pose)
         evidence, pose = weighed[0]
-    explanation = _find_deformation(pair, pose)
-    if explanation is not None:
-        return Objection(*explanation), pose
-    equal = tuple(rival.transform for rival in select_equal(rivals, pose, pair.source.points))
+    deformation = _find_deformation(pair, pose)
+    if deformation.explanation is not None:
+        return _Judgement(Objection(*deformation.explanation), pose)
+    equal = tuple(rival.transform for rival in select_equal(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
-        return Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose
-    return None, pose
+        return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
+    return _Judgement(None, pose, deformation.is_bent)
 
 
 def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
@@ -291,10 +300,13 @@ def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
     return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
 
 
-def _find_deformation(pair: _Pair, pose: Floats) -> Explanation | None:
+def _find_deformation(pair: _Pair, pose: Floats) -> Deformation:
+    deformation = measure_deformation(pose, pair.source, pair.target)
+    if deformation.explanation is not None:
+        return deformation
     ends = pair.ends
-    explanation = measure_deformation(pose, pair.source, pair.target).explanation
-    return explanation or explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    explanation = explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    return deformation._replace(explanation=explanation)
 
 
 def _observe(pair: _Pair, pose: Floats, *, is_refused: bool = False) -> Objection | None:
