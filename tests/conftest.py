@@ -96,7 +96,7 @@ def _unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     monkeypatch.setattr("fullfield._kernels.numba_cache.Kernels.__call__", refuse)
-    monkeypatch.setattr("fullfield._kernels.nvrtc.nvrtc", refuse)
+    monkeypatch.setattr("fullfield._kernels.nvrtc.load_nvrtc", refuse)
 
 
 @pytest.hookimpl(trylast=True)

@@ -27,18 +27,18 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_choice_suggests_nearest_name(word: str, known: list[str], hint: str) -> None:
-    assert _check.nearest(word, known) == hint
-    assert _check.nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
+    assert _check.suggest_nearest(word, known) == hint
+    assert _check.suggest_nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
 
 
 def test_differences_name_nested_paths() -> None:
     before = {"seed": 1, "style": {"fog": 0.1, "blur": 0.3}, "gone": "x", "list": [1, 2]}
     now = {"seed": 2, "style": {"fog": 0.5, "blur": 0.3}, "new": {"a": 1}, "later": None, "list": [1, 2]}
-    assert _check.differences(before, now) == [
+    assert _check.list_differences(before, now) == [
         "seed was 1, is 2",
         "style.fog was 0.1, is 0.5",
         "gone was 'x', is None",
         "new was None, is {'a': 1}",
     ]
-    assert _check.differences([1], {"seed": 2}, "training.") == ["training.seed was None, is 2"]
-    assert _check.differences(now, now) == []
+    assert _check.list_differences([1], {"seed": 2}, "training.") == ["training.seed was None, is 2"]
+    assert _check.list_differences(now, now) == []

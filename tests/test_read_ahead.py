@@ -26,9 +26,9 @@ def test_items_are_those_of_their_keys_in_any_order_of_reading() -> None:
         return 10 * key
 
     with ReadAhead(read, lambda _: 1, threads=3) as reads:
-        reads.extend(range(20))
-        assert [reads.take(key) for key in range(20)] == [10 * key for key in range(20)]
-        assert reads.take(99) == 990, "a key that was not announced is read too"
+        reads.add_keys(range(20))
+        assert [reads.take_item(key) for key in range(20)] == [10 * key for key in range(20)]
+        assert reads.take_item(99) == 990, "a key that was not announced is read too"
 
 
 @pytest.mark.parametrize(("max_bytes", "ahead"), [(1000, 5), (30, 3), (1, 2)])
@@ -40,9 +40,9 @@ def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
         return bytes(10)
 
     with ReadAhead(read, len, threads=4, max_bytes=max_bytes) as reads:
-        reads.extend(range(50))
+        reads.add_keys(range(50))
         for key in range(10):
-            reads.take(key)
+            reads.take_item(key)
             assert wait_until_idle(started) == key + 1 + ahead
     assert started == list(range(10 + ahead)), "each once"
 
@@ -61,11 +61,11 @@ def test_read_ahead_raises_error_for_its_key() -> None:
         return key
 
     with ReadAhead(read, lambda _: 1, threads=2) as reads:
-        reads.extend(range(3))
-        assert reads.take(0) == 0
+        reads.add_keys(range(3))
+        assert reads.take_item(0) == 0
         with pytest.raises(ValueError, match="bad"):
-            reads.take(1)
-        assert reads.take(2) == 2
+            reads.take_item(1)
+        assert reads.take_item(2) == 2
 
 
 def test_discarded_keys_do_not_keep_others_from_being_read_ahead() -> None:
@@ -76,23 +76,23 @@ def test_discarded_keys_do_not_keep_others_from_being_read_ahead() -> None:
         return bytes(10)
 
     with ReadAhead(read, len, threads=1, max_bytes=1) as reads:
-        reads.extend(range(8))
-        reads.take(0)
+        reads.add_keys(range(8))
+        reads.take_item(0)
         assert wait_until_idle(started) == 3
-        reads.discard(lambda key: key in (1, 2, 4))
+        reads.discard_keys(lambda key: key in (1, 2, 4))
         assert wait_until_idle(started) == 5
         assert started == [0, 1, 2, 3, 5]
-        assert reads.take(3) == bytes(10)
+        assert reads.take_item(3) == bytes(10)
     assert 4 not in started
 
 
 def test_leaving_ends_the_threads_and_keys_are_not_added_twice() -> None:
     before, started = threading.active_count(), []
     with ReadAhead(started.append, lambda _: 1, threads=2) as reads:
-        reads.extend([1, 2, 3, 2])
-        reads.extend([3, 4])
+        reads.add_keys([1, 2, 3, 2])
+        reads.add_keys([3, 4])
         for key in (1, 2, 3, 4):
-            reads.take(key)
+            reads.take_item(key)
     assert sorted(started) == [1, 2, 3, 4]
     assert threading.active_count() == before
 

@@ -72,8 +72,8 @@ class ObservedTracker(Tracker):
         self.flows = []
         return super()._find_best_chain(frame)
 
-    def _measure(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Any:
-        match = super()._measure(first, second, starts)
+    def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Any:
+        match = super()._match_frames(first, second, starts)
         flow = match.forward.flow
         if first is not self._reference:
             before = next(state.match.forward.flow for state in self._states.values() if state.frame is first)
@@ -92,7 +92,7 @@ def score_schedule(
     sums = dict.fromkeys(("returned", "found", "best", "both", "predicted", "visible"), 0)
     medians, wrong = [], []
     for frame, truth, is_visible in zip(frames[1:], truths[1:], visible[1:], strict=True):
-        layers = tracker.add(frame)
+        layers = tracker.add_frame(frame)
         distance = torch.linalg.vector_norm(layers["forward"] - truth, dim=0)
         best = torch.stack([torch.linalg.vector_norm(flow - truth, dim=0) for flow in tracker.flows]).amin(0)
         back = is_visible & (hidden >= follow_shots.HIDDEN_FRAMES)

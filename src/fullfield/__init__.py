@@ -5,7 +5,7 @@ Names are loaded on first use, so that ``import fullfield`` (and ``fullfield --h
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import lazy
+from fullfield._lazy import load_lazily
 
 __version__ = "0.2.0"
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fullfield.integrations.patching import patch as patch
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
 
-__all__, __getattr__, __dir__ = lazy(
+__all__, __getattr__, __dir__ = load_lazily(
     __name__,
     {
         "_check": "InputError",

@@ -26,7 +26,7 @@ class NoRoomError(InputError):
     """Input that needs more memory than is free."""
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """Describe a value in a few words: ``float32 tensor [3, 4] on cpu``, ``str 'abc'``."""
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "dtype"):
@@ -46,7 +46,7 @@ def describe(value: object) -> str:
 def require(condition: bool, name: str, expected: str, came: object) -> None:
     """Raise :class:`InputError` ``name: expected …, got …`` unless ``condition`` holds."""
     if not condition:
-        raise InputError(f"{name}: expected {expected}, got {came if isinstance(came, str) else describe(came)}")
+        raise InputError(f"{name}: expected {expected}, got {came if isinstance(came, str) else describe_value(came)}")
 
 
 def tensor(
@@ -64,27 +64,27 @@ def tensor(
     import torch
 
     if not isinstance(value, torch.Tensor):
-        raise InputError(f"{name}: expected a tensor {_shape(shape)}, got {describe(value)}")
+        raise InputError(f"{name}: expected a tensor {_format_shape(shape)}, got {describe_value(value)}")
     fits = value.ndim == len(shape) and all(
         not isinstance(want, int) or have == want for have, want in zip(value.shape, shape, strict=True)
     )
     if not fits:  # formatted only on failure: under torch.compile sizes may be symbols
-        raise InputError(f"{name}: expected shape {_shape(shape)}, got {describe(value)}")
+        raise InputError(f"{name}: expected shape {_format_shape(shape)}, got {describe_value(value)}")
     if dtypes is not None and value.dtype not in dtypes:
         names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-        raise InputError(f"{name}: expected dtype {names}, got {describe(value)}")
+        raise InputError(f"{name}: expected dtype {names}, got {describe_value(value)}")
     if device is not None and value.device != device:
-        raise InputError(f"{name}: expected device {device}, got {describe(value)}")
+        raise InputError(f"{name}: expected device {device}, got {describe_value(value)}")
     return value
 
 
-def values(tensor: torch.Tensor, name: str) -> torch.Tensor:
+def check_has_values(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Check that a tensor holds values (not on the device ``meta``) and return it."""
     require(not tensor.is_meta, name, "a tensor that holds values", tensor)
     return tensor
 
 
-def _shape(shape: Sequence[int | str | None]) -> str:
+def _format_shape(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
 
 
@@ -104,7 +104,7 @@ def device(value: Any, name: str = "device") -> torch.device:
     return selected
 
 
-def torchrun() -> tuple[int, int]:
+def read_torchrun_rank() -> tuple[int, int]:
     """Return this process's rank and the number of processes, as ``torchrun`` sets them; 0 and 1 without it."""
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     fits = rank.isdecimal() and count.isdecimal() and int(rank) < int(count)
@@ -142,14 +142,14 @@ def number(
         if bound is not None
     ]
     expected = ("an integer " if integer else "a number ") + " and ".join(bounds)
-    require(False, name, expected.strip(), describe(value))
+    require(False, name, expected.strip(), describe_value(value))
 
 
 def choice(value: object, name: str, options: Collection[object]) -> None:
     """Check that ``value`` is one of ``options``; the error for a name suggests the nearest one."""
     if value not in options:
         names = [str(option) for option in options]
-        text = f"{value!r}{nearest(value, names)}" if isinstance(value, str) else value
+        text = f"{value!r}{suggest_nearest(value, names)}" if isinstance(value, str) else value
         require(False, name, f"one of {', '.join(names)}", text)
 
 
@@ -157,7 +157,7 @@ _SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu"
 _SHORTEST_BEGINNING = 3
 
 
-def nearest(word: str, known: Sequence[str], said: str = "") -> str:
+def suggest_nearest(word: str, known: Sequence[str], said: str = "") -> str:
     """Return the end of a message about an unknown ``word``: ``; did you mean tvl1?``, or "" if no name is similar.
 
     Names that begin with ``word`` come first, then the most similar one; case does not count.
@@ -178,7 +178,7 @@ def nearest(word: str, known: Sequence[str], said: str = "") -> str:
     return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
 
-def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def list_differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List the differences between two nested configurations, such as ``style.fog was 0.15, is 0.5``.
 
     A missing name counts as None, as does every name when ``before`` is not a mapping. Long values are shortened.
@@ -192,7 +192,7 @@ def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[s
     for name in before | dict(now):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            changes += differences(old, new, f"{prefix}{name}.")
+            changes += list_differences(old, new, f"{prefix}{name}.")
         elif old != new:
             changes.append(f"{prefix}{name} was {short.repr(old)}, is {short.repr(new)}")
     return changes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def lazy(
+def load_lazily(
     package: str, homes: Mapping[str, str], *present: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package that also imports the names for type checkers.
@@ -20,14 +20,14 @@ def lazy(
     home = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
     public = sorted({*home, *present})
 
-    def load(name: str) -> object:
+    def load_name(name: str) -> object:
         if name not in home:
-            from fullfield._check import nearest
+            from fullfield._check import suggest_nearest
 
-            suggestion = "" if name.startswith("__") else nearest(name, public)
+            suggestion = "" if name.startswith("__") else suggest_nearest(name, public)
             raise AttributeError(f"module {package!r} has no attribute {name!r}{suggestion}")
         value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return public, load, lambda: public
+    return public, load_name, lambda: public

@@ -13,7 +13,7 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 
 
-def reader_count() -> int:
+def choose_reader_count() -> int:
     """Return the number of threads that read files; decoding releases the interpreter."""
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
@@ -75,42 +75,42 @@ class ReadAhead(Generic[Key, Item]):
             self._own.shutdown()
         self._pending.clear()
 
-    def extend(self, keys: Iterable[Key]) -> None:
+    def add_keys(self, keys: Iterable[Key]) -> None:
         """Add keys of items that will be taken after those added before; a key that is waiting is not added twice."""
         waiting = {*self._queue, *self._pending}
         self._queue.extend(key for key in dict.fromkeys(keys) if key not in waiting)
-        self._fill()
+        self._submit_pending()
 
-    def take(self, key: Key) -> Item:
+    def take_item(self, key: Key) -> Item:
         """Return an item once it is read, and start to read the following ones. Errors of ``read`` are raised here."""
         while key in self._queue:
-            self._submit(self._queue.popleft())
+            self._submit_read(self._queue.popleft())
         if key not in self._pending:
-            self._submit(key)
-        self._fill()
+            self._submit_read(key)
+        self._submit_pending()
         item = self._pending.pop(key).result()
         self._largest_bytes = max(self._largest_bytes, self._size_bytes(item))
-        self._fill()
+        self._submit_pending()
         return item
 
-    def discard(self, is_unneeded: Callable[[Key], bool]) -> None:
+    def discard_keys(self, is_unneeded: Callable[[Key], bool]) -> None:
         """Forget keys that will not be taken, so that their items do not occupy the place of others."""
         self._queue = deque(key for key in self._queue if not is_unneeded(key))
         for key in [key for key in self._pending if is_unneeded(key)]:
             self._pending.pop(key).cancel()
-        self._fill()
+        self._submit_pending()
 
-    def _limit(self) -> int:
+    def _max_pending(self) -> int:
         """Return how many reads may be pending."""
         if self._largest_bytes == 0:
             return self._min_items
         return max(self._min_items, min(self._max_items, self._max_bytes // self._largest_bytes))
 
-    def _fill(self) -> None:
-        while self._queue and len(self._pending) < self._limit():
-            self._submit(self._queue.popleft())
+    def _submit_pending(self) -> None:
+        while self._queue and len(self._pending) < self._max_pending():
+            self._submit_read(self._queue.popleft())
 
-    def _submit(self, key: Key) -> None:
+    def _submit_read(self, key: Key) -> None:
         self._pending[key] = self._executor.submit(self._read, key)
 
 
@@ -134,10 +134,10 @@ def iterate_ahead(
         return 1 if item is end else size_bytes(item)
 
     with ReadAhead(advance, count_bytes, threads=1, max_bytes=max_bytes, max_items=max_items) as reads:
-        reads.extend(range(max_items))
+        reads.add_keys(range(max_items))
         for number in itertools.count():
-            item = reads.take(number)
+            item = reads.take_item(number)
             if item is end:
                 return
-            reads.extend([number + max_items])
+            reads.add_keys([number + max_items])
             yield item

@@ -23,7 +23,7 @@ class Switch:
         """True if any thread is inside."""
         return self._inside > 0
 
-    def reset(self) -> None:
+    def forget_threads(self) -> None:
         """Forget threads that are inside, in a forked child, which has none of them; the setting stays."""
         self._lock = threading.Lock()
         self._inside = 0

@@ -235,17 +235,17 @@ def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pyte
 def test_messages_about_compilation_pass_logging(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fullfield._kernels.cache_folder import say
+    from fullfield._kernels.cache_folder import log_or_print
 
     monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
     with caplog.at_level(logging.WARNING, "fullfield"):
-        say("compiling")
+        log_or_print("compiling")
     assert [record.getMessage() for record in caplog.records] == ["compiling"]
     assert capsys.readouterr().err == ""
     logger = logging.getLogger("fullfield")
     monkeypatch.setattr(logger, "hasHandlers", lambda: False)
-    say("compiling")
+    log_or_print("compiling")
     assert capsys.readouterr().err == "fullfield: compiling\n"
     with caplog.at_level(logging.ERROR, "fullfield"):  # monkeypatch would leave what the logger caches of its level
-        say("compiling")
+        log_or_print("compiling")
     assert capsys.readouterr().err == ""

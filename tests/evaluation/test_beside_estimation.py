@@ -49,7 +49,7 @@ def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, mon
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "read_truth", counted)
-    monkeypatch.setattr(loading, "reader_count", lambda: 8)
+    monkeypatch.setattr(loading, "choose_reader_count", lambda: 8)
     monkeypatch.setattr(loading, "_MAX_BYTES", 1)
     ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
@@ -67,7 +67,7 @@ def test_read_ahead_stops_without_requests(pairs: FlowDataset, monkeypatch: pyte
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "read_truth", slowly)
-    monkeypatch.setattr(loading, "reader_count", lambda: 1)
+    monkeypatch.setattr(loading, "choose_reader_count", lambda: 1)
     before = set(threading.enumerate())
     ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)

@@ -59,7 +59,7 @@ def understood(log: str) -> Said:
 
 
 def _made_from(source: Source, arch: str) -> tuple[object, ...]:
-    compiler = nvrtc.nvrtc()
+    compiler = nvrtc.load_nvrtc()
     file = Path(compiler.library._name)
     size = file.stat().st_size if file.is_absolute() else 0
     return compiler.version, size, nvrtc.OPTIONS, source, arch
@@ -67,7 +67,7 @@ def _made_from(source: Source, arch: str) -> tuple[object, ...]:
 
 def compiled(source: Source, arch: str) -> Said:
     """Not with ``--Ofast-compile``: in NVRTC 13.0 what is compiled afterwards then spills too."""
-    return understood(nvrtc.nvrtc().compile(Source(source.text, (*source.options, "--ptxas-options=-v")), arch)[1])
+    return understood(nvrtc.load_nvrtc().compile(Source(source.text, (*source.options, "--ptxas-options=-v")), arch)[1])
 
 
 @functools.cache

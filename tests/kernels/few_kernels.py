@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in, compile_all
+from fullfield._kernels.numba_cache import cache_compiled_code, compile_all, find_cache_folder
 
-CACHE = cache_folder(__file__)
+CACHE = find_cache_folder(__file__)
 
 
 def _jit(function):
-    with caching_in(CACHE):
+    with cache_compiled_code(CACHE):
         return njit(nogil=True, error_model="numpy", cache=CACHE is not None)(function)
 
 

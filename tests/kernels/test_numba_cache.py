@@ -116,8 +116,8 @@ def test_unwritable_places_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_nowhere_to_write_still_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_folder, "usable", lambda _: False)
-    assert numba_cache.cache_folder(__file__) is None
+    monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
+    assert numba_cache.find_cache_folder(__file__) is None
     script = f"from fullfield._kernels import cache_folder\ncache_folder.usable = lambda _: False\n{RUN_FEW}"
     out, said = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
@@ -129,10 +129,10 @@ def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
     source.write_text("a = 1\n")
-    first = numba_cache.cache_folder(str(source))
-    assert first == numba_cache.cache_folder(str(source))
+    first = numba_cache.find_cache_folder(str(source))
+    assert first == numba_cache.find_cache_folder(str(source))
     source.write_text("a = 2\n")
-    second = numba_cache.cache_folder(str(source))
+    second = numba_cache.find_cache_folder(str(source))
     assert first is not None
     assert second is not None
     assert first != second
@@ -141,16 +141,16 @@ def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
 def test_cache_folder_of_other_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder.usable(tmp_path)
+    assert cache_folder.is_usable(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert not cache_folder.usable(tmp_path)
+    assert not cache_folder.is_usable(tmp_path)
 
 
 def test_numbas_own_setting_is_left_alone(tmp_path: Path) -> None:
     config = pytest.importorskip("numba").config
     before = config.CACHE_DIR
-    with numba_cache.caching_in(tmp_path):
+    with numba_cache.cache_compiled_code(tmp_path):
         assert str(tmp_path) == config.CACHE_DIR
     assert before == config.CACHE_DIR
 
@@ -174,7 +174,7 @@ def test_damaged_files_are_compiled_again(
     monkeypatch.setattr(numba_cache, "_SAID", set())
 
     def compiled() -> Any:
-        with numba_cache.caching_in(tmp_path / "kept"):
+        with numba_cache.cache_compiled_code(tmp_path / "kept"):
             function = numba.njit(cache=True)(_doubled)
         function.compile("(int64,)")
         assert function(21) == 42
@@ -211,28 +211,28 @@ def test_temporary_cache_folder_must_be_private(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    top = cache_folder._temporary()
-    assert cache_folder.usable(top / "numba")
+    top = cache_folder._temporary_folder()
+    assert cache_folder.is_usable(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
-        assert not cache_folder.usable(top / "numba"), path
+        assert not cache_folder.is_usable(top / "numba"), path
         path.chmod(before)
-        assert cache_folder.usable(top / "numba")
+        assert cache_folder.is_usable(top / "numba")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (top / "link").symlink_to(elsewhere)
-    assert not cache_folder.usable(top / "link")
+    assert not cache_folder.is_usable(top / "link")
     if os.getuid() == 0:  # a parent of somebody else's
         os.chown(top, 12345, 12345)
-        assert not cache_folder.usable(top / "numba")
+        assert not cache_folder.is_usable(top / "numba")
 
 
 def test_kernels_can_be_shared_by_modules(tmp_path: Path) -> None:
     from numba import types
 
-    shared = numba_cache.jit_in(tmp_path)(_twice)
+    shared = numba_cache.create_jit(tmp_path)(_twice)
     for what in ("first kernels", "second kernels"):
         numba_cache.compile_all({"twice": (shared, (types.float32,))}, tmp_path, what)
     assert shared(2.0) == 4.0

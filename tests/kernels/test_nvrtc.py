@@ -31,16 +31,16 @@ def test_assembled_json_matches_compiler(arch: str) -> None:
 @needs_nvrtc
 def test_compile_errors_contain_compiler_log() -> None:
     with pytest.raises(KernelError, match=r"cannot compile for sm_80: .*fullfield.cu\(1\): error"):
-        nvrtc.nvrtc().compile(Source("nonsense"), "sm_80")
+        nvrtc.load_nvrtc().compile(Source("nonsense"), "sm_80")
 
 
 @needs_nvrtc
 def test_targets() -> None:
-    compiler = nvrtc.nvrtc()
-    assert compiler.target((9, 0)) == "sm_90a"
-    assert compiler.target((8, 7)) == "sm_87"
-    assert compiler.target((99, 0)) == f"compute_{max(compiler.archs)}"
-    assert compiler.compile(TRIVIAL, compiler.target((99, 0)))[0].startswith(b"//")
+    compiler = nvrtc.load_nvrtc()
+    assert compiler.choose_target((9, 0)) == "sm_90a"
+    assert compiler.choose_target((8, 7)) == "sm_87"
+    assert compiler.choose_target((99, 0)) == f"compute_{max(compiler.archs)}"
+    assert compiler.compile(TRIVIAL, compiler.choose_target((99, 0)))[0].startswith(b"//")
 
 
 @pytest.fixture
@@ -95,23 +95,23 @@ def test_many_share_a_cold_cache(cache: Path) -> None:
 def test_nowhere_to_write_still_compiles(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
 ) -> None:
-    monkeypatch.setattr(cache_folder, "usable", lambda _: False)
+    monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
     assert "in every process: no cache folder can be written" in capfd.readouterr().err
     assert not cache.exists()
 
 
 def test_absence_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "candidates", lambda: iter(("libnvrtc-of-nobody.so",)))
-    monkeypatch.setattr(nvrtc, "_from_pathfinder", lambda: None)
-    nvrtc._find.cache_clear()
+    monkeypatch.setattr(nvrtc, "list_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
+    monkeypatch.setattr(nvrtc, "_open_by_pathfinder", lambda: None)
+    nvrtc._find_newest.cache_clear()
     try:
         assert re.match(
             r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'",
             nvrtc.explain_refusal() or "",
         )
     finally:
-        nvrtc._find.cache_clear()
+        nvrtc._find_newest.cache_clear()
 
 
 def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(nvrtc, "_package_folders", lambda name: [tmp_path / name])
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    assert list(nvrtc.candidates()) == [*map(str, places), *names]
+    assert list(nvrtc.list_candidate_libraries()) == [*map(str, places), *names]
 
 
 def test_launches_as_the_driver_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_launches_as_the_driver_reads_them(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, early, handle))
         return 0
 
-    monkeypatch.setattr(nvrtc, "make_current", current.append)
+    monkeypatch.setattr(nvrtc, "set_current_context", current.append)
     kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
     kernel._handle, kernel._launch = ctypes.c_void_p(5), launch
     kernel.launch((7, 2), 96, 1024, 3, 99, (ctypes.c_void_p * 1)(), True)

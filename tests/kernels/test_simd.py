@@ -24,10 +24,10 @@ def _arithmetic(a, b, out):  # type: ignore[no-untyped-def]
     simd.store(out, 80, simd.maximum(x, y))
     simd.store(out, 96, simd.sqrt(y))
     simd.store(out, 112, simd.floor(x))
-    simd.store(out, 128, simd.within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
+    simd.store(out, 128, simd.is_within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
     simd.store(out, 144, simd.reciprocal_where(x, simd.splat(np.float32(1.0))))
     simd.store(out, 160, simd.lane_numbers())
-    simd.store(out, 176, simd.above(x, y))
+    simd.store(out, 176, simd.is_above(x, y))
 
 
 def test_lanes() -> None:
@@ -60,7 +60,7 @@ def test_columns_come_from_their_rows() -> None:
 @numba.njit
 def _folded(a, w, whole, out):  # type: ignore[no-untyped-def]
     x = simd.load(a, 0)
-    out[0], out[1], out[2], out[3] = simd.weighted4(x, w[0], w[1], w[2], w[3])
+    out[0], out[1], out[2], out[3] = simd.sum_weighted_quarters(x, w[0], w[1], w[2], w[3])
     simd.store_int32(whole, 2, x)
 
 
@@ -87,8 +87,8 @@ def test_mixing_with_scalars_is_a_typing_error() -> None:
 @numba.njit
 def _estimated(a, out):  # type: ignore[no-untyped-def]
     x = simd.load(a, 0)
-    simd.store(out, 0, simd.rough_rsqrt(x))
-    return simd.some(x - simd.splat(np.float32(2.0)))
+    simd.store(out, 0, simd.approximate_rsqrt(x))
+    return simd.is_any_above_zero(x - simd.splat(np.float32(2.0)))
 
 
 @pytest.mark.parametrize(("largest", "some"), [(1.5, False), (2.5, True)])

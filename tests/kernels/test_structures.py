@@ -91,7 +91,7 @@ def test_structures_match_host_compiler_layout() -> None:
 
 @needs_nvrtc
 def test_structures_match_gpu_compiler_layout() -> None:
-    nvrtc.nvrtc().compile(Source(source()), "sm_80")
+    nvrtc.load_nvrtc().compile(Source(source()), "sm_80")
 
 
 def test_declarations() -> None:
@@ -120,7 +120,7 @@ def test_declarations() -> None:
     assert (kinds["a"], kinds["b"], kinds["item"]) == (ctypes.c_ubyte, ctypes.c_void_p, ctypes.c_double)
     assert ctypes.sizeof(kinds["from_"]) == 4 * 8
     assert (kinds["flags"]._length_, kinds["flags"]._type_._length_) == (2, 3)
-    assert (declared.number("MOST"), declared.number("2 + MOST")) == (3, 5)
+    assert (declared.evaluate_integer("MOST"), declared.evaluate_integer("2 + MOST")) == (3, 5)
     for name, words in (
         ("Odd", r"Odd: cannot read the declaration 'int \(\*call\)\(int\)'"),
         ("Unknown", "half: expected one declaration, got 0"),

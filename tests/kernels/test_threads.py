@@ -16,7 +16,7 @@ from fullfield._kernels import threads
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64))
 def test_rows_cover_everything_once(height: int, number: int, grain: int) -> None:
-    parts = threads.rows(height, number, grain)
+    parts = threads.split_rows(height, number, grain)
     assert parts[0][0] == 0
     assert parts[-1][1] == height
     assert all(a[1] == b[0] for a, b in pairwise(parts))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield._kernels.cache_folder import candidates
+from fullfield._kernels.cache_folder import list_candidate_folders
 from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, build_model, find_cached_weights, weights_folder
@@ -183,7 +183,7 @@ def test_files_of_others_count_in_the_folder_that_was_named(
     cache: Path, served: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = entry(served)
-    *_, temporary = candidates()
+    *_, temporary = list_candidate_folders()
     for folder in (temporary, cache):
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")

@@ -25,9 +25,9 @@ from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
     Field,
     Tracker,
-    _judge,
+    _prefer_trusted_match,
     compute_confidence,
-    expected_error,
+    compute_expected_error,
     list_sources,
     list_stored_steps,
 )
@@ -84,7 +84,7 @@ def test_errors_do_not_add_up_where_the_direct_match_is_good(shot: SyntheticShot
     tracker = Tracker(frames[0], matcher, None)
     layers: dict[str, Tensor] = {}
     for frame in frames[1:]:
-        layers = tracker.add(frame)
+        layers = tracker.add_frame(frame)
     last = shot.frames - 1
     assert mean_error(layers["forward"], shot, 0, last) < 2.5 * 0.2 * 2**0.5  # chaining would give 13 times as much
     assert mean_error(layers["backward"], shot, last, 0) < 2.5 * 0.2 * 2**0.5
@@ -94,7 +94,7 @@ def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(8)]
     tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
     for frame in frames[1:]:
-        layers = tracker.add(frame)
+        layers = tracker.add_frame(frame)
     visible = shot.compute_truth(0, 7).visible
     predicted = layers["occlusion.forward"] < 0.5
     true_positives = float((visible & predicted).sum())
@@ -104,12 +104,12 @@ def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
 def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
-    stored = [whole.add(frame, is_half=True) for frame in frames[1:]]
+    stored = [whole.add_frame(frame, is_half=True) for frame in frames[1:]]
     continued = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     for frame, layers in zip(frames[1:9], stored[:8], strict=True):
-        continued.restore(frame, layers)
+        continued.restore_frame(frame, layers)
     for frame, expected in zip(frames[9:], stored[8:], strict=True):
-        for name, plane in continued.add(frame, is_half=True).items():
+        for name, plane in continued.add_frame(frame, is_half=True).items():
             assert torch.equal(plane, expected[name]), name
 
 
@@ -119,10 +119,10 @@ def test_a_direct_match_that_seems_hidden_replaces_the_position_of_a_chain_over_
         return Field(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
 
     chain = field(3.0, 4.0, 1.0)
-    assert float(_judge(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
-    assert float(_judge(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
-    assert float(_judge(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
-    assert float(_judge(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3  # the chain is visible
+    assert float(_prefer_trusted_match(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
+    assert float(_prefer_trusted_match(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
+    assert float(_prefer_trusted_match(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
+    assert float(_prefer_trusted_match(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3  # the chain is visible
 
 
 @pytest.mark.parametrize(("motion_px", "is_hidden"), [(-0.4, False), (-1.5, True)])
@@ -135,7 +135,7 @@ def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
         return flow, -flow, None
 
     frame = shot.render_frame(0)[None]
-    layers = Tracker(frame, match, None).add(frame + 0.01)
+    layers = Tracker(frame, match, None).add_frame(frame + 0.01)
     assert bool((layers["occlusion.forward"][5:-5, 0] > 0.5).all()) == is_hidden
     assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.2
     assert float((layers["forward"][0] - motion_px).abs().max()) < 1e-6
@@ -143,7 +143,7 @@ def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
 
 def test_expected_error_and_confidence_are_inverse() -> None:
     error = torch.tensor([0.1, 0.5, 1.0, 5.0, 40.0])
-    assert torch.allclose(expected_error(compute_confidence(error)), error, rtol=1e-2)
+    assert torch.allclose(compute_expected_error(compute_confidence(error)), error, rtol=1e-2)
 
 
 @pytest.fixture
@@ -193,13 +193,13 @@ def test_follow_writes_both_sides_of_the_reference_and_continues() -> None:
 def added_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Steps that trackers compute."""
     steps: list[int] = []
-    add = Tracker.add
+    add = Tracker.add_frame
 
     def count_add(tracker: Tracker, *args: Any, **options: Any) -> dict[str, Tensor]:
         steps.append(tracker.step)
         return add(tracker, *args, **options)
 
-    monkeypatch.setattr(Tracker, "add", count_add)
+    monkeypatch.setattr(Tracker, "add_frame", count_add)
     return steps
 
 
@@ -316,7 +316,7 @@ def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.Monkey
     monkeypatch.setattr(worker.os, "_exit", lambda _: None)
     pipe, worker_pipe = Pipe()
     pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
-    follow_pool._serve(worker_pipe, "cpu", 1)
+    follow_pool._run_process(worker_pipe, "cpu", 1)
     kind, content = pipe.recv()
     assert kind == ("refused" if isinstance(error, OSError) else "error")
     assert str(error) in content
@@ -386,7 +386,9 @@ def test_unknown_pixels_are_hidden_in_both_directions(shot: SyntheticShot) -> No
     frames = [shot.render_frame(index)[None] for index in range(2)]
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, :20] = False
-    layers = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None, valid=valid).add(frames[1], valid=valid)
+    layers = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None, valid=valid).add_frame(
+        frames[1], valid=valid
+    )
     for direction in ("forward", "backward"):
         assert float(layers[f"occlusion.{direction}"][:, :20].min()) == 1
         assert float(layers[f"confidence.{direction}"][:, :20].max()) < 0.05

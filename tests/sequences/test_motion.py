@@ -27,7 +27,7 @@ from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.io.vectors import VectorReading
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
-from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
+from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate_picture, warp_image
 from fullfield.sequences.pictures import InputReader, run_pictures
 from fullfield.sequences.results import Outcome, StageTimes
 from fullfield.sequences.retiming import RetimeSettings, plan_retime
@@ -177,7 +177,7 @@ def test_hidden_pixels_are_left_out_along_vectors_of_the_reading_options() -> No
     write_vectors("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
     reading = VectorReading(scale=2.0)
     plain, masked = (
-        StoredFlow("mv.1.exr", reading=reading).read(1, "forward", hide_occluded=on) for on in (False, True)
+        StoredFlow("mv.1.exr", reading=reading).read_flow(1, "forward", hide_occluded=on) for on in (False, True)
     )
     assert plain[0].unique().tolist() == [6]
     assert torch.equal(masked.isnan().all(0), hidden > 0.5)
@@ -266,12 +266,12 @@ def test_retimed_frame_resembles_true_frame() -> None:
         truth = textured_scene(96, 128, seed=seed, max_motion=4).frame2
         there = estimate(scene.frame1, scene.frame2, "tvl1").flow
         back = estimate(scene.frame2, scene.frame1, "tvl1").flow
-        made = interpolate(scene.frame1, scene.frame2, there, back, 0.5)
+        made = interpolate_picture(scene.frame1, scene.frame2, there, back, 0.5)
         mixed = (scene.frame1 + scene.frame2) / 2
         better.append(psnr(made.picture, truth) - psnr(mixed, truth))
         assert float(made.visible.float().mean()) > 0.97
         for at, frame in ((0.0, scene.frame1), (1.0, scene.frame2)):
-            assert torch.equal(interpolate(scene.frame1, scene.frame2, there, back, at).picture, frame)
+            assert torch.equal(interpolate_picture(scene.frame1, scene.frame2, there, back, at).picture, frame)
     assert min(better) > 4, better
 
 
@@ -281,7 +281,7 @@ def test_interpolation_takes_disoccluded_pixels_from_one_frame() -> None:
     first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
     forward, backward = torch.zeros(2, 32, 48), torch.zeros(2, 32, 48)
     forward[0, 10:20, 10:20], backward[0, 10:20, 18:28] = 8, -8
-    made = interpolate(first, second, forward, backward, 0.5).picture
+    made = interpolate_picture(first, second, forward, backward, 0.5).picture
     expected = torch.full((1, 32, 48), 0.5)
     expected[:, 10:20, 14:24] = 9.0
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
@@ -324,7 +324,7 @@ def test_interpolated_frames_of_a_shot_have_neither_specks_nor_black_pixels(seed
     for number in (0, 6, 16):
         first, truth, second = (shot.render_frame(number + step) for step in range(3))
         forward, backward = shot.compute_truth(number, number + 2).flow, shot.compute_truth(number + 2, number).flow
-        picture = interpolate(first, second, forward, backward, 0.5).picture
+        picture = interpolate_picture(first, second, forward, backward, 0.5).picture
         assert not ((picture.amax(0) < 1e-3) & (truth.amax(0) > 0.02)).any()
         assert psnr(picture, truth) > psnr((first + second) / 2, truth) + 4
         specks += count_specks(picture, truth)
@@ -490,12 +490,12 @@ def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahe
         return texts[-1]
 
     with InputReader(read, str, paths, StageTimes(), Outcome(), threads=1) as reader:
-        assert reader.get(paths[0]) == "first"
+        assert reader.get_item(paths[0]) == "first"
         assert is_read_ahead.wait(60)
         replacement = tmp_path / "new"
         replacement.write_text("second")
         replacement.replace(paths[1])
-        assert reader.get(paths[1]) == "second"
+        assert reader.get_item(paths[1]) == "second"
     assert texts == ["first", "first", "second"]
 
 
@@ -503,8 +503,8 @@ def test_input_reader_releases_what_was_never_taken() -> None:
     started: list[str] = []
     with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
-            reader.release(lambda other, key=key: other >= key)
-            reader.get(key)
+            reader.forget_items(lambda other, key=key: other >= key)
+            reader.get_item(key)
             assert "a" not in reader._reads._pending
             assert len(reader._reads._pending) <= 2
 
@@ -523,7 +523,7 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
         settled, plan = job.compare_with_files()
         if is_broken:
-            monkeypatch.setattr(type(job), "_read", lambda *_: 1 / 0)
+            monkeypatch.setattr(type(job), "_read_input", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 run_pictures(settled, plan.missing)
         else:

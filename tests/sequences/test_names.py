@@ -42,13 +42,13 @@ def shot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_pattern_names_files(text: str, name: str) -> None:
-    assert Pattern.parse(text).path(7) == name.replace("/", os.sep)
+    assert Pattern.parse(text).format_path(7) == name.replace("/", os.sep)
 
 
 @pytest.mark.unit
 def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
-    assert Pattern.parse("a.%04d.exr").path(123456) == "a.123456.exr"
-    assert Pattern.parse("a.%04d.exr").path(-5) == "a.-005.exr"
+    assert Pattern.parse("a.%04d.exr").format_path(123456) == "a.123456.exr"
+    assert Pattern.parse("a.%04d.exr").format_path(-5) == "a.-005.exr"
     for number in (1, 2):
         (tmp_path / f"sh010_v002_{number:03d}.png").touch()
     assert list(find_frames(str(tmp_path)).files) == [1, 2]
@@ -208,8 +208,8 @@ def test_folders_may_have_signs_of_patterns_in_their_names(
 
 
 def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> None:
-    assert Pattern.parse("me@work#2.%04d.exr").path(7) == "me@work#2.0007.exr"
-    assert Pattern.parse("me@work.####.exr").path(7) == "me@work.0007.exr"
+    assert Pattern.parse("me@work#2.%04d.exr").format_path(7) == "me@work#2.0007.exr"
+    assert Pattern.parse("me@work.####.exr").format_path(7) == "me@work.0007.exr"
     for text in ("a.%d.%d.exr", "a.#.#.exr", "plain.exr"):
         refuses("expected one field for the frame number", Pattern.parse, text)
 

@@ -29,7 +29,7 @@ from fullfield.sequences import outputs
 from fullfield.sequences.pool import _Chunks, split_into_chunks
 from fullfield.sequences.results import StageTime, StageTimes
 from fullfield.sequences.run import _LineBuffers
-from fullfield.sequences.writing import max_waiting
+from fullfield.sequences.writing import compute_max_waiting
 
 oiio = pytest.importorskip("OpenImageIO")
 CONFIG = TVL1Config.preset("fast").replace(iterations=4, warps=2)
@@ -162,7 +162,7 @@ def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
 def test_changed_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
-        output.settle(settings, [1], lambda _number, _checksums: {}, overwrite=False)
+        output.choose_frames_to_write(settings, [1], lambda _number, _checksums: {}, overwrite=False)
 
     many = dict.fromkeys("abcde", 1)
     settle(step=1, method="tvl1", parameters=many)
@@ -326,7 +326,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 ) -> None:
     from fullfield.sequences import pool
 
-    real, killed, context = pool._receive, [], forking()
+    real, killed, context = pool._receive_message, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -334,7 +334,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
             worker.process.kill()
         return real(worker, outcome, left, tell)
 
-    monkeypatch.setattr(pool, "_receive", heard)
+    monkeypatch.setattr(pool, "_receive_message", heard)
     monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
@@ -435,11 +435,11 @@ def test_mistakes_are_one_line(flow: CommandLine, arguments: tuple[str, ...], wo
 def test_large_results_wait_in_bounded_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
-        waiting = max_waiting(size, 12, 1 << 30)
+        waiting = compute_max_waiting(size, 12, 1 << 30)
         assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
         assert waiting == 1 or (waiting + 1) * size <= 1 << 30
-    assert max_waiting(16 * 2160 * 4096, 12, 1 << 30) >= 4
-    assert max_waiting(16 * 4320 * 8192, 12, 1 << 32) >= 6
+    assert compute_max_waiting(16 * 2160 * 4096, 12, 1 << 30) >= 4
+    assert compute_max_waiting(16 * 4320 * 8192, 12, 1 << 32) >= 6
 
 
 def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
@@ -489,7 +489,7 @@ def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     stolen, chunk = left.take_first([two])
     assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
     assert chunk == every[stolen]
-    left.put_back([77])
+    left.return_chunk([77])
     taken = [left.take_first([two])[1] for _ in range(len(left))]
     assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
     assert not len(left)
@@ -506,13 +506,13 @@ def test_rooms_are_used_again_by_one_at_a_time() -> None:
     rooms = _LineBuffers(pinned=False)
     rooms._free = Taken()
     flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
-    with rooms.lend(flow, half=False) as one, rooms.lend(flow, half=False) as two:
+    with rooms.lend_buffer(flow, half=False) as one, rooms.lend_buffer(flow, half=False) as two:
         assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)
         assert one.data_ptr() != two.data_ptr()
         kept = {one.data_ptr(), two.data_ptr()}
-    with rooms.lend(flow, half=False) as again:
+    with rooms.lend_buffer(flow, half=False) as again:
         assert again.data_ptr() in kept
-    with rooms.lend(flow, half=True) as other:
+    with rooms.lend_buffer(flow, half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
 
 

@@ -23,7 +23,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_serve_parent_sends_the_error_of_the_work(error: Exception, kind: str) -> None:
     def work(pipe: ParentPipe) -> None:
-        pipe.report(pipe.receive())
+        pipe.report_frame(pipe.receive())
         raise error
 
     parent, child = Pipe()

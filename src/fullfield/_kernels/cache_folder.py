@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def candidates() -> Iterator[Path]:
+def list_candidate_folders() -> Iterator[Path]:
     """Yield ``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
     configured = os.environ.get("FULLFIELD_CACHE_DIR")
     if configured:
@@ -25,23 +25,23 @@ def candidates() -> Iterator[Path]:
     else:
         with suppress(RuntimeError):  # no home directory is known
             yield Path.home() / ".cache" / "fullfield"
-    yield _temporary()
+    yield _temporary_folder()
 
 
-def _temporary() -> Path:
+def _temporary_folder() -> Path:
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     return Path(tempfile.gettempdir()) / f"fullfield-{user}"
 
 
-def usable(folder: Path) -> bool:
+def is_usable(folder: Path) -> bool:
     """Return whether this user, and no other, can write to ``folder``, which is created if it does not exist.
 
     Compiled code is run, so it is never loaded from a folder that another user could write to. Under the temporary
     folder, where all users write, the whole path is checked.
     """
     try:
-        if _temporary() in folder.parents:
-            _temporary().mkdir(mode=0o700, exist_ok=True)
+        if _temporary_folder() in folder.parents:
+            _temporary_folder().mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if hasattr(os, "getuid") and not (_is_private(folder, 0o002) and _is_path_private(folder)):
             return False
@@ -58,8 +58,8 @@ def _is_private(folder: Path, others: int) -> bool:
 
 
 def _is_path_private(folder: Path) -> bool:
-    """Return whether no other user can replace a part of the path; True for folders outside :func:`_temporary`."""
-    top = _temporary()
+    """Return whether no other user can replace a part of the path; True outside :func:`_temporary_folder`."""
+    top = _temporary_folder()
     if top not in folder.parents:
         return True
     inside = [folder, *folder.parents]
@@ -74,16 +74,16 @@ def _is_path_private(folder: Path) -> bool:
     return True
 
 
-def folder_named(name: str) -> Path | None:
-    """Return a writable folder of that name in the first possible one of the :func:`candidates`, or None."""
-    for parent in candidates():
+def find_folder(name: str) -> Path | None:
+    """Return a writable folder of that name in the first possible candidate folder, or None."""
+    for parent in list_candidate_folders():
         folder = parent / name
-        if usable(folder):
+        if is_usable(folder):
             return folder
     return None
 
 
-def say(text: str) -> None:
+def log_or_print(text: str) -> None:
     """Log a warning, unless ``FULLFIELD_QUIET`` is set; where no handler is configured, print it on stderr."""
     if os.environ.get("FULLFIELD_QUIET"):
         return
@@ -98,7 +98,7 @@ def say(text: str) -> None:
 def announce_compilation(kernels: str, where: str, folder: Path | None) -> Iterator[None]:
     """Announce the compilation of ``kernels`` for ``where``, and print how long it took."""
     times = "once" if folder is not None else "in every process: no cache folder can be written"
-    say(f"compiling {kernels} for {where}, {times} ...")
+    log_or_print(f"compiling {kernels} for {where}, {times} ...")
     start = time.perf_counter()
     yield
-    say(f"compiled in {time.perf_counter() - start:.1f} s")
+    log_or_print(f"compiled in {time.perf_counter() - start:.1f} s")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, folder_named, say
+from fullfield._kernels.cache_folder import announce_compilation, find_folder, log_or_print
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -33,7 +33,7 @@ def explain_refusal() -> Missing | None:
     return None
 
 
-def cache_folder(*sources: str) -> Path | None:
+def find_cache_folder(*sources: str) -> Path | None:
     """Return a writable folder for code compiled from these source files, or None.
 
     It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a
@@ -47,25 +47,25 @@ def cache_folder(*sources: str) -> Path | None:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
-    return folder_named(f"numba-{digest.hexdigest()[:16]}")
+    return find_folder(f"numba-{digest.hexdigest()[:16]}")
 
 
 @contextmanager
-def caching_in(folder: Path | None) -> Iterator[None]:
+def cache_compiled_code(folder: Path | None) -> Iterator[None]:
     """Enclose definitions whose ``njit(cache=True)`` functions keep their code in ``folder``, with checksums."""
     from numba import config
     from numba.core import caching
 
     before, plain = config.CACHE_DIR, caching.IndexDataCacheFile
     config.CACHE_DIR = str(folder) if folder is not None else ""
-    caching.IndexDataCacheFile = _checked_file_class()
+    caching.IndexDataCacheFile = _create_checksummed_file_class()
     try:
         yield
     finally:
         config.CACHE_DIR, caching.IndexDataCacheFile = before, plain
 
 
-def jit_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+def create_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
     """Return the decorator of a module's kernels, whose code is kept in ``folder``; ``options`` are numba's.
 
     The kernels release the GIL, and a division by zero raises no exception. Python calls them, C does not.
@@ -73,23 +73,23 @@ def jit_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
     from numba import njit
 
     def jit(function: Any) -> Any:
-        with caching_in(folder):
+        with cache_compiled_code(folder):
             options.setdefault("no_cfunc_wrapper", True)
             return njit(nogil=True, error_model="numpy", cache=folder is not None, **options)(function)
 
     return jit
 
 
-def helper_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
-    """Return the decorator of functions that only kernels call; arguments as for :func:`jit_in`.
+def create_helper_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+    """Return the decorator of functions that only kernels call; arguments as for :func:`create_jit`.
 
     They compile in less time, because Python cannot call them.
     """
-    return jit_in(folder, no_cpython_wrapper=True, **options)
+    return create_jit(folder, no_cpython_wrapper=True, **options)
 
 
 @functools.cache
-def _checked_file_class() -> Any:
+def _create_checksummed_file_class() -> Any:
     """Return the class of numba's files of one function, each with a checksum at its end.
 
     numba unpickles the files: a damaged one raises any exception or ends the process. This class removes a damaged
@@ -103,7 +103,7 @@ def _checked_file_class() -> Any:
                 super().save(key, data)
             except OSError as error:  # a full disk; the code itself is there
                 where = error.filename or self._cache_path
-                _warn_first(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
+                _warn_once(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
 
         def _load_index(self) -> Any:
             return super()._load_index() if _is_intact(self._index_path) else {}
@@ -133,19 +133,19 @@ def _is_intact(path: str) -> bool:
         return True
     with suppress(OSError):
         Path(path).unlink()
-    _warn_first(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
+    _warn_once(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
     return False
 
 
-def _warn_first(folder: str, text: str) -> None:
+def _warn_once(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
-        say(text)
+        log_or_print(text)
 
 
-def is_warm(folder: Path | None, name: str) -> bool:
+def is_cache_warm(folder: Path | None, name: str) -> bool:
     """Return whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
-    return folder is not None and _stamp(folder, name).exists()
+    return folder is not None and _stamp_path(folder, name).exists()
 
 
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
@@ -153,7 +153,7 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name
 
     A cold cache is announced on stderr, because it costs seconds once, unless ``FULLFIELD_QUIET`` is set.
     """
-    cold = not is_warm(folder, name)
+    cold = not is_cache_warm(folder, name)
     with announce_compilation(name, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
             if signature not in dispatcher.overloads:  # a kernel that two modules share may be compiled already
@@ -161,7 +161,7 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would be repeated
-            _stamp(folder, name).touch()
+            _stamp_path(folder, name).touch()
 
 
 class Kernels:
@@ -195,14 +195,14 @@ class Kernels:
 
         Only for programs whose main module can be imported again, as ``multiprocessing`` does.
         """
-        folder, warm = self.cache()
+        folder, warm = self.find_cache()
         if folder is None or warm:
             return
         from multiprocessing import get_context
 
         with self._lock:
             if self._ready is None and self._process is None:
-                say(f"compiling {self._label} for this CPU in a second process, once ...")
+                log_or_print(f"compiling {self._label} for this CPU in a second process, once ...")
                 arguments = self._name, self._label
                 self._process = get_context("spawn").Process(target=_fill_cache, args=arguments, daemon=True)
                 self._process.start()
@@ -213,10 +213,10 @@ class Kernels:
         with self._lock:
             return self._process is not None and self._process.is_alive()
 
-    def cache(self) -> tuple[Path | None, bool]:
+    def find_cache(self) -> tuple[Path | None, bool]:
         """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
-        return folder, is_warm(folder, self._label)
+        return folder, is_cache_warm(folder, self._label)
 
 
 def _fill_cache(module: str, label: str) -> None:
@@ -227,8 +227,8 @@ def _fill_cache(module: str, label: str) -> None:
         Kernels(module, label)()
 
 
-def _stamp(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace(' ', '-')}.{_cpu_digest()}.compiled"
+def _stamp_path(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace(' ', '-')}.{_compute_cpu_digest()}.compiled"
 
 
 def has_instructions(feature: str) -> bool:
@@ -238,7 +238,7 @@ def has_instructions(feature: str) -> bool:
     return bool(binding.get_host_cpu_features().get(feature, False))
 
 
-def _cpu_digest() -> str:
+def _compute_cpu_digest() -> str:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_name() + llvm.get_host_cpu_features().flatten()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, folder_named, say
+from fullfield._kernels.cache_folder import announce_compilation, find_folder, log_or_print
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -44,12 +44,12 @@ class Source(NamedTuple):
     options: tuple[str, ...] = ()
 
     @classmethod
-    def defining(cls, text: str, *options: str, **macros: int | str) -> Source:
+    def define_macros(cls, text: str, *options: str, **macros: int | str) -> Source:
         """Return a source with further options and then these macros; True is 1 and False is 0."""
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
-def product_with_registers(columns: int, bf16: bool, descriptor: int) -> str:
+def wgmma_source(columns: int, bf16: bool, descriptor: int) -> str:
     """Return ``wgmma_rs``: m64nNk16, A in registers; ``descriptor`` is the upper half of B's, in shared memory."""
     n = columns // 2
     kind = "bf16" if bf16 else "f16"
@@ -85,7 +85,7 @@ def _package_folders(name: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
 
 
-def _folders(major: int) -> Iterator[Path]:
+def _list_library_folders(major: int) -> Iterator[Path]:
     """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
     for root in _package_folders("nvidia"):
         for package in (f"cu{major}", "cuda_nvrtc"):
@@ -98,18 +98,18 @@ def _folders(major: int) -> Iterator[Path]:
             yield from (root / subfolder for subfolder in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
 
 
-def candidates() -> Iterator[str]:
+def list_candidate_libraries() -> Iterator[str]:
     """Yield existing paths of NVRTC, then names for the system's loader, the newest CUDA major first."""
     for major in MAJORS:
         for name in _library_names(major):
-            for folder in _folders(major):
+            for folder in _list_library_folders(major):
                 if (folder / name).is_file():
                     yield str(folder / name)
     for major in MAJORS:
         yield from _library_names(major)
 
 
-def _open(path: str) -> ctypes.CDLL | None:
+def _open_library(path: str) -> ctypes.CDLL | None:
     """Open the library after the one with its built-in functions, which it would search by name only."""
     folder = Path(path).parent
     try:
@@ -125,11 +125,11 @@ def _open(path: str) -> ctypes.CDLL | None:
         return None
 
 
-def _from_pathfinder() -> ctypes.CDLL | None:
+def _open_by_pathfinder() -> ctypes.CDLL | None:
     """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
-        return _open(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        return _open_library(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
     except (ImportError, RuntimeError, OSError):
         return None
 
@@ -140,15 +140,15 @@ class Nvrtc:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self.check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.check_code(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         self.version = (major.value, minor.value)
         count = ctypes.c_int()
-        self.check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        self.check_code(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         archs = (ctypes.c_int * count.value)()
-        self.check(library.nvrtcGetSupportedArchs(archs))
+        self.check_code(library.nvrtcGetSupportedArchs(archs))
         self.archs = tuple(archs)
 
-    def check(self, code: int) -> None:
+    def check_code(self, code: int) -> None:
         if code:
             text = self.library.nvrtcGetErrorString
             text.restype = ctypes.c_char_p
@@ -157,26 +157,28 @@ class Nvrtc:
     def compile(self, source: Source, arch: str) -> tuple[bytes, str]:
         """Return machine code (for ``compute_…`` PTX) and the compiler's messages."""
         lib, program = self.library, ctypes.c_void_p()
-        self.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None))
+        self.check_code(
+            lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None)
+        )
         try:
             flags = [f"--gpu-architecture={arch}", *OPTIONS, *source.options]
             array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
             failed = lib.nvrtcCompileProgram(program, len(flags), array)
-            log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            log = self._read_text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
             if failed:
                 raise KernelError(f"NVRTC {self.version[0]}.{self.version[1]} cannot compile for {arch}: {log}")
-            return self._text(program, "PTX" if arch.startswith("compute") else "CUBIN"), log
+            return self._read_text(program, "PTX" if arch.startswith("compute") else "CUBIN"), log
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _text(self, program: ctypes.c_void_p, kind: str) -> bytes:
+    def _read_text(self, program: ctypes.c_void_p, kind: str) -> bytes:
         size = ctypes.c_size_t()
-        self.check(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
+        self.check_code(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self.check(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
+        self.check_code(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
         return buffer.raw
 
-    def target(self, capability: tuple[int, int]) -> str:
+    def choose_target(self, capability: tuple[int, int]) -> str:
         """Return the target to compile for: the device, Hopper with its own instructions, or PTX if it is too new."""
         number = capability[0] * 10 + capability[1]
         if number in self.archs:
@@ -185,22 +187,22 @@ class Nvrtc:
 
 
 @functools.cache
-def _find(newest: int) -> Nvrtc | None:
-    for path in candidates():
-        library = _open(path)
+def _find_newest(newest: int) -> Nvrtc | None:
+    for path in list_candidate_libraries():
+        library = _open_library(path)
         if library is not None:
             loaded = Nvrtc(library)
             if loaded.version[0] <= newest:
                 return loaded
-    library = _from_pathfinder()
+    library = _open_by_pathfinder()
     last = Nvrtc(library) if library is not None else None
     return last if last is not None and last.version[0] <= newest else None
 
 
-def nvrtc() -> Nvrtc:
+def load_nvrtc() -> Nvrtc:
     """Return the newest NVRTC whose code the driver can run; KernelError if there is none."""
-    newest = _driver_major()
-    loaded = _find(newest)
+    newest = _get_driver_major()
+    loaded = _find_newest(newest)
     if loaded is None:
         raise KernelError(f"NVRTC for CUDA {newest} or older was not found ({_HINT})")
     return loaded
@@ -209,7 +211,7 @@ def nvrtc() -> Nvrtc:
 def explain_refusal() -> Missing | None:
     """Return None if kernels can be compiled, else what has to be installed."""
     try:
-        nvrtc()
+        load_nvrtc()
     except KernelError as error:
         return Missing(error)
     return None
@@ -224,14 +226,14 @@ class Compiler:
     def __init__(self, arch: str, label: str) -> None:
         self.arch = arch
         self.label = label
-        self.folder = folder_named("nvrtc")
+        self.folder = find_folder("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
         """Return the machine code of every source."""
         images = [self._read_cached(source) for source in sources]
         missing = [index for index, code in enumerate(images) if code is None]
         if missing:
-            compiler = nvrtc()
+            compiler = load_nvrtc()
             with (
                 announce_compilation(self.label, self.arch, self.folder),
                 ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool,
@@ -239,31 +241,31 @@ class Compiler:
                 codes = pool.map(lambda index: compiler.compile(sources[index], self.arch)[0], missing)
                 for index, code in zip(missing, codes, strict=True):
                     images[index] = code
-                    self._keep(sources[index], code)
+                    self._write_cached(sources[index], code)
         return [code for code in images if code is not None]
 
-    def _path(self, folder: Path, source: Source) -> Path:
-        key = (source.text, source.options, OPTIONS, self.arch, nvrtc().version)
+    def _cached_path(self, folder: Path, source: Source) -> Path:
+        key = (source.text, source.options, OPTIONS, self.arch, load_nvrtc().version)
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
     def _read_cached(self, source: Source) -> bytes | None:
         if self.folder is None:
             return None
-        path = self._path(self.folder, source)
+        path = self._cached_path(self.folder, source)
         try:
             image = path.read_bytes()
         except OSError:
             return None
         if image[:32] == hashlib.sha256(image[32:]).digest():
             return image[32:]
-        say(f"{path}: damaged; its kernels are compiled again")
+        log_or_print(f"{path}: damaged; its kernels are compiled again")
         return None
 
-    def _keep(self, source: Source, code: bytes) -> None:
+    def _write_cached(self, source: Source, code: bytes) -> None:
         """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
-        path = self._path(self.folder, source)
+        path = self._cached_path(self.folder, source)
         try:
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             try:
@@ -274,14 +276,14 @@ class Compiler:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            say(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
+            log_or_print(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
 
 
 # ---- the driver
 
 
 @functools.cache
-def driver() -> ctypes.CDLL:
+def load_driver() -> ctypes.CDLL:
     """Return the CUDA driver's library; KernelError if no NVIDIA driver is installed."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
@@ -293,41 +295,41 @@ def driver() -> ctypes.CDLL:
     return library
 
 
-def _driver_major() -> int:
+def _get_driver_major() -> int:
     """Return the newest CUDA major that the driver runs; without a driver any, because compiling needs none."""
     version = ctypes.c_int()
     try:
-        check(driver().cuDriverGetVersion(ctypes.byref(version)))
+        check_driver_code(load_driver().cuDriverGetVersion(ctypes.byref(version)))
     except KernelError:
         return MAJORS[0]
     return version.value // 1000
 
 
-def check(code: int) -> None:
+def check_driver_code(code: int) -> None:
     """Check the ``code`` that a driver call returned; KernelError if it is not zero."""
     if code:
         text = ctypes.c_char_p()
-        driver().cuGetErrorString(code, ctypes.byref(text))
+        load_driver().cuGetErrorString(code, ctypes.byref(text))
         raise KernelError(f"CUDA driver: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def make_current(device: int) -> None:
+def set_current_context(device: int) -> None:
     """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
-    check(driver().cuCtxGetCurrent(ctypes.byref(context)))
+    check_driver_code(load_driver().cuCtxGetCurrent(ctypes.byref(context)))
     if not context.value:
-        check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        check(driver().cuCtxSetCurrent(context))
+        check_driver_code(load_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        check_driver_code(load_driver().cuCtxSetCurrent(context))
 
 
-def capture_id(stream: int) -> int:
+def get_capture_id(stream: int) -> int:
     """Return the number of the graph that ``stream`` is captured into; 0 if it is not captured."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
-    check(driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
+    check_driver_code(load_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
     if not status.value:
         return 0
-    info = driver().cuStreamGetCaptureInfo_v2
-    check(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
+    info = load_driver().cuStreamGetCaptureInfo_v2
+    check_driver_code(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
     return number.value
 
 
@@ -354,15 +356,15 @@ class Kernel:
 
     def __init__(self, library: Library, name: str) -> None:
         self._handle = ctypes.c_void_p()
-        check(driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode()))
-        self._launch = driver().cuLaunchKernelEx
+        check_driver_code(load_driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode()))
+        self._launch = load_driver().cuLaunchKernelEx
         self._shared: dict[int, int] = {}
 
     def allow_shared(self, device: int, size: int) -> None:
         """Raise the limit of dynamic shared memory; needed above 48 KiB."""
         if self._shared.get(device, 48 << 10) < size:
-            make_current(device)
-            check(driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
+            set_current_context(device)
+            check_driver_code(load_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
             self._shared[device] = size
 
     def launch(
@@ -384,20 +386,22 @@ class Kernel:
             how.attributes, how.count = ctypes.addressof(attribute), 1
         code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code == _INVALID_CONTEXT:
-            make_current(device)
+            set_current_context(device)
             code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code:
-            check(code)
+            check_driver_code(code)
 
 
 class Library:
     """Loaded machine code, for every device of its architecture."""
 
     def __init__(self, code: bytes, device: int) -> None:
-        make_current(device)
+        set_current_context(device)
         self.handle = ctypes.c_void_p()
         self._code = code
-        check(driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0))
+        check_driver_code(
+            load_driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0)
+        )
         self._kernels: dict[str, Kernel] = {}
 
     def __getitem__(self, name: str) -> Kernel:
@@ -436,8 +440,8 @@ def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequen
         strides.append(step)
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     bfloat16, swizzle_128, promote_128 = 9, 3, 2
-    check(
-        driver().cuTensorMapEncodeTiled(
+    check_driver_code(
+        load_driver().cuTensorMapEncodeTiled(
             ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (u64 * rank)(*sizes),
             (u64 * max(1, rank - 1))(*strides), (u32 * rank)(*box), (u32 * rank)(*[1] * rank),
             0, swizzle_128, promote_128, 0,

@@ -52,23 +52,23 @@ class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
 # ---- instructions, for intrinsics here and elsewhere
 
 
-def number(value: int) -> ir.Constant:
+def index_constant(value: int) -> ir.Constant:
     """Return a constant index."""
     return ir.Constant(INDEX, value)
 
 
-def constant(value: float) -> ir.Constant:
+def vector_constant(value: float) -> ir.Constant:
     """Return a constant with the same value in all lanes."""
     return ir.Constant(VECTOR, [value] * LANES)
 
 
-def place(context: Any, builder: Any, sig: Any, args: Any, which: int, index: Any = None) -> Any:
+def build_pointer(context: Any, builder: Any, sig: Any, args: Any, which: int, index: Any = None) -> Any:
     """Return a pointer into the array in argument ``which``, at ``index``: by default the next argument."""
     data = context.make_array(sig.args[which])(context, builder, args[which]).data
     return builder.gep(data, [args[which + 1] if index is None else index])
 
 
-def put_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
+def emit_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
     """Load a vector from any address, ``offset`` elements after ``pointer``."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     value = builder.load(builder.bitcast(at, ir.PointerType(kind)))
@@ -76,33 +76,33 @@ def put_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR)
     return value
 
 
-def put_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
+def emit_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
     """Store a vector at any address."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     builder.store(value, builder.bitcast(at, ir.PointerType(value.type))).align = 4
 
 
-def put_splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
+def emit_splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     """Return a vector with the same scalar in all lanes."""
     undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
-def put_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int], None]) -> None:
+def emit_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int], None]) -> None:
     """Branch to the code that ``put`` writes for the case that equals the value; other values do nothing."""
     end = builder.append_basic_block("cases.end")
     switch = builder.switch(value, end)
     for case in cases:
         block = builder.append_basic_block(f"case{case}")
-        switch.add_case(number(case), block)
+        switch.add_case(index_constant(case), block)
         builder.position_at_end(block)
         put(case)
         builder.branch(end)
     builder.position_at_end(end)
 
 
-def _made(put: Callable[..., Any]) -> Callable[..., Any]:
+def _build_code(put: Callable[..., Any]) -> Callable[..., Any]:
     """Return the code of an intrinsic that uses only its arguments' values: ``put(builder, *values)``."""
     return lambda _context, builder, _sig, args: put(builder, *args)
 
@@ -115,34 +115,34 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     """Return ``array[index : index + 16]`` as a vector."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return put_load(builder, place(context, builder, sig, args, 0))
+        return emit_load(builder, build_pointer(context, builder, sig, args, 0))
 
     return float32x16(array, types.intp), codegen
 
 
-def _transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
+def _transpose(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return four vectors of 16 lanes, the columns of sixteen vectors of four."""
 
-    def shuffled(a: Any, b: Any, lanes: Iterable[int]) -> Any:
+    def shuffle(a: Any, b: Any, lanes: Iterable[int]) -> Any:
         mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(lanes))
         return builder.shuffle_vector(a, b, mask)
 
-    def interleaved(a: Any, b: Any, block_size: int, high: int) -> Any:
+    def interleave(a: Any, b: Any, block_size: int, high: int) -> Any:
         """Take half of each block of four, ``block_size`` lanes of ``a`` and of ``b`` in turns."""
         block = [lane + side for lane in range(2 * high, 2 * high + 2, block_size) for side in (0, LANES)]
         block = [lane + step for lane in block for step in range(block_size)]
-        return shuffled(a, b, [4 * group + lane for group in range(4) for lane in block])
+        return shuffle(a, b, [4 * group + lane for group in range(4) for lane in block])
 
     # Vector r holds rows r, r + 4, r + 8 and r + 12; every block of four lanes is transposed by itself.
     vectors = []
     for r in range(4):
-        pairs = [put_joined(builder, rows[r + at], rows[r + at + 4]) for at in (0, 8)]
-        vectors.append(put_joined(builder, *pairs))
-    first, second = ([interleaved(vectors[at], vectors[at + 1], 1, high) for high in (0, 1)] for at in (0, 2))
-    return [interleaved(a, b, 2, high) for a, b in zip(first, second, strict=True) for high in (0, 1)]
+        pairs = [emit_concatenation(builder, rows[r + at], rows[r + at + 4]) for at in (0, 8)]
+        vectors.append(emit_concatenation(builder, *pairs))
+    first, second = ([interleave(vectors[at], vectors[at + 1], 1, high) for high in (0, 1)] for at in (0, 2))
+    return [interleave(a, b, 2, high) for a, b in zip(first, second, strict=True) for high in (0, 1)]
 
 
-def put_joined(builder: Any, a: Any, b: Any) -> Any:
+def emit_concatenation(builder: Any, a: Any, b: Any) -> Any:
     """Return the lanes of one vector followed by those of another."""
     lanes = list(range(2 * a.type.count))
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
@@ -157,14 +157,14 @@ def load_columns(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
     result = types.UniTuple(float32x16, 8)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        start = place(context, builder, sig, args, 0, number(0))
-        at, four, lows, highs = place(context, builder, sig, args, 1), ir.VectorType(FLOAT, 4), [], []
+        start = build_pointer(context, builder, sig, args, 0, index_constant(0))
+        at, four, lows, highs = build_pointer(context, builder, sig, args, 1), ir.VectorType(FLOAT, 4), [], []
         for lane in range(LANES):
-            row = builder.sext(builder.load(builder.gep(at, [number(lane)])), INDEX)
-            first = builder.shl(row, number(3))
-            lows.append(put_load(builder, start, first, four))
-            highs.append(put_load(builder, start, builder.add(first, number(4)), four))
-        return context.make_tuple(builder, sig.return_type, _transposed(builder, lows) + _transposed(builder, highs))
+            row = builder.sext(builder.load(builder.gep(at, [index_constant(lane)])), INDEX)
+            first = builder.shl(row, index_constant(3))
+            lows.append(emit_load(builder, start, first, four))
+            highs.append(emit_load(builder, start, builder.add(first, index_constant(4)), four))
+        return context.make_tuple(builder, sig.return_type, _transpose(builder, lows) + _transpose(builder, highs))
 
     return result(array, indices, types.intp), codegen
 
@@ -174,7 +174,7 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Execute ``array[index : index + 16] = value``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        put_store(builder, args[2], place(context, builder, sig, args, 0))
+        emit_store(builder, args[2], build_pointer(context, builder, sig, args, 0))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, float32x16), codegen
@@ -185,7 +185,7 @@ def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Execute ``array[index : index + 16] = value`` for an int32 array; fractions are truncated."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        put_store(builder, builder.fptosi(args[2], INTEGERS), place(context, builder, sig, args, 0))
+        emit_store(builder, builder.fptosi(args[2], INTEGERS), build_pointer(context, builder, sig, args, 0))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, float32x16), codegen
@@ -194,11 +194,11 @@ def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def splat(typingctx: Any, scalar: Any) -> Any:
     """Return a vector with the same float32 in all 16 lanes."""
-    return float32x16(types.float32), _made(put_splat)
+    return float32x16(types.float32), _build_code(emit_splat)
 
 
 @intrinsic
-def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def sum_weighted_quarters(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Return ``a * v[0:4] + b * v[4:8] + c * v[8:12] + d * v[12:16]`` as four scalars."""
     result = types.UniTuple(types.float32, 4)  # type: ignore[attr-defined]
 
@@ -208,7 +208,7 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
         for group, weight in enumerate(args[1:]):
             lanes = ir.Constant(quad_index, list(range(4 * group, 4 * group + 4)))
             vector = builder.shuffle_vector(args[0], undefined, lanes)
-            term = builder.fmul(vector, put_splat(builder, weight, 4), flags=_FLAGS)
+            term = builder.fmul(vector, emit_splat(builder, weight, 4), flags=_FLAGS)
             total = term if total is None else builder.fadd(total, term, flags=_FLAGS)
         values = [builder.extract_element(total, ir.Constant(ir.IntType(32), lane)) for lane in range(4)]
         return context.make_tuple(builder, sig.return_type, values)
@@ -219,10 +219,10 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
 @intrinsic
 def lane_numbers(typingctx: Any) -> Any:
     """Return ``[0, 1, ..., 15]``."""
-    return float32x16(), _made(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
+    return float32x16(), _build_code(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
 
 
-def _binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS) -> None:
+def _register_binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS) -> None:
     @infer_global(symbol)
     class _Typing(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
@@ -235,10 +235,10 @@ def _binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[st
         return getattr(builder, instruction)(*args, flags=flags)
 
 
-_binary(operator.add, "fadd")
-_binary(operator.sub, "fsub")
-_binary(operator.mul, "fmul")
-_binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
+_register_binary(operator.add, "fadd")
+_register_binary(operator.sub, "fsub")
+_register_binary(operator.mul, "fmul")
+_register_binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
 def _call_llvm(name: str, builder: Any, x: Any) -> Any:
@@ -251,13 +251,13 @@ def _call_llvm(name: str, builder: Any, x: Any) -> Any:
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Return the square root, lane by lane."""
-    return float32x16(float32x16), _made(partial(_call_llvm, "sqrt"))
+    return float32x16(float32x16), _build_code(partial(_call_llvm, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Return the largest whole number not above the value, lane by lane."""
-    return float32x16(float32x16), _made(partial(_call_llvm, "floor"))
+    return float32x16(float32x16), _build_code(partial(_call_llvm, "floor"))
 
 
 def target_has(context: Any, feature: str) -> bool:
@@ -269,14 +269,14 @@ def target_has(context: Any, feature: str) -> bool:
 
 
 @intrinsic
-def rough_rsqrt(typingctx: Any, x: Any) -> Any:
+def approximate_rsqrt(typingctx: Any, x: Any) -> Any:
     """Return ``1 / sqrt(x)`` of positive values with a relative error of at most 2^-13.
 
     With AVX-512 it is the processor's estimate, elsewhere ``1 / sqrt(x)``.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        one, mask = constant(1.0), ir.IntType(LANES)
+        one, mask = vector_constant(1.0), ir.IntType(LANES)
         if not target_has(context, "avx512f"):
             return builder.fdiv(one, _call_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
@@ -287,38 +287,38 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
-def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
+def is_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
     """Return 1 where ``low <= x <= high``, else 0."""
 
     def put(builder: Any, x: Any, low: Any, high: Any) -> Any:
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
-        return builder.select(inside, constant(1.0), constant(0.0))
+        return builder.select(inside, vector_constant(1.0), vector_constant(0.0))
 
-    return float32x16(*[float32x16] * 3), _made(put)
+    return float32x16(*[float32x16] * 3), _build_code(put)
 
 
 @intrinsic
-def above(typingctx: Any, x: Any, y: Any) -> Any:
+def is_above(typingctx: Any, x: Any, y: Any) -> Any:
     """Return 1 where ``x > y``, else 0."""
 
     def put(builder: Any, x: Any, y: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", x, y), constant(1.0), constant(0.0))
+        return builder.select(builder.fcmp_ordered(">", x, y), vector_constant(1.0), vector_constant(0.0))
 
-    return float32x16(float32x16, float32x16), _made(put)
+    return float32x16(float32x16, float32x16), _build_code(put)
 
 
 @intrinsic
-def some(typingctx: Any, x: Any) -> Any:
+def is_any_above_zero(typingctx: Any, x: Any) -> Any:
     """Return whether any lane is above 0."""
 
     def put(builder: Any, x: Any) -> Any:
-        bits = builder.bitcast(builder.fcmp_ordered(">", x, constant(0.0)), ir.IntType(LANES))
+        bits = builder.bitcast(builder.fcmp_ordered(">", x, vector_constant(0.0)), ir.IntType(LANES))
         return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
-    return types.boolean(float32x16), _made(put)
+    return types.boolean(float32x16), _build_code(put)
 
 
-def _selected(sign: str, builder: Any, x: Any, y: Any) -> Any:
+def _emit_selection(sign: str, builder: Any, x: Any, y: Any) -> Any:
     # Compare and select is one instruction on every target; LLVM's minnum also orders NaN, which costs three.
     return builder.select(builder.fcmp_ordered(sign, x, y), x, y)
 
@@ -326,16 +326,16 @@ def _selected(sign: str, builder: Any, x: Any, y: Any) -> Any:
 @intrinsic
 def minimum(typingctx: Any, x: Any, y: Any) -> Any:
     """Return the smaller value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _made(partial(_selected, "<"))
+    return float32x16(float32x16, float32x16), _build_code(partial(_emit_selection, "<"))
 
 
 @intrinsic
 def maximum(typingctx: Any, x: Any, y: Any) -> Any:
     """Return the larger value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _made(partial(_selected, ">"))
+    return float32x16(float32x16, float32x16), _build_code(partial(_emit_selection, ">"))
 
 
-def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
+def build_sorting_exchange(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
     """Return an intrinsic that sorts pairs of a tuple of vectors, lane by lane (none may be NaN).
 
     Args:
@@ -349,7 +349,7 @@ def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
             at = cgutils.unpack_tuple(builder, args[0])
             for low, high in pairs:
                 x, y = at[low], at[high]
-                at[low], at[high] = _selected("<", builder, x, y), _selected(">", builder, x, y)
+                at[low], at[high] = _emit_selection("<", builder, x, y), _emit_selection(">", builder, x, y)
             return context.make_tuple(builder, sig.return_type, [at[i] for i in kept])
 
         return types.UniTuple(float32x16, len(kept))(values), codegen  # type: ignore[attr-defined]
@@ -362,7 +362,7 @@ def reciprocal_where(typingctx: Any, x: Any, floor: Any) -> Any:
     """Return ``1 / x`` where ``x > floor``, else 0."""
 
     def put(builder: Any, x: Any, floor: Any) -> Any:
-        large, one = builder.fcmp_ordered(">", x, floor), constant(1.0)
-        return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), constant(0.0))
+        large, one = builder.fcmp_ordered(">", x, floor), vector_constant(1.0)
+        return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), vector_constant(0.0))
 
-    return float32x16(float32x16, float32x16), _made(put)
+    return float32x16(float32x16, float32x16), _build_code(put)

@@ -39,7 +39,7 @@ class Structures:
             self._bodies.setdefault(name, []).append(body)
         self._created: dict[str, Any] = {**_TYPES, **known}
 
-    def number(self, expression: str) -> int:
+    def evaluate_integer(self, expression: str) -> int:
         """Return the value of an integer, a name that is defined as one, or a sum of these."""
         return sum(int(self._numbers.get(term.strip(), term)) for term in expression.split("+"))
 
@@ -53,11 +53,11 @@ class Structures:
             body = self._bodies.get(name, [])
             if len(body) != 1:
                 raise ValueError(f"{name}: expected one declaration, got {len(body)}")
-            fields = [field for line in body[0].split(";") if line.strip() for field in self._fields(name, line)]
+            fields = [field for line in body[0].split(";") if line.strip() for field in self._parse_fields(name, line)]
             self._created[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
         return self._created[name]
 
-    def _fields(self, structure: str, line: str) -> list[tuple[str, Any]]:
+    def _parse_fields(self, structure: str, line: str) -> list[tuple[str, Any]]:
         """Return the fields of a line such as ``type one, *two, three[4]``."""
         fields, kind = [], ""
         for number, words in enumerate(" ".join(line.replace("const", " ").split()).split(",")):
@@ -67,6 +67,6 @@ class Structures:
             kind = match[1] or kind
             field_type: Any = ctypes.c_void_p if "*" in match[2] else self[kind]
             for length in reversed(re.findall(r"\[([^]]+)\]", match[4])):
-                field_type = field_type * self.number(length)
+                field_type = field_type * self.evaluate_integer(length)
             fields.append((match[3] + "_" * keyword.iskeyword(match[3]), field_type))
         return fields

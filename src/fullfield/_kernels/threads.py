@@ -17,7 +17,7 @@ _lock = threading.Lock()
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None
 
 
-def _executor(threads: int) -> ThreadPoolExecutor:
+def _get_executor(threads: int) -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None or _pool[0] != os.getpid() or _pool[1] < threads:
@@ -27,14 +27,14 @@ def _executor(threads: int) -> ThreadPoolExecutor:
         return _pool[2]
 
 
-def _after_fork() -> None:
+def _forget_executors() -> None:
     global _lock, _pool
     _lock = threading.Lock()
     _pool = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_forget_executors)
 
 
 class _Claim:
@@ -57,7 +57,7 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
         for task in tasks:
             task()
         return
-    pool = _executor(threads)
+    pool = _get_executor(threads)
     claims = [_Claim(task) for task in tasks]
     futures: list[Future[object]] = []
     errors: list[BaseException] = []
@@ -80,7 +80,7 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
         raise errors[0]
 
 
-def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
+def split_rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
     """Cut ``height`` rows into at most ``threads`` nearly equal parts of at least ``grain`` rows."""
     strips = max(1, min(threads, height // grain))
     edges = [round(i * height / strips) for i in range(strips + 1)]
@@ -89,5 +89,5 @@ def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
 
 def run_chunks(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
     """Run ``task(first, last)`` over [0, count), in a few parts of at least ``grain`` per thread, as work varies."""
-    chunks = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+    chunks = split_rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
     run([partial(task, *chunk) for chunk in chunks], threads)

@@ -36,15 +36,15 @@ def write_notes(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, with null for numbers that are not finite; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as temporary:
-        temporary.write_text(_to_text(content), "utf-8")
+        temporary.write_text(_format_json(content), "utf-8")
 
 
 def write_first_notes(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, unless another process has written the file before."""
     try:
         with write_atomically(path) as temporary:
-            temporary.write_text(_to_text(content), "utf-8")
-            _link(temporary, path)
+            temporary.write_text(_format_json(content), "utf-8")
+            _link_unless_exists(temporary, path)
     except _TakenError:
         return
 
@@ -53,7 +53,7 @@ class _TakenError(Exception):
     """The file exists."""
 
 
-def _link(temporary: Path, path: Path) -> None:
+def _link_unless_exists(temporary: Path, path: Path) -> None:
     """Give a file its name unless the name is taken, where the file system has links.
 
     The replacement that follows then changes nothing, because both names are the same file.
@@ -67,14 +67,14 @@ def _link(temporary: Path, path: Path) -> None:
             raise _TakenError from None
 
 
-def to_plain(content: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_plain(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content as JSON reads it back, with None for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_constant)
     return plain
 
 
-def _to_text(content: Mapping[str, Any]) -> str:
-    return json.dumps(to_plain(content), indent=1, allow_nan=False) + "\n"
+def _format_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(convert_to_plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def _parse_constant(_: str) -> None:
@@ -95,13 +95,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "list": lambda value: isinstance(value, list),
-    "4 rows of 4": lambda value: _is_square(value, "number"),
-    "4 rows of 4 or null": lambda value: value is None or _is_square(value, "number"),
-    "4 rows of 4, each a number or null": lambda value: _is_square(value, "number or null"),
+    "4 rows of 4": lambda value: _is_entry_of_kind(value, "number"),
+    "4 rows of 4 or null": lambda value: value is None or _is_entry_of_kind(value, "number"),
+    "4 rows of 4, each a number or null": lambda value: _is_entry_of_kind(value, "number or null"),
 }
 
 
-def _is_square(value: Any, kind: str) -> bool:
+def _is_entry_of_kind(value: Any, kind: str) -> bool:
     rows = value if isinstance(value, list) else []
     has_four = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
     return has_four and all(_KINDS[kind](entry) for row in rows for entry in row)

@@ -53,23 +53,23 @@ class Records:
             return
         identity = Identity(stamp, entry["checksum"])
         if isinstance(entry.get("input"), str):
-            self.checksums.add(entry["input"], identity)
+            self.checksums.add_checksum(entry["input"], identity)
         elif isinstance(entry.get("name"), str) and isinstance(entry.get("provenance"), dict):
             record = Record(identity, entry["provenance"], entry.get("st_map"))
             self._by_name[entry["name"]].append(record)
             self._by_notes[notes].append((entry["name"], record))
 
-    def find_current(self, path: str) -> list[Record]:
+    def find_current_records(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
         records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
         stamp = read_stamp(path)
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
-        checksum = self.checksums.get(path)
+        checksum = self.checksums.get_checksum(path)
         return [record for record in records if record.file.checksum == checksum]
 
-    def prune(self) -> None:
+    def remove_replaced_notes(self) -> None:
         """Remove the notes of ended processes of this machine whose frames have all been written again.
 
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
@@ -80,7 +80,7 @@ class Records:
 
     def _is_replaced(self, name: str, record: Record) -> bool:
         """Return whether the file that exists now has only records newer than ``record``."""
-        current = self.find_current(str(self._folder.parent / name))
+        current = self.find_current_records(str(self._folder.parent / name))
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
 
 
@@ -102,7 +102,9 @@ class Journal:
         self._inputs = Checksums()
 
     @contextmanager
-    def recording(self, path: str, provenance: Mapping[str, Any], st_map_checksum: str | None = None) -> Iterator[None]:
+    def record_file(
+        self, path: str, provenance: Mapping[str, Any], st_map_checksum: str | None = None
+    ) -> Iterator[None]:
         """Append a record of the file ``path`` when it is written inside, just before it takes its name."""
         target = os.path.realpath(path)
 
@@ -111,7 +113,7 @@ class Journal:
             if os.fspath(written) == target and stamp is not None:
                 name = os.path.basename(path)  # noqa: PTH119
                 entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
-                self._append({**entry, "stamp": stamp, "checksum": compute_checksum(temporary)})
+                self._append_line({**entry, "stamp": stamp, "checksum": compute_checksum(temporary)})
 
         with call_when_finished(append_record):
             yield
@@ -119,12 +121,12 @@ class Journal:
     def add_input(self, path: str, identity: Identity) -> None:
         """Append the checksum of an input, once for each version."""
         with self._lock:
-            is_new = self._inputs.add(path, identity)
+            is_new = self._inputs.add_checksum(path, identity)
         if is_new:
             absolute = os.path.abspath(path)  # noqa: PTH100
-            self._append({"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum})
+            self._append_line({"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum})
 
-    def _append(self, entry: Mapping[str, Any]) -> None:
+    def _append_line(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry).encode() + b"\n"
         with self._lock:
             self._folder.mkdir(exist_ok=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, differences
-from fullfield._ledger.notes import check_entries, read_notes, to_plain, write_first_notes, write_notes
+from fullfield._check import InputError, list_differences
+from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_first_notes, write_notes
 
 _NAMED_CHANGES = 3
 
 
-def _return_all(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _select_everything(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return content
 
 
@@ -34,7 +34,7 @@ class SettingsFile:
     description: str
     subject: str | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
-    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_all
+    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _select_everything
 
     def read(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
@@ -51,13 +51,13 @@ class SettingsFile:
 
     def list_changes(self, stored: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
         """Return the binding settings that differ, the method first; with another method its parameters differ too."""
-        before, now = self.binding(stored), self.binding(to_plain(content))
+        before, now = self.binding(stored), self.binding(convert_to_plain(content))
         skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
         names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
         names.sort(key=lambda name: name != "method")
-        return differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
+        return list_differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
 
-    def settle(
+    def write_or_check(
         self,
         content: Mapping[str, Any],
         *,
@@ -87,7 +87,7 @@ class SettingsFile:
         if stored is None:
             if had_results and not overwrite:
                 raise InputError(
-                    f"{self._subject}: holds files, and no {self.path.name} says how they were made; {advice}"
+                    f"{self._describe_owner}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_first_notes(self.path, content)
@@ -95,18 +95,18 @@ class SettingsFile:
             with lock():
                 if overwrite or not has_results():
                     self.write(content)
-        self.check(content, advice)
+        self.check_unchanged(content, advice)
         return stored
 
-    def check(self, content: Mapping[str, Any], advice: str) -> None:
+    def check_unchanged(self, content: Mapping[str, Any], advice: str) -> None:
         """Raise InputError unless the stored settings are these."""
         changes = self.list_changes(self.read() or {}, content)
         if changes:
             count = len(changes) - _NAMED_CHANGES
             rest = [f"and {count} more"] if count > 0 else []
             named = "; ".join(changes[:_NAMED_CHANGES] + rest)
-            raise InputError(f"{self._subject}: was begun with other settings ({named}); {advice}")
+            raise InputError(f"{self._describe_owner}: was begun with other settings ({named}); {advice}")
 
     @property
-    def _subject(self) -> str:
+    def _describe_owner(self) -> str:
         return self.subject or str(self.path.parent)

@@ -54,7 +54,7 @@ def compute_checksum(path: str | os.PathLike[str]) -> str:
     return checksum.hexdigest()
 
 
-def digest(values: object) -> str:
+def compute_digest(values: object) -> str:
     """Return the checksum of plain values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -66,7 +66,7 @@ class Checksums:
         self._stored: dict[tuple[str, Stamp], str] = {}
         self._new: list[tuple[str, Identity]] = []
 
-    def add(self, path: str, identity: Identity) -> bool:
+    def add_checksum(self, path: str, identity: Identity) -> bool:
         """Keep a checksum; return whether it is new."""
         key = (os.path.abspath(path), identity.stamp)  # noqa: PTH100 - links are not followed
         if key in self._stored:
@@ -75,12 +75,12 @@ class Checksums:
         self._new.append((key[0], identity))
         return True
 
-    def take_new(self) -> list[tuple[str, Identity]]:
+    def take_new_checksums(self) -> list[tuple[str, Identity]]:
         """Return the names and versions of files that were added since the last call."""
         new, self._new = self._new, []
         return new
 
-    def get(self, path: str | None) -> str | None:
+    def get_checksum(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
         stamp = None if path is None else read_stamp(path)
         if path is None or stamp is None:
@@ -89,5 +89,5 @@ class Checksums:
         if checksum is None:
             with suppress(OSError):
                 checksum = compute_checksum(path)
-                self.add(path, Identity(stamp, checksum))
+                self.add_checksum(path, Identity(stamp, checksum))
         return checksum

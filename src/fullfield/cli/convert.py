@@ -91,7 +91,7 @@ def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     paths.check_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
     pattern = paths.check_pattern(args.output, name, suffixes[0])
     paths.check_suffix(args.output, name, suffixes)
-    outputs = {number: pattern.path(number) for number in numbers}
+    outputs = {number: pattern.format_path(number) for number in numbers}
     taken = {Path(path).resolve() for path in sources.values()}
     for path in outputs.values():
         if Path(path).resolve() in taken:

@@ -219,7 +219,7 @@ def _ptlflow() -> dict[str, str | None] | None:
 def _kernel_cache() -> dict[str, object]:
     from fullfield.ops.tvl1.cpu import kernels
 
-    folder, warm = kernels.cache()
+    folder, warm = kernels.find_cache()
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 

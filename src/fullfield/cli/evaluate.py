@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, nearest
+from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
@@ -159,7 +159,7 @@ def opened(word: str, option: str) -> FlowDataset:
             f"{option}: {name} has pairs of point clouds, which 'fullfield evaluate' takes with MODEL {models}"
         )
     if not (colon and folder and name in DATASETS):
-        hint = nearest(name, [*DATASETS])
+        hint = suggest_nearest(name, [*DATASETS])
         raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}{hint}")
     return open_dataset(name, Path(folder).expanduser())
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, nearest
+from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
@@ -144,7 +144,7 @@ def _opened(word: str) -> ScanDataset:
 
     name, colon, folder = word.partition(":")
     if not (colon and folder and name in SCANS):
-        hint = nearest(name, [*SCANS])
+        hint = suggest_nearest(name, [*SCANS])
         raise InputError(
             f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {word!r}{hint}"
         )

@@ -164,7 +164,7 @@ def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
         for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):
             if pattern is None:
                 continue
-            names = {os.path.realpath(Pattern.parse(pattern).path(number)) for number in job.numbers}
+            names = {os.path.realpath(Pattern.parse(pattern).format_path(number)) for number in job.numbers}
             if names & read:
                 raise InputError(f"{option} {pattern}: names the plates; choose another name")
             if option == "--st-map" and os.path.realpath(job.output.path(job.numbers[0])) in names:

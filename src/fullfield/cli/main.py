@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
-from fullfield._check import InputError, nearest
+from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes
 from fullfield.cli.options import add_verb
 from fullfield.cli.report import note, printable
@@ -111,13 +111,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise InputError with the nearest known name."""
         hints = [
-            nearest(word.lower() if word.lower() in valid_names else word, valid_names)
+            suggest_nearest(word.lower() if word.lower() in valid_names else word, valid_names)
             for word, valid_names in _choices(message)
         ]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             valid_names = list(self._option_string_actions)
-            hints += [nearest(option, valid_names, option) for option in options if option not in valid_names]
+            hints += [suggest_nearest(option, valid_names, option) for option in options if option not in valid_names]
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
 
     def format_help(self) -> str:

@@ -98,7 +98,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_notes(path)).find_current(os.path.realpath(path)):
+        if not Records(_notes(path)).find_current_records(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
@@ -108,7 +108,7 @@ def record_output(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_notes(path), "pairs").recording(os.path.realpath(path), {"version": __version__})
+    return Journal(_notes(path), "pairs").record_file(os.path.realpath(path), {"version": __version__})
 
 
 def _notes(path: str) -> Path:

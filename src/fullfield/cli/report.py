@@ -77,7 +77,7 @@ def note_plan(numbers: Sequence[int], plan: Plan) -> None:
         note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
-        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe()}")
+        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe_outdated()}")
 
 
 def printable(text: object, allowed: str = "") -> str:

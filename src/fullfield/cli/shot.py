@@ -252,14 +252,14 @@ def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
     for option, pattern in names:
         output = Pattern.parse(pattern)
-        if plates & {os.path.realpath(output.path(n)) for n in frame_files.files or [number]}:
+        if plates & {os.path.realpath(output.format_path(n)) for n in frame_files.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
-        if _would_match(output.path(number), args.plates):
+        if _would_match(output.format_path(number), args.plates):
             raise InputError(
                 f"{option} {pattern}: {args.plates} would hold plates and results; choose another folder, or name the "
                 "plates by a pattern such as plate.####.exr"
             )
-    if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
+    if len({os.path.realpath(Pattern.parse(pattern).format_path(number)) for _, pattern in names}) < len(names):
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
 
 

@@ -61,9 +61,9 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         outputs = [Pattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)
-        taken |= {os.path.realpath(output.path(number)) for output in outputs}
-        files = [pattern.path(n) for n in numbers or frame_files.files]
-        if taken & {os.path.realpath(path) for path in (*files, pattern.path(number))}:
+        taken |= {os.path.realpath(output.format_path(number)) for output in outputs}
+        files = [pattern.format_path(n) for n in numbers or frame_files.files]
+        if taken & {os.path.realpath(path) for path in (*files, pattern.format_path(number))}:
             raise InputError(f"--viz {args.viz}: names the plates or another output; choose another name")
     if not args.overwrite:
         paths.check_own([("--viz", path) for path in files])
@@ -120,7 +120,7 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
         pattern = Pattern.parse(args.viz)
 
         def write_file(number: int, picture: Tensor) -> None:
-            path = pattern.path(number)
+            path = pattern.format_path(number)
             with paths.record_output(path):
                 io.write_image(path, picture)
 

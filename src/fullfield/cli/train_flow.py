@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
-from fullfield._check import InputError, nearest
+from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import add_fields
 from fullfield.cli.progress import ProgressBar
@@ -236,7 +236,7 @@ def _opened(name: str, folder: str, option: str) -> Any:
     from fullfield.datasets import DATASETS, open_dataset
 
     if name not in DATASETS:
-        hint = nearest(name, [*DATASETS])
+        hint = suggest_nearest(name, [*DATASETS])
         raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return open_dataset(name, folder)
 

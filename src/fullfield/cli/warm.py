@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from fullfield._kernels.cache_folder import folder_named
+    from fullfield._kernels.cache_folder import find_folder
 
     methods.use_threads(args.threads)
     size = args.size or _SIZE
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         for options in ({}, {"refine": True, "reliability": True}):  # the first has passes of its own
             flow = choice.estimate(frames[0], frames[1], **options)
         watch.lap("estimate")
-    folder = folder_named(".")
+    folder = find_folder(".")
     properties = {
         **choice.describe(flow),
         "device": choice.device,

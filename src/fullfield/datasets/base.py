@@ -105,7 +105,7 @@ class FlowSample(NamedTuple):
 
     def __repr__(self) -> str:
         held = [
-            f"{field}={None if value is None else _check.describe(value)}"
+            f"{field}={None if value is None else _check.describe_value(value)}"
             for field, value in zip(self._fields[1:], self[1:], strict=True)
         ]
         return f"FlowSample({self.name!r}, {', '.join(held)})"

@@ -211,10 +211,10 @@ class _Source(NamedTuple):
             frame = _from_array(frame, self.name)
         if not isinstance(frame, Tensor):
             raise InputError(
-                f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe(frame)}"
+                f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe_value(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        values = _displayed(_check.values(frame.detach(), self.name), self.name, self.transfer, device)
+        values = _displayed(_check.check_has_values(frame.detach(), self.name), self.name, self.transfer, device)
         is_bgr = self.color_order == "bgr" and values.shape[-3] == 3
         return values.flip(-3) if is_bgr else values
 

@@ -57,7 +57,7 @@ def build(
         _check.choice(preset, "preset", presets)
         config = presets[preset]
     else:
-        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
+        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe_value(config))
         _check.require(preset is None, "preset", "None with a config", repr(preset))
     own_parameters = config.as_dict()
     for parameter in parameters:
@@ -66,7 +66,7 @@ def build(
                 other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
             ]
             came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
-            hint = "" if owners else _check.nearest(parameter, list(own_parameters))
+            hint = "" if owners else _check.suggest_nearest(parameter, list(own_parameters))
             raise InputError(
                 f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
             )
@@ -431,7 +431,7 @@ def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) 
         flows = torch.stack([_read_initial_flow(flow, (2, height, width)) for flow in flows])
     start = _check.tensor(flows, "initial_flow", (batch, 2, height, width))
     _check.require(start.is_floating_point(), "initial_flow", "a floating dtype", start)
-    start = to_device(_check.values(start, "initial_flow"), frames.device)
+    start = to_device(_check.check_has_values(start, "initial_flow"), frames.device)
     longest = float(start.abs().amax()) if start.numel() else 0.0  # NaN stays NaN
     _check.require(bool(np.isfinite(longest)), "initial_flow", "finite values", "NaN or infinity")
     limit = _MAX_INITIAL_SIDES * max(height, width)
@@ -445,9 +445,9 @@ def _read_initial_flow(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
     if isinstance(flow, (str, os.PathLike)):
         flow = Flow.load(flow)
     if isinstance(flow, Flow):
-        flow = torch.where(flow.valid, _check.values(flow.flow, "initial_flow"), 0.0)
+        flow = torch.where(flow.valid, _check.check_has_values(flow.flow, "initial_flow"), 0.0)
     elif isinstance(flow, np.ndarray) and flow.ndim == 3:
         flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
     elif isinstance(flow, Tensor) and flow.ndim == 4 and len(flow) == 1:
         flow = flow[0]
-    return _check.values(_check.tensor(flow, "initial_flow", shape), "initial_flow")
+    return _check.check_has_values(_check.tensor(flow, "initial_flow", shape), "initial_flow")

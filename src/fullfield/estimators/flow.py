@@ -96,7 +96,7 @@ class Flow:
 
         return replace(
             self,
-            flow=copy_values(_check.values(self.flow, "flow")),
+            flow=copy_values(_check.check_has_values(self.flow, "flow")),
             valid=copy_values(self.valid),
             occlusion=None if self.occlusion is None else copy_values(self.occlusion),
             confidence=None if self.confidence is None else copy_values(self.confidence),
@@ -104,7 +104,7 @@ class Flow:
 
     def numpy(self) -> NDArray[np.float32]:
         """Return the flow as an array [H, W, 2] on the host."""
-        return to_host(_check.values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
+        return to_host(_check.check_has_values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow in the format of the suffix, with its window if that is ``.exr``.
@@ -115,7 +115,7 @@ class Flow:
         from fullfield.io import write_flow
         from fullfield.io.names import is_exr
 
-        flow, valid = to_host(_check.values(self.flow, "flow")), to_host(self.valid)
+        flow, valid = to_host(_check.check_has_values(self.flow, "flow")), to_host(self.valid)
         if not is_exr(path):
             write_flow(path, flow, valid)
         elif self.method and not bool(valid.all()):

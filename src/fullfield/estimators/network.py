@@ -119,7 +119,7 @@ class NetworkEstimator(LoadingEstimator):
         entry = get_method(self.method)
         kind = entry.load()
         config = kind() if config is None else config
-        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
+        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe_value(config))
         if config.cascade is None:  # without updates, a smaller size would only be coarser
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)

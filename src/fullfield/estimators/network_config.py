@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fullfield._check import choice, number, require
-from fullfield._config import Config, parameter
+from fullfield._config import Config, describe_field
 from fullfield.models.raft.config import PADDINGS
 from fullfield.models.shape import NetworkArchitecture
 from fullfield.models.weights import RANDOM as RANDOM
@@ -26,25 +26,27 @@ class NetworkSettings(Config):
     :mod:`fullfield.models.cascade` describes the cascade and twice the size.
     """
 
-    weights: str | None = parameter(
+    weights: str | None = describe_field(
         None,
         "file, published name (fullfield weights list), or random (for timing); auto: the method's own",
         metavar="PATH|NAME",
     )
-    updates: int | None = parameter(
+    updates: int | None = describe_field(
         None,
         "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m",
     )
-    cascade: bool | None = parameter(
+    cascade: bool | None = describe_field(
         None,
         "start frames whose smaller side exceeds 800 pixels at a quarter of their size; the package's own networks do",
     )
-    coarse_updates: int | None = parameter(None, "updates at the coarser levels of a cascade; auto: as at the finest")
-    double: bool | None = parameter(
+    coarse_updates: int | None = describe_field(
+        None, "updates at the coarser levels of a cascade; auto: as at the finest"
+    )
+    double: bool | None = describe_field(
         None,
         "also estimate at twice the size, and keep the more confident flow of each pixel: five times the work",
     )
-    precision: str = parameter(
+    precision: str = describe_field(
         "auto",
         "exact: float32; fast: half precision; bfloat16: fast with more range; auto: fast on a GPU with the kernels, "
         "and for method auto on a CPU with AVX-512 BF16, else exact",
@@ -75,7 +77,7 @@ class NetworkSettings(Config):
 class RAFTSettings(NetworkSettings):
     """Configuration of RAFT."""
 
-    padding: str = parameter(
+    padding: str = describe_field(
         "sintel",
         "padding of frames to multiples of 8: on all sides (sintel), or not above (kitti)",
         PADDINGS,
@@ -95,13 +97,13 @@ class RAFTSettings(NetworkSettings):
 class PtlflowSettings(Config):
     """Configuration of a model of ptlflow: weights, updates and whether it is patched."""
 
-    weights: str | None = parameter(
+    weights: str | None = describe_field(
         None,
         "file, name of a checkpoint at ptlflow, or random (for timing); auto: sintel, else things, else the first",
         metavar="PATH|NAME",
     )
-    updates: int | None = parameter(None, "flow updates; auto: the model's own")
-    patched: bool = parameter(True, "patch a model whose correlation block is known; others run as they are")
+    updates: int | None = describe_field(None, "flow updates; auto: the model's own")
+    patched: bool = describe_field(True, "patch a model whose correlation block is known; others run as they are")
 
     def __post_init__(self) -> None:
         if self.weights is not None:

@@ -66,7 +66,7 @@ class PtlflowEstimator(LoadingEstimator):
         _check.require(isinstance(self.config, PtlflowSettings), "config", "a PtlflowSettings", self.config)
         names = import_ptlflow().get_model_names()
         if own_name not in names:
-            hint = _check.nearest(self.method, [PREFIX + model_name for model_name in names])
+            hint = _check.suggest_nearest(self.method, [PREFIX + model_name for model_name in names])
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
         if own_name in FRAME_COUNTS:
             raise InputError(f"method: {own_name} needs {FRAME_COUNTS[own_name]} frames, an estimator is given two")

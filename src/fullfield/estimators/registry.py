@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, nearest, require
+from fullfield._check import InputError, require, suggest_nearest
 from fullfield.estimators.network_config import PREFIX
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def canonical(method: str) -> str:
         return name
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
         lower = name.lower()
-        hint = f"; did you mean {lower}?" if lower in METHODS else nearest(name, [*METHODS, *ALIASES])
+        hint = f"; did you mean {lower}?" if lower in METHODS else suggest_nearest(name, [*METHODS, *ALIASES])
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}{hint}")
     return name
 

@@ -30,7 +30,9 @@ class TVL1Estimator(BackendRequest):
 
     def __init__(self, config: TVL1Config | None = None, *, backend: str | None = None) -> None:
         self.config = TVL1Config() if config is None else config
-        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
+        _check.require(
+            isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe_value(self.config)
+        )
         self._requested = backend
         self._used: str | None = None
         self._solvers = SolverPool(self._create_solver)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._read_ahead import ReadAhead, reader_count
+from fullfield._read_ahead import ReadAhead, choose_reader_count
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import Truth
 from fullfield.estimators._frames import fill_frame
@@ -58,20 +58,20 @@ def read_pairs_ahead(
         return [*(dataset.records[index].inputs if frames else ()), *([index] if truth else [])]
 
     with ReadAhead(
-        read_key, _count_bytes, threads=reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
+        read_key, _count_bytes, threads=choose_reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
     ) as reader:
         if overlapping:
-            reader.extend(key for index in indices for key in list_keys(index))
+            reader.add_keys(key for index in indices for key in list_keys(index))
         images: dict[Path | int, Tensor] = {}
         for index, following in zip_longest(indices, indices[1:]):
             record = dataset.records[index]
             if not overlapping:
-                reader.extend(key for key in list_keys(index) if key not in images)
+                reader.add_keys(key for key in list_keys(index) if key not in images)
             for path in record.inputs if frames else ():
                 if path not in images:
-                    images[path] = cast(Tensor, reader.take(path))
+                    images[path] = cast(Tensor, reader.take_item(path))
             pair = [images[path] for path in (record.inputs if frames else ())]
-            true = cast("Truth | None", reader.take(index)) if truth else None
+            true = cast("Truth | None", reader.take_item(index)) if truth else None
             if pair and pair[0].shape != pair[1].shape:
                 sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
                 raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import __version__
-from fullfield._check import InputError, differences
-from fullfield._ledger.notes import check_entries, read_notes, to_plain, write_notes
+from fullfield._check import InputError, list_differences
+from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_checksum, read_stamp
 from fullfield.datasets.base import Listed
@@ -59,12 +59,14 @@ class RunFolder:
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.config = to_plain(config)
+        self.config = convert_to_plain(config)
         self._settings = SettingsFile(
             self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_without_path
         )
         self.check_folder(self.folder)
-        before = self._settings.settle(self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock)
+        before = self._settings.write_or_check(
+            self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock
+        )
         if before is not None and self._settings.list_changes(before, self.config):
             (self.folder / FAILURE).unlink(missing_ok=True)  # of the run whose folder this run has taken over
         self._checksums = Checksums()
@@ -100,7 +102,7 @@ class RunFolder:
     def check_dataset(self, dataset: Listed[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), describe_dataset(dataset)["dataset"]
-        if changed := differences(before, now, "dataset."):
+        if changed := list_differences(before, now, "dataset."):
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     @contextmanager
@@ -148,7 +150,8 @@ class RunFolder:
         path, info_path = self.prediction_path(name), self.info_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
-            self._settings.check(self.config, _ADVICE)  # another run may have taken over a folder without predictions
+            # Another run may have taken over a folder without predictions.
+            self._settings.check_unchanged(self.config, _ADVICE)
             if self.read_info(name) is not None:
                 return
             for file in (info_path, *outdated):
@@ -213,7 +216,7 @@ class Run(RunFolder):
         prediction = self.prediction_path(name)
         if stored.get("stamp") == list(read_stamp(prediction) or ()):
             return True
-        return stored.get("checksum") == self._checksums.get(str(prediction))
+        return stored.get("checksum") == self._checksums.get_checksum(str(prediction))
 
     def score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""

@@ -332,9 +332,9 @@ def _checksum_truth_inputs(dataset: ScanDataset, index: int) -> str:
 def _read_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
     with ReadAhead(dataset.__getitem__, _count_bytes, threads=1, min_items=1) as reader:
-        reader.extend(indices)
+        reader.add_keys(indices)
         for index in indices:
-            yield reader.take(index)
+            yield reader.take_item(index)
 
 
 def _count_bytes(sample: ScanSample) -> int:

@@ -30,7 +30,7 @@ class ProcessRank:
 
 def current_process() -> ProcessRank:
     """Return the rank of this process among those that ``torchrun`` has started."""
-    return ProcessRank(*_check.torchrun())
+    return ProcessRank(*_check.read_torchrun_rank())
 
 
 def wait_for_all(process: ProcessRank) -> None:

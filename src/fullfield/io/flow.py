@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice, number, require, tensor, values
+from fullfield._check import InputError, check_has_values, choice, number, require, tensor
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import exr, is_finite, nan_where_invalid, plain
@@ -235,7 +235,7 @@ def _check_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.f
     valid_mask = is_finite(vectors)
     if valid is not None:
         mask = tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
-        valid_mask &= values(mask, "valid").detach().cpu().numpy()
+        valid_mask &= check_has_values(mask, "valid").detach().cpu().numpy()
     return vectors, valid_mask
 
 
@@ -243,7 +243,7 @@ def _to_float_array(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> N
     shape_text = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
     vectors = tensor(flow, name, shape_text, dtypes=_FLOATS)
     require(0 not in vectors.shape, name, "at least one pixel", flow)
-    return np.ascontiguousarray(values(vectors, name).detach().to("cpu", torch.float32).numpy())
+    return np.ascontiguousarray(check_has_values(vectors, name).detach().to("cpu", torch.float32).numpy())
 
 
 def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size: tuple[int, ...]) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice, require
-from fullfield._check import values as held
+from fullfield._check import check_has_values as held
 from fullfield.io.channels import check_integer_form, describe_not_finite, find_colour
 from fullfield.io.files import PathLike, check_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain

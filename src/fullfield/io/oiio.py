@@ -78,7 +78,7 @@ one_thread_a_file = Switch(_limit_to_one_thread)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
-guard_forks(one_thread_a_file.reset)
+guard_forks(one_thread_a_file.forget_threads)
 
 
 def detect_format(path: Path) -> tuple[str, int]:

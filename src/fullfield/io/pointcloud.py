@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, describe
-from fullfield._check import values as held
+from fullfield._check import InputError, describe_value
+from fullfield._check import check_has_values as held
 from fullfield.io.arrays import open_archive, read_member, read_member_shape, read_npy, write_npy
 from fullfield.io.files import PathLike, check_readable, raise_as_input_errors, to_one_line, write_atomically
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
@@ -64,7 +64,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     """
     write = _WRITERS[_check_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
-        raise InputError(f"cloud: expected an array or a point cloud, got {describe(cloud)}")
+        raise InputError(f"cloud: expected an array or a point cloud, got {describe_value(cloud)}")
     full_cloud = _to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
     check_lossless(path, full_cloud)
     with write_atomically(path) as temporary:
@@ -113,7 +113,7 @@ def _to_array(value: Any, name: str) -> NDArray[Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError):
-        raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe(value)}") from None
+        raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe_value(value)}") from None
 
 
 def _get_companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:

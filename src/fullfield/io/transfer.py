@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError, nearest, require
+from fullfield._check import InputError, require, suggest_nearest
 from fullfield.io.files import to_one_line
 from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
 
@@ -114,7 +114,7 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
             f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
-            f"{nearest(space, [*TRANSFERS, *sorted(spaces)])}"
+            f"{suggest_nearest(space, [*TRANSFERS, *sorted(spaces)])}"
         )
     linear = next((name for name in _LINEAR_SPACES if name.lower() in spaces), "scene_linear")
     if linear.lower() not in spaces:

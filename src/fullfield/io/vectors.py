@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
-from fullfield._check import values as held
+from fullfield._check import check_has_values as held
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, load_flow, read_flow
 from fullfield.io.flow_formats import Y_NOTE, exr, is_finite, nan_where_invalid

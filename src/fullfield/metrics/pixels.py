@@ -34,7 +34,7 @@ class Comparison(NamedTuple):
 
 def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Refuse shapes, types and devices that do not go together (one image)."""
-    _check.values(_check.tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
+    _check.check_has_values(_check.tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)

@@ -69,9 +69,9 @@ def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = N
     first = _check.tensor(frame1, "frame1", ("B", 3, "H", "W"), dtypes=_FRAME_DTYPES)
     batch, _, height, width = first.shape
     if height == 0 or width == 0:
-        raise _check.InputError(f"frame1: expected at least one pixel, got {_check.describe(first)}")
+        raise _check.InputError(f"frame1: expected at least one pixel, got {_check.describe_value(first)}")
     if device is not None and first.device != device:
-        raise _check.InputError(f"frame1: expected device {device}, as the weights, got {_check.describe(first)}")
+        raise _check.InputError(f"frame1: expected device {device}, as the weights, got {_check.describe_value(first)}")
     _check.tensor(frame2, "frame2", (batch, 3, height, width), dtypes=[first.dtype], device=first.device)
     return batch, height, width
 
@@ -140,7 +140,7 @@ def resample_to_grid(
     flow = _check.tensor(initial_flow, name, ("B", 2, "h", "w"))
     _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
     if flow.shape[-2] == 0 or flow.shape[-1] == 0:
-        raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe(flow)}")
+        raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe_value(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
     rows, columns = padding.count_cells(height, width)

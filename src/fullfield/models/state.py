@@ -125,11 +125,11 @@ def _check_tensors(content: object, name: str) -> State:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     if not isinstance(content, Mapping) or not content:
-        raise InputError(f"{name}: expected named tensors, got {_check.describe(content)}")
+        raise InputError(f"{name}: expected named tensors, got {_check.describe_value(content)}")
     state: State = {}
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise InputError(f"{name}: expected named tensors, got {_check.describe(value)} at {key!r}")
+            raise InputError(f"{name}: expected named tensors, got {_check.describe_value(value)} at {key!r}")
         odd = _describe_unusable(value)
         if odd is not None:
             raise InputError(f"{name}: expected plain tensors of real numbers, got {odd} at {key!r}")

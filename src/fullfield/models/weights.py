@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import candidates, usable
+from fullfield._kernels.cache_folder import is_usable, list_candidate_folders
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
@@ -277,7 +277,7 @@ has published weights."""
 def get_weights_entry(name: str) -> WeightsEntry:
     """Return the entry called ``name``; InputError lists the known ones."""
     if name not in WEIGHTS:
-        hint = _check.nearest(name, [*WEIGHTS])
+        hint = _check.suggest_nearest(name, [*WEIGHTS])
         _check.require(False, "weights", f"a file or one of {', '.join(WEIGHTS)}", f"{name!r}{hint}")
     return WEIGHTS[name]
 
@@ -308,7 +308,7 @@ def _find_address(entry: WeightsEntry) -> str | None:
 def _find_cached(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
-    for parent in candidates():
+    for parent in list_candidate_folders():
         path = parent / "weights" / file
         if path.is_file() and ((named and parent == Path(named)) or _is_own(path)):
             return path
@@ -321,9 +321,9 @@ def _is_own(path: Path) -> bool:
 
 def weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
-    tried = [parent / "weights" for parent in candidates()]
+    tried = [parent / "weights" for parent in list_candidate_folders()]
     for folder in tried:
-        if usable(folder):
+        if is_usable(folder):
             return folder
     raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
 

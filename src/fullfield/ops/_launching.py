@@ -91,7 +91,7 @@ def read_source(*files: Path) -> str:
 
 
 # Problems of a launch, numbers that a block sums.
-MAX_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).number, ("MAX_PROBLEMS", "SUMMED"))
+MAX_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).evaluate_integer, ("MAX_PROBLEMS", "SUMMED"))
 
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
@@ -126,7 +126,7 @@ class Device:
 def get_device(index: int) -> Device:
     """Return the GPU with this number."""
     about = torch.cuda.get_device_properties(index)
-    arch = nvrtc.nvrtc().target((about.major, about.minor))
+    arch = nvrtc.load_nvrtc().choose_target((about.major, about.minor))
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
     return Device(index, about.name, arch, about.multi_processor_count, shared)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 from fullfield._kernels.simd import (
     LANES,
-    above,
+    is_above,
     load,
     load_columns,
     maximum,
@@ -27,9 +27,9 @@ ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
 _TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).astype(np.float32))  # between the bins of theta
 
-CACHE = cache_folder(__file__, _simd_file)
-_jit = jit_in(CACHE)
-_reordering = jit_in(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
+CACHE = find_cache_folder(__file__, _simd_file)
+_jit = create_jit(CACHE)
+_reordering = create_jit(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
 
 
 @_jit
@@ -111,15 +111,15 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
             _, d, normal = _seen(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
             across = sqrt(_dot(v, v))
-            angles, scale = one - above(tiny, across), one / maximum(across, tiny)
+            angles, scale = one - is_above(tiny, across), one / maximum(across, tiny)
             along, phi = _dot(u, normal), _dot(u, d)
             aside = (_dot(d, normal) - phi * along) * scale
-            side = one - two * above(zero, along)  # the neighbour's normal on the side of the point's own
-            mirrored = one - two * above(zero, phi)
+            side = one - two * is_above(zero, along)  # the neighbour's normal on the side of the point's own
+            mirrored = one - two * is_above(zero, phi)
             along, aside = along * side, aside * side * mirrored
             theta = zero  # bin of the angle with the tangent aside / along
             for k in range(BINS - 1):
-                theta = theta + one - above(along * splat(_TANGENTS[k]), aside)
+                theta = theta + one - is_above(along * splat(_TANGENTS[k]), aside)
             alpha = (_dot(v, normal) * side * scale + one) * half
             store_int32(bins, 3 * n, _where(angles, _bin(alpha), 3 * BINS))
             store_int32(bins, 3 * n + LANES, _where(angles, _bin(phi * mirrored) + second, 3 * BINS))
@@ -287,17 +287,17 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
         for n in range(0, padded, LANES):
             distance, d, normal = _seen(surface, i, row, n)
             height, ahead, cosine = _dot(u, d), _dot(normal, d), _dot(u, normal)
-            side = one - two * above(zero, height)
+            side = one - two * is_above(zero, height)
             height, cosine = height * side, cosine * side
-            side = one - two * above(zero, cosine)
+            side = one - two * is_above(zero, cosine)
             cosine, ahead = cosine * side, ahead * side
-            slightly, strongly = above(flat, cosine), above(bent, cosine)
-            diverging = maximum(one - above(height, ahead), strongly)
+            slightly, strongly = is_above(flat, cosine), is_above(bent, cosine)
+            diverging = maximum(one - is_above(height, ahead), strongly)
             bend = diverging * (two + slightly + strongly) + (one - diverging) * (one - slightly)
-            bend = minimum(bend, one + three * above(one, cosine))
+            bend = minimum(bend, one + three * is_above(one, cosine))
             ring, elevation = (
-                above(distance, inner_ring) + above(distance, outer_ring),
-                above(height, low) + above(height, high),
+                is_above(distance, inner_ring) + is_above(distance, outer_ring),
+                is_above(height, low) + is_above(height, high),
             )
             store_int32(own, n, (ring * three + elevation) * five + bend)
         positions[:] = 0

@@ -27,15 +27,15 @@ GreyPicture = NDArray[np.float64]
 def reduce_frame(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # [C, H, W], bool [H, W] -> [h, w]
     """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`; ``valid`` says where it is known."""
     if valid is None:
-        return _reduce(frame.numpy())
+        return _reduce_planes(frame.numpy())
     known = valid[None].numpy()
-    fraction = _reduce(known)
-    grey = _reduce(frame.numpy() * known) / np.maximum(fraction, 0.5)
+    fraction = _reduce_planes(known)
+    grey = _reduce_planes(frame.numpy() * known) / np.maximum(fraction, 0.5)
     grey[fraction < 0.5] = np.nan
     return grey
 
 
-def _reduce(planes: NDArray[Any]) -> GreyPicture:
+def _reduce_planes(planes: NDArray[Any]) -> GreyPicture:
     height, width = planes.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)

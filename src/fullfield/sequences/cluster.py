@@ -28,7 +28,7 @@ class ShotActor:
         warnings.filterwarnings("ignore", ".* NaN or infinite")  # whoever started the cluster warns once
         self._estimator = job.build_estimator()
 
-    def write(self, chunk: list[int]) -> tuple[str, Any]:
+    def write_chunk(self, chunk: list[int]) -> tuple[str, Any]:
         """Write a chunk; return its outcome, or why it was refused."""
         try:
             return "chunk", run_shot(self._job, chunk, self._estimator, self._job.open_plates())
@@ -45,7 +45,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     """
     import ray
 
-    _check_answer(address)
+    _check_cluster_answers(address)
     start_s = time.perf_counter()
     was_connected = ray.is_initialized()
     try:
@@ -74,7 +74,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     return outcome.finish(start_s)
 
 
-def _check_answer(address: str) -> None:
+def _check_cluster_answers(address: str) -> None:
     """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():

@@ -107,24 +107,24 @@ class Engine:
     def __iter__(self) -> Iterator[FrameResult]:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
-        with ReadAhead(self._read, _frame_bytes, threads=self._plates.readers) as reads:
-            reads.extend(self._input_frames(self._numbers))
+        with ReadAhead(self._read_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
+            reads.add_keys(self._input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
                 with self.stages.measure("wait for plates"):
-                    for frame in self._settings.input_frames(self._plates, number):
-                        self._load(reads, frame)
-                self._extend(remaining, reads)
+                    for frame in self._settings.list_input_frames(self._plates, number):
+                        self._wait_for_frame(reads, frame)
+                self._request_more_frames(remaining, reads)
                 with self.stages.measure("estimate"):
                     result = self._estimate_frame(number)
-                self._release(remaining[0] if remaining else None)
+                self._release_frames(remaining[0] if remaining else None)
                 yield result
 
     def _input_frames(self, numbers: Sequence[int]) -> list[int]:
         """Return the frames that are read for the results of ``numbers``."""
-        return sorted({frame for number in numbers for frame in self._settings.input_frames(self._plates, number)})
+        return sorted({frame for number in numbers for frame in self._settings.list_input_frames(self._plates, number)})
 
-    def _extend(self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]) -> None:
+    def _request_more_frames(self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -133,11 +133,11 @@ class Engine:
             self._request_frames = None
             return
         remaining.extend(numbers)
-        reads.extend(frame for frame in self._input_frames(numbers) if frame not in self._frames)
+        reads.add_keys(frame for frame in self._input_frames(numbers) if frame not in self._frames)
 
     # ---- reading
 
-    def _read(self, number: int) -> tuple[Plate, GreyPicture]:
+    def _read_plate(self, number: int) -> tuple[Plate, GreyPicture]:
         if self._plates.has(number) is False:
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
@@ -151,12 +151,12 @@ class Engine:
                 plate = pin_plate(plate)
         return plate, grey
 
-    def _load(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _wait_for_frame(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
         """Wait for a frame, or for the reason why it cannot be read."""
         if number in self._frames:
             return
         try:
-            plate, self._grey[number] = reads.take(number)
+            plate, self._grey[number] = reads.take_item(number)
         except (InputError, OSError) as error:
             self._frames[number] = Problem.from_error(self._plates.path(number), error)
             return
@@ -164,7 +164,7 @@ class Engine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
-    def _release(self, following: int | None) -> None:
+    def _release_frames(self, following: int | None) -> None:
         """Release what no later frame needs."""
         by_frame: tuple[dict[int, Any], ...] = (self._frames, self._grey, self._on_device, self._valid_on_device)
         by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (self._flows, self._refined, self._log_scales)
@@ -200,7 +200,7 @@ class Engine:
         result.add_input(number, plate)
         if plates.by_data:
             try:
-                result.window = self._box(number)
+                result.window = self._compute_result_window(number)
             except InputError as error:
                 result.problems.append(Problem.from_error(plates.path(number), error))
                 return result
@@ -209,33 +209,33 @@ class Engine:
             other = number + offset
             if plates.has(other) is None:
                 result.shot_ends.append(direction)
-                self._add_end(result, direction, size)
+                self._add_zero_flow(result, direction, size)
                 continue
-            flow = self._flow(number, other, result)
+            flow = self._get_flow(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing(direction, flow)
-                self._add_end(result, direction, size)
+                self._add_zero_flow(result, direction, size)
                 continue
             partner = self._frames[other]
             if isinstance(partner, Plate):
                 result.add_input(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
-            for direction in sorted(self._estimated_directions(result)):
-                self._refine(result, direction, number, number + settings.offsets[direction])
+            for direction in sorted(self._estimate_directions(result)):
+                self._refine_direction(result, direction, number, number + settings.offsets[direction])
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
-            for direction in self._estimated_directions(result):
+            for direction in self._estimate_directions(result):
                 self._add_reliability(result, direction, number, number + settings.offsets[direction])
-        valid = self._valid(number, self._grid(number))
+        valid = self._get_valid_mask(number, self._get_grid_frame(number))
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
         return result
 
-    def _estimated_directions(self, result: FrameResult) -> list[str]:
+    def _estimate_directions(self, result: FrameResult) -> list[str]:
         return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
 
-    def _refine(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        pair = (number, other, self._grid(number))
+    def _refine_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
+        pair = (number, other, self._get_grid_frame(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
         flow = self._refined[pair]
@@ -245,15 +245,15 @@ class Engine:
             result.tensors[direction] = flow
 
     def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._flow(other, number, result)
+        refiner, backward = self._refiner, self._get_flow(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        first, second = self._pair_on_device(number, other, self._grid(number))
+        first, second = self._pair_on_device(number, other, self._get_grid_frame(number))
         try:
-            refined = self._measure(lambda: refiner.refined(first, second, flow[None], backward[None]))
-            return self._fill(refined, number, self._grid(number))
+            refined = self._measure_estimate(lambda: refiner.refined(first, second, flow[None], backward[None]))
+            return self._fill_unknown_vectors(refined, number, self._get_grid_frame(number))
         except InputError as error:
-            return _problem_of_pair([self._plates.path(n) for n in (number, other)], error)
+            return _describe_pair_problem([self._plates.path(n) for n in (number, other)], error)
 
     def _pair_on_device(self, first: int, second: int, grid: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
@@ -262,15 +262,17 @@ class Engine:
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
     def _add_reliability(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._flow(other, number, result)
+        backward = self._get_flow(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
-        first, second = self._pair_on_device(number, other, self._grid(number))
-        log_scale = self._log_scales.get((number, other, self._grid(number)))
+        first, second = self._pair_on_device(number, other, self._get_grid_frame(number))
+        log_scale = self._log_scales.get((number, other, self._get_grid_frame(number)))
         flows = result.tensors[direction][None], backward[None]
-        grid = self._grid(number)
-        valid1, valid2 = (None if v is None else v[None] for v in (self._valid(n, grid) for n in (number, other)))
+        grid = self._get_grid_frame(number)
+        valid1, valid2 = (
+            None if v is None else v[None] for v in (self._get_valid_mask(n, grid) for n in (number, other))
+        )
         maps = occlusion_and_confidence(
             first, second, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
         )
@@ -282,28 +284,28 @@ class Engine:
             if getattr(self._settings, name):
                 result.tensors[f"{name}.{direction}"] = plane
 
-    def _add_end(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
+    def _add_zero_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
         """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         result.tensors[direction] = zero
         self._add_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _flow(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_flow(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
-        pair = (first, second, self._grid(result.number))
+        pair = (first, second, self._get_grid_frame(result.number))
         if pair not in self._flows:
-            self._flows[pair] = self._estimate(first, second, result.number)
+            self._flows[pair] = self._estimate_pair(first, second, result.number)
         frames = (min(first, second), max(first, second))
-        changes = {"cut": result.cuts, "duplicate": result.duplicates}.get(self._change(*frames))
+        changes = {"cut": result.cuts, "duplicate": result.duplicates}.get(self._detect_change(*frames))
         if changes is not None and frames not in changes:
             changes.append(frames)
         return self._flows[pair]
 
-    def _grid(self, number: int) -> int:
+    def _get_grid_frame(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.by_data else 0
 
-    def _estimate(self, first: int, second: int, grid: int) -> Tensor | Problem:
+    def _estimate_pair(self, first: int, second: int, grid: int) -> Tensor | Problem:
         paths = [self._plates.path(number) for number in (first, second)]
         for number in (first, second):
             if isinstance(problem := self._frames[number], Problem):
@@ -314,15 +316,15 @@ class Engine:
                 odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
-            initial_flow = self._initial_flow(first, second, frames[0].shape[-2:])
+            initial_flow = self._get_initial_flow(first, second, frames[0].shape[-2:])
             frame1, frame2 = self._pair_on_device(first, second, grid)
             flow = self._estimate_both_directions(first, second, grid, initial_flow)
             if flow is None:
-                flow = self._measure(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
-                flow = self._fill(flow, first, grid)
+                flow = self._measure_estimate(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
+                flow = self._fill_unknown_vectors(flow, first, grid)
             _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _problem_of_pair(paths, error)
+            return _describe_pair_problem(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
@@ -347,20 +349,20 @@ class Engine:
             flows = bidirectional(frame1, frame2, initial_flow=initial_flow)
             return frame1 if flows is None else flows.forward
 
-        self._measure(estimate)
+        self._measure_estimate(estimate)
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._grid(grid)
+        key = self._get_grid_frame(grid)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(pair, self._fill(flow[0].to(torch.float32), pair[0], grid))
+            self._flows.setdefault(pair, self._fill_unknown_vectors(flow[0].to(torch.float32), pair[0], grid))
             if self._settings.needs_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
         return None if isinstance(requested, Problem) else requested
 
-    def _measure(self, estimate: Callable[[], Tensor]) -> Tensor:
+    def _measure_estimate(self, estimate: Callable[[], Tensor]) -> Tensor:
         """Return the flow [2, H, W] of ``estimate``, and add its time."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
@@ -388,48 +390,48 @@ class Engine:
     def _frame_in_box(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
         if (number, grid) not in self._in_box:
-            frame, valid = place_in_box(self._plate(number), self._box(grid).data)
+            frame, valid = place_in_box(self._get_plate(number), self._compute_result_window(grid).data)
             on_device = None if valid is None else valid.to(self._device)
             self._in_box[number, grid] = frame[None].to(self._device), on_device
         return self._in_box[number, grid]
 
-    def _valid(self, number: int, grid: int) -> Tensor | None:
+    def _get_valid_mask(self, number: int, grid: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.by_data:
-            return self._frame_in_box(number, self._grid(grid))[1]
+            return self._frame_in_box(number, self._get_grid_frame(grid))[1]
         if number not in self._valid_on_device:
-            valid = self._plate(number).valid
+            valid = self._get_plate(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
         return self._valid_on_device[number]
 
-    def _fill(self, flow: Tensor, number: int, grid: int) -> Tensor:
+    def _fill_unknown_vectors(self, flow: Tensor, number: int, grid: int) -> Tensor:
         """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
-        valid = self._valid(number, grid)
+        valid = self._get_valid_mask(number, grid)
         return flow if valid is None or flow.shape[-2:] != valid.shape else fill_unknown(flow, valid)
 
     def _frame_on_device(self, number: int) -> Tensor:
         if number not in self._on_device:
-            frame = self._plate(number).frame[None]
+            frame = self._get_plate(number).frame[None]
             self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
         return self._on_device[number]
 
-    def _plate(self, number: int) -> Plate:
+    def _get_plate(self, number: int) -> Plate:
         plate = self._frames[number]
         if isinstance(plate, Problem):
             raise InputError(f"{self._plates.path(number)}: {plate.reason}")
         return plate
 
-    def _box(self, number: int) -> FrameWindow:
+    def _compute_result_window(self, number: int) -> FrameWindow:
         """Return the window of a frame's result: its own, widened to those of the frames it is compared with."""
-        frames = self._settings.input_frames(self._plates, number)
+        frames = self._settings.list_input_frames(self._plates, number)
         plates = {n: self._frames.get(n) for n in frames}
         return common_box({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
 
-    def _initial_flow(self, first: int, second: int, size: torch.Size) -> Tensor | None:
+    def _get_initial_flow(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and where the shot starts."""
         settings, offset = self._settings, second - first
         is_requested = offset in settings.offsets.values()
-        if not settings.warm_start or not is_requested or self._change(*sorted((first, second))) == "cut":
+        if not settings.warm_start or not is_requested or self._detect_change(*sorted((first, second))) == "cut":
             return None
         pair = (first - settings.step, second - settings.step)
         flow = (self._flows if self._refiner is None else self._refined).get((*pair, 0))  # as they are stored
@@ -441,7 +443,7 @@ class Engine:
         flow = flow.half().float() if self._rounds_to_half else flow
         return move_forward(flow)[None] if offset > 0 else -move_forward(-flow)[None]
 
-    def _change(self, first: int, second: int) -> str:
+    def _detect_change(self, first: int, second: int) -> str:
         """Return ``cut`` or ``duplicate``, or an empty text for two frames of one shot."""
         pair = (first, second)
         if pair not in self._changes:
@@ -456,11 +458,11 @@ class Engine:
         return self._changes[pair]
 
 
-def _frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
+def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
     return item[0].frame.nbytes
 
 
-def _problem_of_pair(paths: Sequence[str], error: InputError) -> Problem:
+def _describe_pair_problem(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

@@ -113,12 +113,12 @@ def estimate_sequence(
     try:
         engine = Engine(plates, plates.numbers, estimator, settings)
         for result in engine:
-            yield _frame_flows(result, engine.flow_estimator)
+            yield _build_frame_flows(result, engine.flow_estimator)
     finally:
         plates.close()
 
 
-def _frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
+def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
     tensors = to_cpu(result.tensors)
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
@@ -128,15 +128,15 @@ def _frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
             description = estimator.method, estimator.backend, dict(estimator.parameters)
             flows[name] = Flow(tensors[name], valid, *description, window=result.window)
 
-    def select(kind: str) -> dict[str, Tensor]:
+    def select_layers(kind: str) -> dict[str, Tensor]:
         return {name: tensors[f"{kind}.{name}"] for name in flows if f"{kind}.{name}" in tensors}
 
     return FrameFlows(
         result.number,
         flows.get("forward"),
         flows.get("backward"),
-        select("occlusion"),
-        select("confidence"),
+        select_layers("occlusion"),
+        select_layers("confidence"),
         tuple(result.problems),
         tuple(result.cuts),
         tuple(result.duplicates),

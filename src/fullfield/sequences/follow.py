@@ -64,7 +64,7 @@ class _Follower:
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False
 
-    def add(self, number: int, plate: Plate, *, is_half: bool) -> FrameResult:
+    def add_frame(self, number: int, plate: Plate, *, is_half: bool) -> FrameResult:
         """Return the motion between the reference and a frame."""
         result = FrameResult(number, plate=plate, window=plate.window)
         if plate.frame.shape[-2:] != self._size:
@@ -78,31 +78,31 @@ class _Follower:
             result.cuts.append((min(self._last, number), max(self._last, number)))
         self._picture, self._last = picture, number
         if self.is_cut_off:
-            self.cut_off(result)
+            self.fill_behind_cut(result)
         else:
             frame, valid = self._to_device(plate), self._mask_to_device(plate)
-            result.tensors = self._tracker.add(frame, valid=valid, is_half=is_half)
+            result.tensors = self._tracker.add_frame(frame, valid=valid, is_half=is_half)
         return result
 
-    def restore(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
+    def restore_frame(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
         """Add a frame whose motion is stored; without layers it lies behind a cut."""
         self.is_cut_off = self.is_cut_off or not layers
         if self.is_cut_off:
-            self._tracker.skip()
+            self._tracker.skip_frame()
             return
         self._picture, self._last = reduce_frame(plate.frame, plate.valid), number
-        self._tracker.restore(self._to_device(plate), {name: t.to(self._device) for name, t in layers.items()})
+        self._tracker.restore_frame(self._to_device(plate), {name: t.to(self._device) for name, t in layers.items()})
 
-    def list_restored(self, numbers: Sequence[int]) -> list[int]:
+    def list_frames_to_restore(self, numbers: Sequence[int]) -> list[int]:
         """Return those of the next frames whose stored motion is needed to continue after them."""
         needed = list_stored_steps(self._tracker.step + len(numbers))
         return [number for step, number in enumerate(numbers, self._tracker.step) if step in needed]
 
-    def skip(self) -> None:
+    def skip_frame(self) -> None:
         """Count a frame whose stored motion is not needed."""
-        self._tracker.skip()
+        self._tracker.skip_frame()
 
-    def cut_off(self, result: FrameResult) -> None:
+    def fill_behind_cut(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
         outside = 2.0 * max(self._size)
         flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)
@@ -139,7 +139,7 @@ def create_matcher(estimator: Estimator) -> PairMatcher:
     return match
 
 
-def _identity(number: int, plate: Plate, device: torch.device) -> FrameResult:
+def _build_reference_result(number: int, plate: Plate, device: torch.device) -> FrameResult:
     """Return the result of the reference itself; its unknown pixels are hidden."""
     flow = torch.zeros(2, *plate.frame.shape[-2:], dtype=torch.float32, device=device)
     known = torch.ones_like(flow[0]) if plate.valid is None else plate.valid.to(device, torch.float32)
@@ -163,13 +163,13 @@ class _BlockReader:
         if number not in self._block:
             position = self._numbers.index(number)
             block = self._numbers[position : position + self._block_size]
-            self._block = {earlier: self._read(earlier) for earlier in reversed(block)}
+            self._block = {earlier: self._read_or_return_error(earlier) for earlier in reversed(block)}
         plate = self._block.pop(number)
         if isinstance(plate, Exception):
             raise plate
         return plate
 
-    def _read(self, number: int) -> Plate | InputError | OSError:
+    def _read_or_return_error(self, number: int) -> Plate | InputError | OSError:
         try:
             return self._plates.read(number)
         except (InputError, OSError) as error:
@@ -214,7 +214,7 @@ def follow_plates(
     reference_plate = plates.read(reference)
     note_plate(reference, reference_plate)
     if reference in requested:
-        yield _identity(reference, reference_plate, device)
+        yield _build_reference_result(reference, reference_plate, device)
     available = sorted(number for number in plates.numbers if plates.has(number))
     for side in ([n for n in available if n > reference], [n for n in available[::-1] if n < reference]):
         side = side[: 1 + max((i for i, n in enumerate(side) if n in requested), default=-1)]
@@ -228,24 +228,24 @@ def follow_plates(
             for is_stored, group in groupby(side, key=existing.__contains__):
                 stretch = list(group)
                 if is_stored and read_stored is not None:
-                    restored = follower.list_restored(stretch)
-                    reads.extend(restored)
+                    restored = follower.list_frames_to_restore(stretch)
+                    reads.add_keys(restored)
                     for number in stretch:
                         if number not in restored:
-                            follower.skip()
+                            follower.skip_frame()
                             continue
-                        plate = reads.take(number)
+                        plate = reads.take_item(number)
                         note_plate(number, plate)
-                        follower.restore(number, plate, read_stored(number))
+                        follower.restore_frame(number, plate, read_stored(number))
                     continue
-                reads.extend(stretch)
+                reads.add_keys(stretch)
                 for number in stretch:
                     try:
                         with stages.measure("wait for plates"):
-                            plate = reads.take(number)
+                            plate = reads.take_item(number)
                         note_plate(number, plate)
                         with stages.measure("estimate"):
-                            result = follower.add(number, plate, is_half=is_half)
+                            result = follower.add_frame(number, plate, is_half=is_half)
                     except (InputError, OSError) as error:
                         result = FrameResult(number, problems=[Problem.from_error(plates.path(number), error)])
                     if number in requested:

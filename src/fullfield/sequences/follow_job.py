@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal, Records
-from fullfield._ledger.versions import Checksums, digest
+from fullfield._ledger.versions import Checksums, compute_digest
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_note, read_vectors
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, describe_parameters
+from fullfield.sequences.job import build_prepared_estimator, list_reproducible_parameters
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
@@ -81,14 +81,14 @@ class FollowJob:
 
         ST maps that stored frames have not are written from these; half floats are too coarse for that.
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
-        The estimator must be prepared. Errors are those of :meth:`Output.settle`.
+        The estimator must be prepared. Errors are those of :meth:`Output.choose_frames_to_write`.
         """
         recorded = {
             "plates": Path(self.frame_files.text).name,
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": describe_parameters(estimator),
+            "parameters": list_reproducible_parameters(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }
@@ -98,7 +98,7 @@ class FollowJob:
         st_maps = []
         if self.output.st_map is not None and self.output.dtype is None and not overwrite:
             st_maps = self.output.add_st_maps(recorded, self.numbers, list_inputs, DIRECTIONS[-1])
-        plan = self.output.settle(recorded, numbers, list_inputs, overwrite=overwrite, source=source)
+        plan = self.output.choose_frames_to_write(recorded, numbers, list_inputs, overwrite=overwrite, source=source)
         plan.st_maps = st_maps
         existing = frozenset(numbers).difference(plan.missing)
         plan.missing = [number for number in plan.missing if number in self.numbers]
@@ -135,8 +135,9 @@ class _InputDigests:
             if current not in self._digests:
                 files = self._read.get(current)
                 if files is None:
-                    files = checksums.get(self._plates.file(current)), checksums.get(self._plates.mask_file(current))
-                self._digests[current] = digest([before, *files])
+                    get, plates = checksums.get_checksum, self._plates
+                    files = get(plates.file(current)), get(plates.mask_file(current))
+                self._digests[current] = compute_digest([before, *files])
             before = self._digests[current]
         return {"plates": self._digests.get(number)}
 
@@ -165,7 +166,7 @@ def run_follow(
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
     journal, list_inputs = job.output.journal(), _InputDigests(plates, job.reference)
     checksums = Records(job.output.notes).checksums
-    checksums.take_new()  # those of earlier runs are recorded already
+    checksums.take_new_checksums()  # those of earlier runs are recorded already
 
     def note_plate(number: int, plate: Plate) -> None:
         list_inputs.note_plate(number, plate)
@@ -181,7 +182,7 @@ def run_follow(
         if identity is not None and plates.stamp(result.number) != identity.stamp:
             raise InputError(f"{plates.path(result.number)}: was replaced during the run")
         record = {**job.provenance, "inputs": inputs, "start": None}
-        for path, version in checksums.take_new():
+        for path, version in checksums.take_new_checksums():
             journal.add_input(path, version)
         with stages.measure("write"):
             job.output.write(result, layers, DIRECTIONS[::-1], journal, record)
@@ -213,7 +214,7 @@ def run_follow(
                 inputs = list_inputs(result.number, checksums)
                 path = job.output.path(result.number)
                 task = partial(write, result, writers.record_event(), inputs)
-                writers.submit(result.number, path, size_bytes, task)
+                writers.submit_write(result.number, path, size_bytes, task)
     finally:
         outcome.dead_pictures |= plates.take_dead_pictures()
         plates.close()

@@ -41,19 +41,19 @@ class _Worker:
     def __init__(self, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=_serve, args=(worker_pipe, device, threads), daemon=True)
+        self.process = context.Process(target=_run_process, args=(worker_pipe, device, threads), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
         self.side: _Side | None = None
 
-    def start(self, side: _Side) -> None:
+    def send_side(self, side: _Side) -> None:
         """Send a side."""
         self.side = side
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send((side.job, side.numbers))
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.side is not None:
             self.process.terminate()
@@ -89,22 +89,22 @@ def follow_on_devices(
     workers = [_Worker(device, threads) for device in devices]
     try:
         for worker in workers:
-            worker.start(remaining.popleft())
+            worker.send_side(remaining.popleft())
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive(worker, outcomes, report):
+                if not _receive_message(worker, outcomes, report):
                     workers.remove(worker)
-                    _reclaim(worker, outcomes, remaining)
+                    _reclaim_side(worker, outcomes, remaining)
                     if remaining:
                         worker = _Worker(worker.device, threads)
                         workers.append(worker)
                 is_stopped = any(outcome.stopped is not None for outcome in outcomes)
                 if worker in workers and worker.side is None and remaining and not is_stopped:
-                    worker.start(remaining.popleft())
+                    worker.send_side(remaining.popleft())
     finally:
         for worker in workers:
-            worker.end()
+            worker.end_process()
     return [outcome.finish(start_s) for outcome in outcomes]
 
 
@@ -115,7 +115,7 @@ def split_into_sides(numbers: Sequence[int], reference: int) -> list[list[int]]:
     return [side for side in sides if side]
 
 
-def _receive(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
+def _receive_message(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
     """Receive one message; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
@@ -135,7 +135,7 @@ def _receive(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport |
     return True
 
 
-def _reclaim(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
+def _reclaim_side(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
     """Return the side of a dead process to the remaining ones, once."""
     worker.process.join(10)
     side = worker.side
@@ -149,7 +149,7 @@ def _reclaim(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Sid
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
 
 
-def _serve(connection: Connection, device: str, threads: int) -> None:
+def _run_process(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
     serve_parent(connection, partial(_process_sides, device, threads))
 
@@ -160,4 +160,4 @@ def _process_sides(device: str, threads: int, pipe: ParentPipe) -> None:
         job, numbers = pipe.receive()
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
         estimator = estimator or job.build_estimator()
-        pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report))
+        pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report_frame))

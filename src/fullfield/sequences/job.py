@@ -34,7 +34,7 @@ def build_prepared_estimator(
     return estimator
 
 
-def describe_parameters(estimator: Estimator) -> dict[str, Any]:
+def list_reproducible_parameters(estimator: Estimator) -> dict[str, Any]:
     """Return the parameters without the refinement's backend, which is only known after the first flow."""
     parameters = dict(estimator.parameters)
     if isinstance(parameters.get("refinement"), dict):
@@ -84,17 +84,18 @@ class ShotJob:
     ) -> tuple[ShotJob, Plan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
-        The estimator must be prepared. Errors are those of :meth:`Output.settle`.
+        The estimator must be prepared. Errors are those of :meth:`Output.choose_frames_to_write`.
         """
 
         def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
-            frames = self.settings.input_frames(plates, number)
-            inputs = {str(n - number): checksums.get(plates.file(n) if plates.has(n) else None) for n in frames}
+            frames = self.settings.list_input_frames(plates, number)
+            get = checksums.get_checksum
+            inputs = {str(n - number): get(plates.file(n) if plates.has(n) else None) for n in frames}
             masks = {n: plates.mask_file(n) for n in frames if plates.has(n)}
-            return inputs | {f"mask {n - number}": checksums.get(mask) for n, mask in masks.items() if mask is not None}
+            return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._recorded_settings(estimator)
-        plan = self.output.settle(
+        plan = self.output.choose_frames_to_write(
             recorded,
             sorted(self.numbers),
             list_inputs,
@@ -111,7 +112,7 @@ class ShotJob:
         return {
             "plates": Path(self.frame_files.text).name,
             "method": estimator.method,
-            "parameters": describe_parameters(estimator),
+            "parameters": list_reproducible_parameters(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

@@ -40,7 +40,7 @@ def warp_image(
     """
     _check.tensor(image, "image", ("C", "H", "W"))
     _check.tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
-    image, flow = _check.values(image, "image"), _check.values(flow, "flow")
+    image, flow = _check.check_has_values(image, "image"), _check.check_has_values(flow, "flow")
     if valid is not None:
         _check.tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
         image = torch.cat((torch.where(valid, image, 0.0), valid[None].to(image.dtype)))
@@ -98,7 +98,7 @@ class _Look(NamedTuple):
     agreement: Tensor  # [H, W], 0 to 1: of the vectors with the frame's own flow
 
 
-def interpolate(
+def interpolate_picture(
     first: Tensor,
     second: Tensor,
     forward: Tensor,
@@ -129,13 +129,13 @@ def interpolate(
         return Interpolated((second if time else first).clone(), visible)
     flow1, flow2 = (fill_holes(flow, flow.isfinite().all(0)) for flow in (forward, backward))
     motions = (  # from the first frame to the second, at the pixels of the picture in between
-        _splat_to(time, flow1, flow2, forward.isfinite().all(0)),
-        -_splat_to(1 - time, flow2, flow1, backward.isfinite().all(0)),
+        _splat_flow_to_time(time, flow1, flow2, forward.isfinite().all(0)),
+        -_splat_flow_to_time(1 - time, flow2, flow1, backward.isfinite().all(0)),
     )
     looks = []
     for motion in motions:
-        looks.append(_look_up(first, flow1, motion, time, valid[0]))
-        looks.append(_look_up(second, flow2, -motion, 1 - time, valid[1]))
+        looks.append(_sample_along_motion(first, flow1, motion, time, valid[0]))
+        looks.append(_sample_along_motion(second, flow2, -motion, 1 - time, valid[1]))
     support = torch.stack([look.agreement * (look.weight > 0) for look in looks]).amax(0)
     total = torch.zeros_like(first)
     weights = torch.zeros(first.shape[-2:], dtype=torch.float32, device=first.device)
@@ -164,7 +164,7 @@ def _smooth_pixels(picture: Tensor, selected: Tensor) -> None:
         plane[rows, columns] = plane.flatten()[indices].median(0).values
 
 
-def _splat_to(time: float, flow: Tensor, opposite: Tensor, is_known: Tensor) -> Tensor:
+def _splat_flow_to_time(time: float, flow: Tensor, opposite: Tensor, is_known: Tensor) -> Tensor:
     """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
     returned, is_inside = warp_image(opposite, flow)
     trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
@@ -172,7 +172,7 @@ def _splat_to(time: float, flow: Tensor, opposite: Tensor, is_known: Tensor) -> 
     return fill_holes(vectors, coverage > _MIN_COVERAGE)
 
 
-def _look_up(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None) -> _Look:
+def _sample_along_motion(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None) -> _Look:
     """Sample a frame ``distance`` before the picture in between, whose pixels have that motion after the frame."""
     height, width = image.shape[-2:]
     known = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)

@@ -114,7 +114,7 @@ class Pattern:
         before, after = name[: field.start()], name[field.end() :]
         return cls(text[: len(text) - len(name)] + before, max(digits, 1), after, field[2] == "#")
 
-    def path(self, number: int) -> str:
+    def format_path(self, number: int) -> str:
         """Return the file name of a frame."""
         return f"{self.before}{number:0{self.digits}d}{self.after}"
 
@@ -169,7 +169,7 @@ class FrameFiles:
         if number in self.files:
             return str(self.files[number])
         if self.pattern is not None:
-            return self.pattern.path(number)
+            return self.pattern.format_path(number)
         return f"{self.video or self.text}, frame {number}"
 
 
@@ -183,7 +183,7 @@ def format_mask(mask: str | None, number: int) -> str | None:
     file = mask_path(mask)
     if mask is None or file is None or not is_pattern(file):
         return mask
-    return Pattern.parse(file).path(number) + mask[len(file) :]
+    return Pattern.parse(file).format_path(number) + mask[len(file) :]
 
 
 def is_sequence(text: str) -> bool:

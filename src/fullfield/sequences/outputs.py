@@ -23,7 +23,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entries
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_checksum, digest, read_stamp
+from fullfield._ledger.versions import Checksums, compute_checksum, compute_digest, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import remove_abandoned_files, to_one_line, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
@@ -58,7 +58,7 @@ class Plan:
     outdated: dict[str, list[int]] = field(default_factory=dict)
     st_maps: list[int] = field(default_factory=list)  # frames that exist, whose ST maps were written from their files
 
-    def describe(self) -> str:
+    def describe_outdated(self) -> str:
         """Return the numbers of frames that are made again, with the reasons."""
         return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.outdated.items())
 
@@ -87,7 +87,7 @@ class Output:
 
     def path(self, number: int) -> str:
         """Return the name of a frame's file."""
-        return Pattern.parse(self.pattern).path(number)
+        return Pattern.parse(self.pattern).format_path(number)
 
     @property
     def sidecar(self) -> Path:
@@ -103,13 +103,13 @@ class Output:
 
     def st_map_path(self, number: int) -> str | None:
         """Return the name of a frame's ST map."""
-        return None if self.st_map is None else Pattern.parse(self.st_map).path(number)
+        return None if self.st_map is None else Pattern.parse(self.st_map).format_path(number)
 
     def journal(self) -> Journal:
         """Return where this process notes what it writes."""
         return Journal(self.notes)
 
-    def is_done(self, number: int) -> bool:
+    def is_frame_complete(self, number: int) -> bool:
         """Return whether the frame has a file with every direction; files appear only when they are complete."""
         path, st_map = Path(self.path(number)), self.st_map_path(number)
         if not path.is_file() or path.stat().st_size == 0 or (st_map is not None and not Path(st_map).is_file()):
@@ -122,7 +122,7 @@ class Output:
     def read_stored_flow(self, first: int, second: int, offsets: Mapping[str, int]) -> Tensor | None:
         """Return the flow between two frames from its file; None where there is none."""
         direction = next((name for name, offset in offsets.items() if second - first == offset), None)
-        if direction is None or not self.is_done(first):
+        if direction is None or not self.is_frame_complete(first):
             return None
         layer = {"layer": direction} if self.suffix == ".exr" else {}
         return read_flow(self.path(first), **layer).flow  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ class Output:
         """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
-    def to_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+    def lay_out_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
         """Return layers on the CPU as lines of an EXR; ``buffer`` is memory that may be used for them."""
         return lay_out_vectors({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
 
@@ -153,7 +153,7 @@ class Output:
         if isinstance(layers, Mapping) and st_map is not None:
             write_st_map(st_map, layers[directions[0]], window=result.window)
             st_map_checksum = compute_checksum(st_map)
-        with journal.recording(path, provenance, st_map_checksum):
+        with journal.record_file(path, provenance, st_map_checksum):
             if isinstance(layers, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 valid = layers[VALID] > 0.5 if VALID in layers else None
@@ -164,7 +164,7 @@ class Output:
                 notes[INCOMPLETE_NOTE] = ",".join(sorted(set(result.missing)))
             if result.shot_ends:
                 notes[ENDS_NOTE] = ",".join(result.shot_ends)
-            lines = self.to_lines(layers) if isinstance(layers, Mapping) else layers
+            lines = self.lay_out_lines(layers) if isinstance(layers, Mapping) else layers
             header = Header(notes, result.window, () if result.plate is None else result.plate.metadata)
             write_vector_lines(path, lines, self.compression, header)
 
@@ -173,7 +173,7 @@ class Output:
     def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
         normalized, weights = self._normalize(settings)
-        return {"settings": digest(normalized), "weights": weights, "version": __version__}
+        return {"settings": compute_digest(normalized), "weights": weights, "version": __version__}
 
     def _normalize(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
@@ -183,7 +183,7 @@ class Output:
         weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
         return plain, weights
 
-    def settle(
+    def choose_frames_to_write(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -212,19 +212,19 @@ class Output:
         has_settings = file.read() is not None
         if not has_settings and existing and not overwrite:
             raise InputError(f"{self.path(existing[0])}: exists, and no {self.sidecar} says how it was made; {_ADVICE}")
-        file.settle(
+        file.write_or_check(
             {"settings": self._normalize(settings)[0], "source": source},
-            has_results=lambda: has_settings and not self._is_empty(),
+            has_results=lambda: has_settings and not self._has_no_frames(),
             advice=_ADVICE,
             overwrite=overwrite,
         )
         records, plan = Records(self.notes), Plan(list(numbers))
         if not overwrite:
-            plan = self._compare(settings, numbers, inputs, start, records)
+            plan = self._compare_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_files(folder)
-        records.prune()
+        records.remove_replaced_notes()
         return plan
 
     def add_st_maps(
@@ -239,12 +239,12 @@ class Output:
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
-            if st_map is None or not stored.is_done(number) or read_note(path, ENDS_NOTE):
+            if st_map is None or not stored.is_frame_complete(number) or read_note(path, ENDS_NOTE):
                 continue
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [
-                stored._find_reason(number, record, {**before, **made_from}, records.checksums)
-                for record in records.find_current(path)
+                stored._find_reason_outdated(number, record, {**before, **made_from}, records.checksums)
+                for record in records.find_current_records(path)
             ]
             if "" not in reasons:
                 continue
@@ -253,14 +253,14 @@ class Output:
             write_st_map(st_map, read_vectors(path)[direction], window=window)
             # A record is noted when its file is written, so the file replaces itself.
             with (
-                journal.recording(path, {**after, **made_from}, compute_checksum(st_map)),
+                journal.record_file(path, {**after, **made_from}, compute_checksum(st_map)),
                 write_atomically(path) as copy,
             ):
                 shutil.copyfile(path, copy)
             added.append(number)
         return added
 
-    def _is_empty(self) -> bool:
+    def _has_no_frames(self) -> bool:
         """Return whether no frame of the shot exists."""
         try:
             return not Pattern.parse(self.pattern).list_files()
@@ -271,11 +271,11 @@ class Output:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
-            records = Records(self.notes).find_current(str(path))
+            records = Records(self.notes).find_current_records(str(path))
             if records or read_stamp(path) == before:
                 return records
 
-    def _compare(
+    def _compare_records(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -290,7 +290,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_current(str(path)) or self._find_recent_records(path)
+            frame_records = records.find_current_records(str(path)) or self._find_recent_records(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
@@ -298,16 +298,20 @@ class Output:
             expected = {**run_provenance, "inputs": dict(inputs(number, records.checksums)), "start": None}
             if start is not None and number - start in all_numbers:
                 expected["start"] = current_digests.get(number - start, "made again")
-            reasons = [self._find_reason(number, record, expected, records.checksums) for record in frame_records]
+            reasons = [
+                self._find_reason_outdated(number, record, expected, records.checksums) for record in frame_records
+            ]
             if "" in reasons:
-                current_digests[number] = digest(expected)
+                current_digests[number] = compute_digest(expected)
                 continue
             plan.missing.append(number)
-            if self.is_done(number):
+            if self.is_frame_complete(number):
                 plan.outdated.setdefault(reasons[-1], []).append(number)
         return plan
 
-    def _find_reason(self, number: int, record: Record, expected: Mapping[str, Any], checksums: Checksums) -> str:
+    def _find_reason_outdated(
+        self, number: int, record: Record, expected: Mapping[str, Any], checksums: Checksums
+    ) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
         reasons = {
             "settings": "made with other settings",
@@ -319,9 +323,9 @@ class Output:
         for name, reason in reasons.items():
             if record.provenance.get(name) != expected[name]:
                 return reason
-        if record.st_map_checksum != checksums.get(self.st_map_path(number)):
+        if record.st_map_checksum != checksums.get_checksum(self.st_map_path(number)):
             return "ST map changed"
-        return "" if self.is_done(number) else "incomplete"
+        return "" if self.is_frame_complete(number) else "incomplete"
 
     def read_source(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield._read_ahead import reader_count
+from fullfield._read_ahead import choose_reader_count
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.raw import Raw, read_raw
@@ -46,7 +46,7 @@ class PictureFiles:
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
             self.rate = read_rate(source)
         else:
-            self.numbers, self.readers = list(self._frame_files.files), reader_count()
+            self.numbers, self.readers = list(self._frame_files.files), choose_reader_count()
 
     @property
     def paths(self) -> list[str]:
@@ -57,7 +57,7 @@ class PictureFiles:
         """Return the file of a picture, whether it exists or not."""
         return self.text if self.is_video else self._frame_files.path(number)
 
-    def choose(self, frames: str | None) -> list[int]:
+    def choose_frames(self, frames: str | None) -> list[int]:
         """Return the frames of a range; all that exist by default."""
         return self.numbers if self.is_video and frames is None else choose_frames(self._frame_files, frames, "frames")
 

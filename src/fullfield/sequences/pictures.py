@@ -59,9 +59,9 @@ class InputReader:
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
             self._read_stamped, lambda item: _size_bytes(item[1]), threads=threads
         )
-        self._reads.extend(keys)
+        self._reads.add_keys(keys)
 
-    def note(self, number: int, text: str) -> None:
+    def add_message(self, number: int, text: str) -> None:
         """Add the message on a picture's pixels that are not finite, if there is one."""
         if text:
             self._outcome.dead_pictures[number] = text
@@ -72,11 +72,11 @@ class InputReader:
     def __exit__(self, *details: object) -> None:
         self._reads.__exit__(*details)
 
-    def get(self, key: Any) -> Any:
+    def get_item(self, key: Any) -> Any:
         """Return what is stored under a key; errors of reading are raised."""
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
-                self._stamped[key] = self._reads.take(key)
+                self._stamped[key] = self._reads.take_item(key)
         if self._stamped[key][0] != read_stamp(self._path(key)):
             self._stamped[key] = self._read_stamped(key)
         item = self._stamped[key][1]
@@ -90,10 +90,10 @@ class InputReader:
             if read_stamp(self._path(key)) != stamp:
                 raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
 
-    def release(self, is_needed: Callable[[Any], bool]) -> None:
+    def forget_items(self, is_needed: Callable[[Any], bool]) -> None:
         """Forget what is no longer needed, read or not."""
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
-        self._reads.discard(lambda key: not is_needed(key))
+        self._reads.discard_keys(lambda key: not is_needed(key))
 
     def _read_stamped(self, key: Any) -> tuple[Any, Any]:
         stamp = read_stamp(self._path(key))
@@ -169,7 +169,7 @@ class PictureJob(ABC):
         """Return the checksums of the files that a picture is made from."""
 
     @abstractmethod
-    def iterate(
+    def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         """Yield each frame with a callback that computes its picture on the device."""
@@ -190,7 +190,7 @@ class PictureJob(ABC):
 
     def path(self, number: int) -> str:
         """Return the name of a picture."""
-        return Pattern.parse(self.output).path(number) if self.has_records else self.output
+        return Pattern.parse(self.output).format_path(number) if self.has_records else self.output
 
     def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, Plan]:
         """Check the output; return the settled job, and which pictures it has to write.
@@ -205,7 +205,7 @@ class PictureJob(ABC):
             return self, Plan(list(self.numbers))
         output = Output(self.output)
         settings = self.describe()
-        plan = output.settle(settings, self.numbers, self.list_inputs, overwrite=overwrite)
+        plan = output.choose_frames_to_write(settings, self.numbers, self.list_inputs, overwrite=overwrite)
         return replace(self, provenance=output.describe_run(settings)), plan
 
     def _check_output(self) -> None:
@@ -270,7 +270,7 @@ def run_pictures(
             pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
-            recording = journal.recording(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
+            recording = journal.record_file(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
         if video is not None:
             with stages.measure("write"):
                 video.write(number, raw._replace(pixels=pixels))
@@ -286,7 +286,7 @@ def run_pictures(
         one_thread_a_file,
         WriterThreads(outcome, stages, device, report, writers) as threads,
     ):
-        for number, compute in job.iterate(sorted(numbers), device, outcome, stages):
+        for number, compute in job.iterate_pictures(sorted(numbers), device, outcome, stages):
             try:
                 inputs = dict(job.list_inputs(number, checksums))
                 with stages.measure("compute"):
@@ -299,11 +299,11 @@ def run_pictures(
                     report(number)
                 continue
             if journal is not None:
-                for path, identity in checksums.take_new():
+                for path, identity in checksums.take_new_checksums():
                     journal.add_input(path, identity)
             event = threads.record_event()
             task = partial(write, number, raw, event, inputs)
-            threads.submit(number, job.path(number), raw.pixels.nbytes, task)
+            threads.submit_write(number, job.path(number), raw.pixels.nbytes, task)
             if outcome.stopped is not None:
                 break
     outcome.stages = stages.by_name

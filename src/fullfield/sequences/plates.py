@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
-from fullfield._read_ahead import reader_count
+from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, as_frame, fill_frame, label
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
@@ -174,7 +174,7 @@ class FilePlates(Plates):
         self._frame_files, self.numbers, self.pinned = frame_files, list(numbers), False
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.by_data = self._reading.get("window") == "data"
-        self.readers = reader_count()
+        self.readers = choose_reader_count()
         self._dead_pictures = _DeadPictures()
         mask = self._reading.get("mask")
         self._mask = mask if mask_path(mask) is not None else None
@@ -272,7 +272,7 @@ class StackPlates(Plates):
         self.numbers = list(range(1, self._count + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._count for number in self.numbers):
             raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
-        self.by_data, self.readers, self.pinned = False, reader_count(), False
+        self.by_data, self.readers, self.pinned = False, choose_reader_count(), False
 
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"

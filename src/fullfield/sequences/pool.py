@@ -67,7 +67,7 @@ class _Chunks:
         """Take the chunk after that position; return no frames where it is taken."""
         return self._remaining.pop(position + 1, [])
 
-    def put_back(self, chunk: list[int]) -> None:
+    def return_chunk(self, chunk: list[int]) -> None:
         """Return a chunk, or a part of one, to the remaining ones."""
         self._last_position += 2  # next to no other position
         self._remaining[self._last_position] = chunk
@@ -80,7 +80,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         job = replace(job, settings=replace(job.settings, device=device), threads=threads)
-        self.process = context.Process(target=_serve, args=(job, worker_pipe), daemon=True)
+        self.process = context.Process(target=_run_process, args=(job, worker_pipe), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
@@ -88,22 +88,22 @@ class _Worker:
         self.chunk: list[int] = []
         self.finished: set[int] = set()
 
-    def start(self, position: int, chunk: list[int]) -> None:
+    def send_first_chunk(self, position: int, chunk: list[int]) -> None:
         """Send a chunk to start with."""
         self.position, self.chunk, self.finished = position, chunk, set()
-        self._send(chunk)
+        self._send_chunk(chunk)
 
-    def extend(self, chunk: list[int]) -> None:
+    def send_next_chunk(self, chunk: list[int]) -> None:
         """Send the chunk after the current one; an empty one ends the run of chunks."""
         if chunk:
             self.position, self.chunk = self.position + 1, [*self.chunk, *chunk]
-        self._send(chunk)
+        self._send_chunk(chunk)
 
-    def _send(self, chunk: list[int]) -> None:
+    def _send_chunk(self, chunk: list[int]) -> None:
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send(chunk)
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """End the process; at once where it still has frames."""
         if self.chunk:
             self.process.terminate()
@@ -131,25 +131,27 @@ def run_on_devices(
     workers = [_Worker(job, device, threads) for device in devices[: len(remaining)]]
     try:
         for worker in workers:
-            worker.start(*remaining.take_first([other.position for other in workers if other.chunk]))
+            worker.send_first_chunk(*remaining.take_first([other.position for other in workers if other.chunk]))
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive(worker, outcome, remaining, report):
-                    _reclaim(worker, outcome, remaining, deaths)
+                if not _receive_message(worker, outcome, remaining, report):
+                    _reclaim_frames(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
                         workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
                     for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
-                        idle.start(*remaining.take_first([other.position for other in workers if other.chunk]))
+                        idle.send_first_chunk(
+                            *remaining.take_first([other.position for other in workers if other.chunk])
+                        )
     finally:
         for worker in workers:
-            worker.end()
+            worker.end_process()
     return outcome.finish(start_s)
 
 
-def _receive(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None) -> bool:
+def _receive_message(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None) -> bool:
     """Receive one message; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
@@ -160,7 +162,7 @@ def _receive(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: Fram
         if report is not None:
             report(content)
     elif kind == "request":
-        worker.extend([] if outcome.stopped else remaining.take_following(worker.position))
+        worker.send_next_chunk([] if outcome.stopped else remaining.take_following(worker.position))
     elif kind == "chunk":
         outcome.add(content)
         worker.chunk = []
@@ -171,7 +173,7 @@ def _receive(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: Fram
     return True
 
 
-def _reclaim(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]) -> None:
+def _reclaim_frames(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]) -> None:
     """Return the frames of a dead process to the remaining ones, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
@@ -185,10 +187,10 @@ def _reclaim(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict
         reason = f"the process on {worker.device} died twice of them (exit {code})"
         outcome.problems.append(Problem(f"frames {format_frames(unfinished)}", reason))
         return
-    remaining.put_back(unfinished)
+    remaining.return_chunk(unfinished)
 
 
-def _serve(job: ShotJob, connection: Connection) -> None:
+def _run_process(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
     serve_parent(connection, partial(_process_chunks, job))
 
@@ -204,4 +206,6 @@ def _process_chunks(job: ShotJob, pipe: ParentPipe) -> None:
     while True:
         chunk = pipe.receive()
         plates = job.open_plates()
-        pipe.send("chunk", run_shot(job, chunk, estimator, plates, report=pipe.report, request_frames=request_frames))
+        pipe.send(
+            "chunk", run_shot(job, chunk, estimator, plates, report=pipe.report_frame, request_frames=request_frames)
+        )

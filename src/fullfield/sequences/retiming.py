@@ -18,7 +18,7 @@ from fullfield._ledger.versions import Checksums
 from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw
 from fullfield.sequences.changes import GreyPicture, is_cut, reduce_frame
-from fullfield.sequences.motion import interpolate
+from fullfield.sequences.motion import interpolate_picture
 from fullfield.sequences.names import format_frames, format_mask
 from fullfield.sequences.picture_files import PictureFiles
 from fullfield.sequences.pictures import (
@@ -101,7 +101,7 @@ def plan_retime(
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
     pictures = PictureFiles(os.fspath(plates), settings.mask)
-    sources = pictures.choose(frames)
+    sources = pictures.choose_frames(frames)
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
@@ -118,7 +118,7 @@ def plan_retime(
         raise InputError(f"{pictures.text}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
-        stored.require("forward", "backward")
+        stored.require_directions("forward", "backward")
         _require_files(stored, _list_mixed_plates(consecutive, len(numbers), exact_factor))
     name, mask = os.fspath(output), settings.mask
     return RetimeJob(stored, name, numbers, device, plates=pictures, factor=exact_factor, mask=mask)
@@ -167,30 +167,32 @@ class RetimeJob(PictureJob):
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of one plate, or of both plates and flows around the frame."""
-        before, fraction = self._position(number)
+        before, fraction = self._locate_between_plates(number)
         if fraction == 0:
-            return {"plate": checksums.get(self._plate_path(before))}
+            return {"plate": checksums.get_checksum(self._plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
-            inputs[f"plates {index}"] = checksums.get(self._plate_path(plate))
+            inputs[f"plates {index}"] = checksums.get_checksum(self._plate_path(plate))
             mask = mask_path(format_mask(self.mask, plate))
             if mask is not None:
-                inputs[f"mask {index}"] = checksums.get(mask)
-            inputs[f"flow {index}"] = checksums.get(self.flow.path(plate)) if plate in self.flow else None
+                inputs[f"mask {index}"] = checksums.get_checksum(mask)
+            inputs[f"flow {index}"] = checksums.get_checksum(self.flow.path(plate)) if plate in self.flow else None
         return inputs
 
-    def iterate(
+    def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         """Yield each frame with a callback that computes its picture on the device."""
         if self.plates is None:
             raise RuntimeError("a job without plates")
         readers = self.plates.readers
-        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, outcome, readers) as reader:
+        with InputReader(
+            self._read_input, self._input_path, self._list_keys(numbers), stages, outcome, readers
+        ) as reader:
             for number in numbers:
-                before, _ = self._position(number)
-                reader.release(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
-                yield number, partial(self._compute, number, device, reader, outcome)
+                before, _ = self._locate_between_plates(number)
+                reader.forget_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
+                yield number, partial(self._compute_picture, number, device, reader, outcome)
 
     def close(self) -> None:
         """Close the plates."""
@@ -202,7 +204,7 @@ class RetimeJob(PictureJob):
         """Frames a second of a video that is written."""
         return super().rate if self.plates is None else self.plates.rate
 
-    def _position(self, number: int) -> tuple[int, Fraction]:
+    def _locate_between_plates(self, number: int) -> tuple[int, Fraction]:
         """Return the plate at or before an output frame, and how far the frame is from it to the next one."""
         time = self.numbers[0] + Fraction(number - self.numbers[0]) / self.factor
         before = int(time // 1)
@@ -214,7 +216,7 @@ class RetimeJob(PictureJob):
     def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
         """Yield what is read, by kind and frame, in the order of use."""
         for number in numbers:
-            before, fraction = self._position(number)
+            before, fraction = self._locate_between_plates(number)
             if fraction == 0:
                 yield "plate", before
             else:
@@ -227,51 +229,51 @@ class RetimeJob(PictureJob):
         kind, number = key
         return self._plate_path(number) if kind in ("plate", "grey") else self.flow.path(number)
 
-    def _read(self, key: tuple[str, int]) -> Any:
+    def _read_input(self, key: tuple[str, int]) -> Any:
         kind, number = key
         if self.plates is not None and kind in ("plate", "grey"):
             return self.plates.read(number) if kind == "plate" else self.plates.read_grey(number)
-        return self.flow.read(number, kind)
+        return self.flow.read_flow(number, kind)
 
-    def _compute(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
-        before, fraction = self._position(number)
+    def _compute_picture(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
+        before, fraction = self._locate_between_plates(number)
         time = float(fraction)
         nearest = before if time < 0.5 else before + 1
         if fraction == 0 or self._is_cut(before, reader, outcome):
-            plate: Raw = reader.get(("plate", nearest))
-            reader.note(nearest, plate.note)
+            plate: Raw = reader.get_item(("plate", nearest))
+            reader.add_message(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
-        first, second = reader.get(("plate", before)), reader.get(("plate", before + 1))
+        first, second = reader.get_item(("plate", before)), reader.get_item(("plate", before + 1))
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             second_path, first_path = self._plate_path(before + 1), self._plate_path(before)
             raise InputError(f"{second_path}: has another size or other channels than {first_path}")
         flows = {}
         for direction, plate_number in (("forward", before), ("backward", before + 1)):
-            flow = reader.get((direction, plate_number))
+            flow = reader.get_item((direction, plate_number))
             flow_name = f"the flow {self.flow.path(plate_number)}"
             path = self._plate_path(plate_number)
             flows[direction] = fit_flow(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
         for plate_number, plate in ((before, first), (before + 1, second)):
-            reader.note(plate_number, plate.note)
+            reader.add_message(plate_number, plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
         flow1, flow2 = flows["forward"], flows["backward"]
-        picture = interpolate(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
+        picture = interpolate_picture(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
         return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]
 
     def _is_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as for flow."""
         try:
-            cut = is_cut(self._grey(number, reader), self._grey(number + 1, reader))
+            cut = is_cut(self._get_reduced_picture(number, reader), self._get_reduced_picture(number + 1, reader))
         except InputError:  # not a picture in colour: depth, masks
             return False
         if cut and (number, number + 1) not in outcome.cuts:
             outcome.cuts.append((number, number + 1))
         return cut
 
-    def _grey(self, number: int, reader: InputReader) -> GreyPicture:
+    def _get_reduced_picture(self, number: int, reader: InputReader) -> GreyPicture:
         """Return the reduced picture of a plate; that of a video is display-referred itself."""
         if self.plates is not None and self.plates.is_video:
-            return reduce_frame(reader.get(("plate", number)).pixels)
-        grey: GreyPicture = reader.get(("grey", number))
+            return reduce_frame(reader.get_item(("plate", number)).pixels)
+        grey: GreyPicture = reader.get_item(("grey", number))
         return grey

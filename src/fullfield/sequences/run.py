@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield._ledger.records import Records
-from fullfield._ledger.versions import Identity, digest
+from fullfield._ledger.versions import Identity, compute_digest
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
@@ -80,7 +80,7 @@ def run_shot(
                 outcome.collect(result, "problems", "cuts", "duplicates")
                 has_flow = any(name in result.tensors for name in settings.offsets)
                 if has_flow and set(result.missing) != set(settings.offsets):
-                    writer.submit(result)
+                    writer.submit_result(result)
                 elif report is not None:
                     report(result.number)
                 plate_path = Path(plates.path(result.number))
@@ -137,19 +137,19 @@ class VectorWriter:
         self._threads.__exit__(kind, *details)
         if kind is None:
             for number in sorted(self._watched):
-                self._check_replaced(number, "after it was read; what was made from it is of the old one")
+                self._report_replaced_plate(number, "after it was read; what was made from it is of the old one")
 
-    def submit(self, result: FrameResult) -> None:
+    def submit_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
         size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
         event = self._threads.record_event()
         if result.plate is not None:  # only its metadata is written
             result.plate = result.plate._replace(frame=result.plate.frame[:0])
-        record = self._describe(result)
+        record = self._describe_record(result)
         path = self._output.path(result.number)
-        self._threads.submit(result.number, path, size_bytes, lambda: self._write(result, event, record))
+        self._threads.submit_write(result.number, path, size_bytes, lambda: self._copy_and_write(result, event, record))
 
-    def _describe(self, result: FrameResult) -> dict[str, Any]:
+    def _describe_record(self, result: FrameResult) -> dict[str, Any]:
         """Return the record of a frame."""
         inputs = {
             str(number - result.number): None if identity is None else identity.checksum
@@ -158,11 +158,11 @@ class VectorWriter:
         inputs |= {f"mask {n - result.number}": identity.checksum for n, identity in result.masks.items()}
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
-            record["start"] = self._digest_of(result.number - self._job.settings.step)
-            self._digests[result.number] = digest(record)
+            record["start"] = self._get_digest(result.number - self._job.settings.step)
+            self._digests[result.number] = compute_digest(record)
         return record
 
-    def _digest_of(self, number: int) -> str | None:
+    def _get_digest(self, number: int) -> str | None:
         """Return the digest of a frame's record, of this run or an earlier one; None for a frame outside the run."""
         if number not in self._job.numbers:
             return None
@@ -170,17 +170,17 @@ class VectorWriter:
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
-            records = self._records.find_current(self._output.path(number))
-            self._digests[number] = digest(records[-1].provenance) if records else "not made"
+            records = self._records.find_current_records(self._output.path(number))
+            self._digests[number] = compute_digest(records[-1].provenance) if records else "not made"
         return self._digests[number]
 
-    def _write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
+    def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
         """Copy a result from the device and write its file; return whether it was written."""
         directions = [name for name in self._job.settings.offsets if name not in result.missing]
         if self._output.is_vectors:
-            with self._buffers.lend(result.tensors, self._output.dtype == "half") as buffer:
+            with self._buffers.lend_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
-                    lines = self._lay_out(result.tensors, event, buffer)
+                    lines = self._lay_out_lines(result.tensors, event, buffer)
                 if lines is not None:
                     return self._write_file(result, lines, directions, record)
         with self._stages.measure("fetch"):
@@ -193,11 +193,11 @@ class VectorWriter:
                 return False
         return self._write_file(result, tensors, directions, record)
 
-    def _lay_out(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
+    def _lay_out_lines(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.to_lines(to_cpu(tensors), buffer.numpy())
+            return output.lay_out_lines(to_cpu(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.copy_stream(tensors, event):
             names, body, is_valid_there = lay_out_on_device(tensors, output.dtype, output.y)
@@ -208,7 +208,7 @@ class VectorWriter:
     def _write_file(
         self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
     ) -> bool:
-        replaced = [n for n in result.inputs if self._check_replaced(n, "while it was worked on", result.inputs)]
+        replaced = [n for n in result.inputs if self._report_replaced_plate(n, "while it was worked on", result.inputs)]
         if replaced:
             return False
         with self._lock:
@@ -229,7 +229,7 @@ class VectorWriter:
                 self._outcome.incomplete.append(result.number)
         return True
 
-    def _check_replaced(self, number: int, words: str, inputs: dict[int, Identity | None] | None = None) -> bool:
+    def _report_replaced_plate(self, number: int, words: str, inputs: dict[int, Identity | None] | None = None) -> bool:
         """Return whether a plate was replaced since it was read, and report it once."""
         identity = (self._watched if inputs is None else inputs).get(number)
         if identity is None or self._plates.stamp(number) == identity.stamp:
@@ -248,7 +248,7 @@ class _LineBuffers:
         self._free: list[Tensor] = []
 
     @contextlib.contextmanager
-    def lend(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+    def lend_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
         """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
         height, width = next(iter(tensors.values())).shape[-2:]
         shape = body_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)

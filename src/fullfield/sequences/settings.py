@@ -62,7 +62,7 @@ class ShotSettings:
         """True where occlusion or confidence is requested, which need both directions of a pair."""
         return self.occlusion or self.confidence
 
-    def input_frames(self, plates: Plates, number: int) -> list[int]:
+    def list_input_frames(self, plates: Plates, number: int) -> list[int]:
         """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
         partners = [number + offset for offset in self.offsets.values()]
         return [number, *sorted(partner for partner in partners if plates.has(partner) is not None)]

@@ -98,7 +98,7 @@ class StoredFlow:
         """Return the name of a frame's file, whether it exists or not."""
         return self.source if self._frame_files is None else self._frame_files.path(number)
 
-    def require(self, *directions: str) -> None:
+    def require_directions(self, *directions: str) -> None:
         """Raise InputError if the files, by their notes or format, have not all of these directions."""
         stored = self._settings.get("direction", "both")
         if stored == "both" and len(directions) > 1 and not is_exr(self.paths[0]):
@@ -109,7 +109,7 @@ class StoredFlow:
                 "--direction both, or choose other frames"
             )
 
-    def read(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
+    def read_flow(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
         """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN.
 
         Where the frame was not known, the vectors come from their surroundings.

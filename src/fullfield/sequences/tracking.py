@@ -101,8 +101,9 @@ def list_stored_steps(step: int, schedule: Schedule = SCHEDULE) -> set[int]:
 class Tracker:
     """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
 
-    A frame's motion depends only on the reference, the frames of :func:`list_sources`, and the values that :meth:`add`
-    returned for them. So a tracker that is restored from stored values continues with the same results.
+    A frame's motion depends only on the reference, the frames of :func:`list_sources`, and the values that
+    :meth:`add_frame` returned for them. So a tracker that is restored from stored values continues with the same
+    results.
 
     Args:
         reference: [1, C, H, W], the reference frame.
@@ -131,7 +132,7 @@ class Tracker:
         self._states = {0: _State(reference, Match(still, still))}
         self.step = 1
 
-    def add(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
+    def add_frame(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
         """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
 
         ``forward`` [2, H, W] leads from the reference to the frame, on the reference's pixels; ``backward`` from the
@@ -144,30 +145,30 @@ class Tracker:
         for starts in self._schedule.starts:
             is_chain = starts[self.step % len(starts)] == "chain"
             flows = tuple(_fill_hidden(field) for field in match) if is_chain else None
-            direct = self._measure(self._reference, frame, flows)
-            match = Match(*(_judge(chain, other) for chain, other in zip(match, direct, strict=True)))
+            direct = self._match_frames(self._reference, frame, flows)
+            match = Match(*(_prefer_trusted_match(chain, other) for chain, other in zip(match, direct, strict=True)))
         if self._refine is not None:
             forward, backward = match.forward.flow[None], match.backward.flow[None]
             match = Match(
                 match.forward._replace(flow=self._refine(self._reference, frame, forward, backward)[0]),
                 match.backward._replace(flow=self._refine(frame, self._reference, backward, forward)[0]),
             )
-        match = _check_cycle(match)
+        match = _hide_inconsistent(match)
         match = Match(
             _hide_unknown(match.forward, self._valid, valid), _hide_unknown(match.backward, valid, self._valid)
         )
         layers = _to_layers(match)
         if is_half:
             layers = {name: plane.half().float() for name, plane in layers.items()}
-        self.restore(frame, layers)
+        self.restore_frame(frame, layers)
         return layers
 
-    def restore(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
-        """Add the next frame with the layers that :meth:`add` returned for it."""
+    def restore_frame(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
+        """Add the next frame with the layers that :meth:`add_frame` returned for it."""
         self._states[self.step] = _State(frame, _from_layers(layers))
-        self.skip()
+        self.skip_frame()
 
-    def skip(self) -> None:
+    def skip_frame(self) -> None:
         """Count the next frame; its motion must not be a source of frames that are added later."""
         self.step += 1
         needed = list_stored_steps(self.step, self._schedule)
@@ -177,19 +178,19 @@ class Tracker:
         best: Match | None = None
         for source in list_sources(self.step, self._schedule):
             state = self._states[source]
-            chain = _join(state.match, self._measure(state.frame, frame))
+            chain = _chain_match(state.match, self._match_frames(state.frame, frame))
             best = chain if best is None else _select_better(best, chain)
         assert best is not None
         return best
 
-    def _measure(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
+    def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
         flows = _clamp_at_border(torch.cat((forward, backward)))
         log_scale = None if scales is None else torch.cat(scales)
         occlusion, confidence = occlusion_and_confidence(
             torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
         )
-        error = expected_error(confidence)
+        error = compute_expected_error(confidence)
         return Match(Field(forward[0], error[0], occlusion[0]), Field(backward[0], error[1], occlusion[1]))
 
 
@@ -207,7 +208,7 @@ def _clamp_at_border(flow: Tensor) -> Tensor:
     return torch.where((targets - clamped).abs() <= _BORDER_PX, clamped - starts, flow)
 
 
-def expected_error(confidence: Tensor) -> Tensor:
+def compute_expected_error(confidence: Tensor) -> Tensor:
     """Return the expected error in pixels of flow whose error is under a pixel with probability ``confidence``.
 
     Errors are taken to be distributed exponentially.
@@ -216,7 +217,7 @@ def expected_error(confidence: Tensor) -> Tensor:
 
 
 def compute_confidence(error: Tensor) -> Tensor:
-    """Return the probability of an error under one pixel; the inverse of :func:`expected_error`."""
+    """Return the probability of an error under one pixel; the inverse of :func:`compute_expected_error`."""
     return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
 
 
@@ -232,18 +233,18 @@ def _to_layers(match: Match) -> dict[str, Tensor]:
 def _from_layers(layers: Mapping[str, Tensor]) -> Match:
     return Match(
         *(
-            Field(layers[name], expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
+            Field(layers[name], compute_expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
             for name in Match._fields
         )
     )
 
 
-def _join(state: Match, step: Match) -> Match:
+def _chain_match(state: Match, step: Match) -> Match:
     """Chain the motion from the reference to a frame with the step from that frame to the next one."""
-    return Match(_follow(state.forward, step.forward), _follow(step.backward, state.backward))
+    return Match(_chain_fields(state.forward, step.forward), _chain_fields(step.backward, state.backward))
 
 
-def _follow(first: Field, second: Field) -> Field:
+def _chain_fields(first: Field, second: Field) -> Field:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
     sampled, inside = warp(planes, _clamp_at_border(first.flow[None]))
@@ -252,19 +253,19 @@ def _follow(first: Field, second: Field) -> Field:
     return Field(first.flow + flow, first.error + error, hidden)
 
 
-def _cost(field: Field) -> Tensor:
+def _compute_cost(field: Field) -> Tensor:
     return field.error + _HIDDEN_ERROR_PX * (field.occlusion > 0.5)
 
 
 def _select_better(one: Match, two: Match) -> Match:
-    return Match(*(_select(_cost(b) < _cost(a), b, a) for a, b in zip(one, two, strict=True)))
+    return Match(*(_select_by_mask(_compute_cost(b) < _compute_cost(a), b, a) for a, b in zip(one, two, strict=True)))
 
 
-def _select(mask: Tensor, one: Field, other: Field) -> Field:
+def _select_by_mask(mask: Tensor, one: Field, other: Field) -> Field:
     return Field(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
 
 
-def _judge(chain: Field, direct: Field) -> Field:
+def _prefer_trusted_match(chain: Field, direct: Field) -> Field:
     """Take the direct match where it is trusted and does not contradict a chain that is sure.
 
     A match that seems hidden may still have the right position: it replaces a chain that leads over a hidden pixel.
@@ -273,8 +274,8 @@ def _judge(chain: Field, direct: Field) -> Field:
     limit = _AGREEMENT * (chain.error + direct.error) + 0.5
     contradicts = (chain.occlusion < 0.5) & (distance > limit) & (chain.error < direct.error)
     trusted = (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
-    better = trusted & (_cost(direct) < _cost(chain))
-    return _select(better, direct, chain)
+    better = trusted & (_compute_cost(direct) < _compute_cost(chain))
+    return _select_by_mask(better, direct, chain)
 
 
 def _fill_hidden(field: Field) -> Tensor:
@@ -292,7 +293,7 @@ def _fill_hidden(field: Field) -> Tensor:
     return torch.where(field.occlusion < 0.5, field.flow, filled)
 
 
-def _check_cycle(match: Match) -> Match:
+def _hide_inconsistent(match: Match) -> Match:
     """Count pixels as hidden whose way to the other frame and back does not end where it began."""
     fields = []
     for own, other in (match, match[::-1]):

@@ -92,14 +92,14 @@ def track_points(
         ).nan_to_num()
         height, width = planes.shape[-2:]
         check_points(points, height, width, path)
-        for name, (x, y), values in zip(points, positions.tolist(), _sample(planes, positions), strict=True):
+        for name, (x, y), values in zip(points, positions.tolist(), _sample_planes(planes, positions), strict=True):
             u, v, occlusion, confidence = values
             is_visible = occlusion < _VISIBLE_OCCLUSION
             tracks.append(TrackedPoint(name, number, x + u, y + v, is_visible, confidence))
     return tracks
 
 
-def _sample(planes: Tensor, positions: Tensor) -> list[list[float]]:
+def _sample_planes(planes: Tensor, positions: Tensor) -> list[list[float]]:
     """Return the values of planes [C, H, W] at positions [N, 2]."""
     height, width = planes.shape[-2:]
     values = []
@@ -190,7 +190,7 @@ def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) ->
         y = _format_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
         # Offset, what the track drives (translation), error and its limits, the boxes, and eleven empty keys.
         others = "0 0 1 0 0 0 1 0 -32 -32 32 32 -22 -22 22 22" + " {}" * 11
-        rows.append(f"{{ {enabled} {_quote(name)} {x} {y} {others} }}")
+        rows.append(f"{{ {enabled} {_quote_name(name)} {x} {y} {others} }}")
     return "\n".join(
         (
             "Tracker4 {",
@@ -216,7 +216,7 @@ def _format_curve(keys: Sequence[tuple[int, str]]) -> str:
     return "{" + " ".join(words) + "}"
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", name) + '"'
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, digest
-from fullfield._read_ahead import reader_count
+from fullfield._ledger.versions import Checksums, compute_digest
+from fullfield._read_ahead import choose_reader_count
 from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.motion import accumulate_flow, warp_image
@@ -125,7 +125,7 @@ def plan_warp(
         numbers = choose_frames(find_frames(stored.source), frames, "frames")
     else:
         numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
-    stored.require(*_list_directions(settings, numbers))
+    stored.require_directions(*_list_directions(settings, numbers))
     return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
 
 
@@ -166,10 +166,10 @@ class WarpJob(PictureJob):
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.get(self._picture_path(number))}
-        mask = mask_path(self._mask(number))
+        inputs = {"picture": checksums.get_checksum(self._picture_path(number))}
+        mask = mask_path(self._get_mask(number))
         if mask is not None:
-            inputs["mask"] = checksums.get(mask)
+            inputs["mask"] = checksums.get_checksum(mask)
         if self._chain_reference is not None:
             return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
         return {**inputs, "flow": self._flow_checksum(number, checksums)}
@@ -185,7 +185,7 @@ class WarpJob(PictureJob):
         return self.settings.reference if self.flow.reference is None else None
 
     def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
-        return checksums.get(self.flow.path(number)) if number in self.flow else None
+        return checksums.get_checksum(self.flow.path(number)) if number in self.flow else None
 
     def _digest_chain(self, reference: int, number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
@@ -195,7 +195,7 @@ class WarpJob(PictureJob):
         while start not in digests:
             start -= step
         for n in range(start + step, number + step, step):
-            digests[n] = digest([digests[n - step], self._flow_checksum(n, checksums)])
+            digests[n] = compute_digest([digests[n - step], self._flow_checksum(n, checksums)])
         return digests[number]
 
     def _picture_number(self, number: int) -> int:
@@ -207,18 +207,20 @@ class WarpJob(PictureJob):
     def _picture_path(self, number: int) -> str:
         return self.source if self.plates is None else self.plates.path(self._picture_number(number))
 
-    def _mask(self, number: int) -> str | None:
+    def _get_mask(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
         return format_mask(self.settings.mask, self._picture_number(number))
 
-    def iterate(
+    def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
         if not numbers:
             return
-        threads = reader_count() if self.plates is None else self.plates.readers
-        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, outcome, threads) as reader:
+        threads = choose_reader_count() if self.plates is None else self.plates.readers
+        with InputReader(
+            self._read_input, self._input_path, self._list_keys(numbers), stages, outcome, threads
+        ) as reader:
             if self._chain_reference is None:
                 yield from self._iterate_single(numbers, device, reader, outcome)
             else:
@@ -241,12 +243,12 @@ class WarpJob(PictureJob):
         yield from (("backward", number) for number in range(reference + 1, max(numbers) + 1))
         yield from (("forward", number) for number in range(reference - 1, min(numbers) - 1, -1))
 
-    def _read(self, key: tuple[str, Any]) -> Any:
+    def _read_input(self, key: tuple[str, Any]) -> Any:
         kind, value = key
         if kind == "picture":
             number, mask = value
             return read_raw(self.source, mask) if self.plates is None else self.plates.read(number)
-        return self.flow.read(value, kind, hide_occluded=self.settings.hide_occluded)
+        return self.flow.read_flow(value, kind, hide_occluded=self.settings.hide_occluded)
 
     def _input_path(self, key: tuple[str, Any]) -> str:
         if key[0] != "picture":
@@ -255,7 +257,7 @@ class WarpJob(PictureJob):
 
     def _picture_key(self, number: int) -> tuple[int, str | None]:
         """Return the number of the picture for a frame, and its mask."""
-        return self._picture_number(number), self._mask(number)
+        return self._picture_number(number), self._get_mask(number)
 
     def _iterate_single(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
@@ -263,14 +265,14 @@ class WarpJob(PictureJob):
         direction = self.settings.direction
 
         def compute(number: int) -> Raw:
-            flow = reader.get((direction, number))
-            return self._warp(number, flow.to(device), device, reader)
+            flow = reader.get_item((direction, number))
+            return self._warp_picture(number, flow.to(device), device, reader)
 
         for number in numbers:
             used = {(direction, number), ("picture", self._picture_key(number))}
             is_end = False
             try:
-                reader.get((direction, number))
+                reader.get_item((direction, number))
             except ShotEndsError:
                 is_end = True
             except (InputError, OSError):
@@ -279,7 +281,7 @@ class WarpJob(PictureJob):
                 outcome.shot_ends.append(number)
             else:
                 yield number, partial(compute, number)
-            reader.release(lambda key, used=used: key not in used)  # type: ignore[misc]
+            reader.forget_items(lambda key, used=used: key not in used)  # type: ignore[misc]
 
     def _iterate_chain(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
@@ -289,7 +291,7 @@ class WarpJob(PictureJob):
         def read(direction: str, number: int) -> Tensor:
             taken.add((direction, number))
             try:
-                flow: Tensor = reader.get((direction, number)).to(device)
+                flow: Tensor = reader.get_item((direction, number)).to(device)
             except OSError as error:
                 raise InputError(str(error)) from error
             return flow
@@ -297,22 +299,22 @@ class WarpJob(PictureJob):
         def compute(number: int, flow: Tensor | InputError | None) -> Raw:
             if isinstance(flow, InputError):
                 raise flow
-            return self._warp(number, flow, device, reader)
+            return self._warp_picture(number, flow, device, reader)
 
         if reference in numbers:
             yield reference, partial(compute, reference, None)
         for number, flow in accumulate_flow(reference, numbers, partial(read, "forward"), partial(read, "backward")):
             yield number, partial(compute, number, flow)
-            reader.release(lambda key: key not in taken)
+            reader.forget_items(lambda key: key not in taken)
             if isinstance(flow, InputError):  # and so for all further frames of that side
                 direction = "backward" if number > reference else "forward"
-                reader.release(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
+                reader.forget_items(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
 
-    def _warp(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
+    def _warp_picture(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._picture_path(number)
-        raw: Raw = reader.get(("picture", self._picture_key(number)))
-        reader.note(self._picture_number(number), raw.note)
+        raw: Raw = reader.get_item(("picture", self._picture_key(number)))
+        reader.add_message(self._picture_number(number), raw.note)
         reader.check_unchanged()
         pixels = raw.pixels.to(device)
         if flow is None:

@@ -41,7 +41,7 @@ class ParentPipe:
         except (EOFError, OSError) as error:
             raise ParentEndedError(*error.args) from error
 
-    def report(self, number: int) -> None:
+    def report_frame(self, number: int) -> None:
         """Send the number of a finished frame."""
         self.send("frame", number)
 

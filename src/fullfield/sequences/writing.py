@@ -23,7 +23,7 @@ _FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EN
 """Errors of writing after which the next file will fail as well."""
 
 
-def ends_writing(error: OSError) -> bool:
+def is_fatal_for_writing(error: OSError) -> bool:
     """Return whether the next file cannot be written either."""
     return error.errno in _FATAL_ERRORS
 
@@ -68,14 +68,14 @@ class WriterThreads:
             self._executor.shutdown(cancel_futures=True)
             return
         try:
-            self._wait(0)
+            self._wait_for_writes(0)
         finally:
             self._executor.shutdown()
 
-    def submit(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
+    def submit_write(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
         """Call ``write`` in a thread, once few enough results wait; it returns whether it wrote the frame's file."""
-        self._wait(max_waiting(size_bytes, self._count, self._max_bytes))
-        self._waiting.append(self._executor.submit(self._write, number, path, write))
+        self._wait_for_writes(compute_max_waiting(size_bytes, self._count, self._max_bytes))
+        self._waiting.append(self._executor.submit(self._write_and_report, number, path, write))
 
     def add_problem(self, problem: Problem) -> None:
         """Add a problem to the outcome, once; from any thread."""
@@ -116,12 +116,12 @@ class WriterThreads:
                 host[name].copy_(tensor, non_blocking=True)
         return host
 
-    def _wait(self, max_count: int) -> None:
+    def _wait_for_writes(self, max_count: int) -> None:
         with self._stages.measure("wait for writers"):
             while len(self._waiting) > max_count:
                 self._waiting.popleft().result()
 
-    def _write(self, number: int, path: str, write: Callable[[], bool]) -> None:
+    def _write_and_report(self, number: int, path: str, write: Callable[[], bool]) -> None:
         try:
             if self._outcome.stopped is None and write():
                 with self._lock:
@@ -129,12 +129,12 @@ class WriterThreads:
         except (InputError, OSError) as error:
             problem = Problem.from_error(path, error)
             self.add_problem(problem._replace(reason=problem.reason.removeprefix("flow: ")))
-            if isinstance(error, OSError) and ends_writing(error):
+            if isinstance(error, OSError) and is_fatal_for_writing(error):
                 self._outcome.stopped = f"{path}: {error.strerror}"
         if self._report is not None:
             self._report(number)
 
 
-def max_waiting(size_bytes: int, writers: int, max_bytes: int) -> int:
+def compute_max_waiting(size_bytes: int, writers: int, max_bytes: int) -> int:
     """Return how many results of this size may wait to be written; with one more they take at most ``max_bytes``."""
     return max(1, min(writers, max_bytes // max(size_bytes, 1) - 1))

@@ -186,7 +186,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
     changes = [] if stored is None else file.list_changes(stored, recipe)
     if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
         advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
-    file.settle(recipe, has_results=lambda: begun, advice=advice)
+    file.write_or_check(recipe, has_results=lambda: begun, advice=advice)
 
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:

@@ -361,7 +361,7 @@ class _Kit(NamedTuple):
 
 
 def _build_kit(model: FlowNetwork, precision: str) -> _Kit:
-    _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
+    _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe_value(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]

@@ -240,7 +240,9 @@ class RAFT(FlowNetwork):
     def __init__(self, config: RAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
         self.config = RAFTConfig.large() if config is None else config
-        _check.require(isinstance(self.config, RAFTConfig), "config", "a RAFTConfig", _check.describe(self.config))
+        _check.require(
+            isinstance(self.config, RAFTConfig), "config", "a RAFTConfig", _check.describe_value(self.config)
+        )
         self.correlation = correlation
         self.fnet = Encoder(self.config, self.config.feature_channels, "instance")
         joint = self.config.hidden_channels + self.config.context_channels

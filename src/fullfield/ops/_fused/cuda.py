@@ -24,14 +24,14 @@ _FOLDER = Path(__file__).parent
 _DECLARED = parse_structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
 _GRADIENT_PARAMS = parse_structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _GRADIENT_PARAMS["ConvexGradientParams"]
-GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.number(name) for name in ("SIDE", "CELLS"))
+GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer(name) for name in ("SIDE", "CELLS"))
 
 
 # ---- sources
 
 
 def _source(name: str, **values: int) -> Source:
-    return Source.defining(
+    return Source.define_macros(
         read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / name), **values
     )
 
@@ -59,7 +59,7 @@ def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     text = read_source(*shared, _FOLDER / "convex_gradients.cu")
-    return Source.defining(text, IN=CODES[dtype], CHANNELS=channels)
+    return Source.define_macros(text, IN=CODES[dtype], CHANNELS=channels)
 
 
 # ---- launching

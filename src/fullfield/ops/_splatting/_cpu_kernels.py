@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 
-CACHE = cache_folder(__file__)
-_jit = jit_in(CACHE)
+CACHE = find_cache_folder(__file__)
+_jit = create_jit(CACHE)
 
 
 @_jit

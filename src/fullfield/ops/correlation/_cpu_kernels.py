@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
+from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, TILE
@@ -26,10 +26,10 @@ from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 TILE_HEIGHT, TILE_WIDTH = TILE
 _BLOCK = LANES * LANES
 
-CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
-_jit = jit_in(CACHE)
-_helper = helper_in(CACHE)
-_inlined = helper_in(CACHE, inline="always")
+CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
+_jit = create_jit(CACHE)
+_helper = create_helper_jit(CACHE)
+_inlined = create_helper_jit(CACHE, inline="always")
 
 
 @_helper

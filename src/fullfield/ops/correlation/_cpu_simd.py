@@ -21,14 +21,14 @@ from fullfield._kernels.simd import (
     INTEGERS,
     LANES,
     VECTOR,
-    constant,
+    build_pointer,
+    emit_cases,
+    emit_load,
+    emit_splat,
+    emit_store,
     float32x16,
-    number,
-    place,
-    put_cases,
-    put_load,
-    put_splat,
-    put_store,
+    index_constant,
+    vector_constant,
 )
 
 _POINTERS = ir.VectorType(ir.PointerType(FLOAT), LANES)
@@ -56,7 +56,7 @@ def _sum_lanes(builder: Any, vector: Any) -> Any:
 def _zero_vectors(builder: Any, count: int) -> list[Any]:
     cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
-        builder.store(constant(0.0), cell)
+        builder.store(vector_constant(0.0), cell)
     return cells
 
 
@@ -86,15 +86,15 @@ def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
 
 
 def _lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    base = place(context, builder, sig, args, 0, args[2])
-    at = place(context, builder, sig, args, 1, number(0))
-    return builder.gep(put_splat(builder, base), [put_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
+    base = build_pointer(context, builder, sig, args, 0, args[2])
+    at = build_pointer(context, builder, sig, args, 1, index_constant(0))
+    return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
 def _emit_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
-    half = builder.lshr(builder.add(count, number(1)), number(1))
-    put_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
+    half = builder.lshr(builder.add(count, index_constant(1)), index_constant(1))
+    emit_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
 
 
 @intrinsic
@@ -108,25 +108,25 @@ def multiply_tile(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
+        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
-                left = builder.gep(a, [builder.mul(outer.index, number(LANES * LANES))])
+                left = builder.gep(a, [builder.mul(outer.index, index_constant(LANES * LANES))])
                 unroll = 4 if width <= 6 else 2 if width <= 12 else 1  # longer loops only take longer to compile
-                with cgutils.for_range(builder, number(LANES // unroll)) as inner:
-                    first = builder.mul(inner.index, number(unroll))
+                with cgutils.for_range(builder, index_constant(LANES // unroll)) as inner:
+                    first = builder.mul(inner.index, index_constant(unroll))
                     for step in range(unroll):
-                        channel = builder.add(first, number(step))
-                        pixels = put_load(builder, left, builder.mul(channel, number(LANES)))
+                        channel = builder.add(first, index_constant(step))
+                        pixels = emit_load(builder, left, builder.mul(channel, index_constant(LANES)))
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
-                            value = builder.load(builder.gep(row, [number(position * LANES)]))
-                            _accumulate_product(builder, cell, pixels, put_splat(builder, value))
+                            value = builder.load(builder.gep(row, [index_constant(position * LANES)]))
+                            _accumulate_product(builder, cell, pixels, emit_splat(builder, value))
             for position, cell in enumerate(cells):
-                put_store(builder, builder.load(cell), c, number(position * LANES))
+                emit_store(builder, builder.load(cell), c, index_constant(position * LANES))
 
         _emit_by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -142,17 +142,19 @@ def multiply_pixel(
     """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
+        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
-                channels = put_load(builder, a, builder.mul(loop.index, number(LANES)))
+                channels = emit_load(builder, a, builder.mul(loop.index, index_constant(LANES)))
                 for position, cell in enumerate(cells):
-                    _accumulate_product(builder, cell, channels, put_load(builder, operand, number(position * LANES)))
+                    _accumulate_product(
+                        builder, cell, channels, emit_load(builder, operand, index_constant(position * LANES))
+                    )
             for position, cell in enumerate(cells):
-                builder.store(_sum_lanes(builder, builder.load(cell)), builder.gep(c, [number(position)]))
+                builder.store(_sum_lanes(builder, builder.load(cell)), builder.gep(c, [index_constant(position)]))
 
         _emit_by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -167,8 +169,10 @@ def store_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.VectorType(FLOAT, LANES // 2)
-        start = builder.bitcast(place(context, builder, sig, args, 0, number(0)), _BYTES)
-        put_store(builder, put_load(builder, place(context, builder, sig, args, 2), kind=half), start, args[1])
+        start = builder.bitcast(build_pointer(context, builder, sig, args, 0, index_constant(0)), _BYTES)
+        emit_store(
+            builder, emit_load(builder, build_pointer(context, builder, sig, args, 2), kind=half), start, args[1]
+        )
         return context.get_dummy_value()
 
     return types.void(array, types.intp, values, types.intp), codegen
@@ -196,23 +200,23 @@ def _build_gradient_reader(width: int) -> Callable[..., None]:
         out: Any, o: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            a, b, c = (place(context, builder, sig, args, which) for which in (0, 3, 8))
+            a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 8))
             totals = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
                 cells = _zero_vectors(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
-                    offset = builder.mul(inner.index, number(LANES))
-                    pixels = put_load(builder, left, offset)
+                    offset = builder.mul(inner.index, index_constant(LANES))
+                    pixels = emit_load(builder, left, offset)
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
-                        value = builder.load(builder.gep(row, [number(channel)]))
-                        _accumulate_product(builder, cell, pixels, put_splat(builder, value))
+                        value = builder.load(builder.gep(row, [index_constant(channel)]))
+                        _accumulate_product(builder, cell, pixels, emit_splat(builder, value))
                 _add_cells(builder, totals, cells)
             for channel, cell in enumerate(totals):
-                at = number(channel * LANES)
-                put_store(builder, builder.fadd(put_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
+                at = index_constant(channel * LANES)
+                emit_store(builder, builder.fadd(emit_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
             return context.get_dummy_value()
 
         i = types.intp
@@ -226,16 +230,16 @@ def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: An
     """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a, b, c = (place(context, builder, sig, args, which) for which in (0, 2, 5))
-        pixels = [put_load(builder, b, number(lane * LANES)) for lane in range(LANES)]
+        a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 2, 5))
+        pixels = [emit_load(builder, b, index_constant(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
-            offset = builder.mul(loop.index, number(LANES))
+            offset = builder.mul(loop.index, index_constant(LANES))
             row = builder.gep(a, [offset])
-            sums = [put_load(builder, c, offset), constant(0.0)]
+            sums = [emit_load(builder, c, offset), vector_constant(0.0)]
             for lane, channels in enumerate(pixels):
-                value = put_splat(builder, builder.load(builder.gep(row, [number(lane)])))
+                value = emit_splat(builder, builder.load(builder.gep(row, [index_constant(lane)])))
                 sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
-            put_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
+            emit_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
         return context.get_dummy_value()
 
     i = types.intp

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 from fullfield._kernels.simd import LANES
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
@@ -20,8 +20,8 @@ from fullfield.ops.neighbors._cpu_simd import put_within
 LEAF = 12
 _DEPTH, _LEAF_SIZE = 64, 64
 
-CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
-_jit = jit_in(CACHE)
+CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file)
+_jit = create_jit(CACHE)
 
 
 @_jit

@@ -10,7 +10,17 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels.simd import INDEX, INTEGERS, LANES, number, place, put_load, put_splat, put_store, target_has
+from fullfield._kernels.simd import (
+    INDEX,
+    INTEGERS,
+    LANES,
+    build_pointer,
+    emit_load,
+    emit_splat,
+    emit_store,
+    index_constant,
+    target_has,
+)
 
 
 def build_put_within(packs: bool) -> Any:
@@ -21,18 +31,18 @@ def build_put_within(packs: bool) -> Any:
         typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, results: Any, at: Any
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            distances, source, into = (place(context, builder, sig, args, which) for which in (0, 3, 5))
-            within = builder.fcmp_ordered("<=", put_load(builder, distances), put_splat(builder, args[2]))
+            distances, source, into = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 5))
+            within = builder.fcmp_ordered("<=", emit_load(builder, distances), emit_splat(builder, args[2]))
             if packs and target_has(context, "avx512f"):
-                indices = put_load(builder, source, kind=INTEGERS)
+                indices = emit_load(builder, source, kind=INTEGERS)
                 kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, within.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
-                put_store(builder, builder.call(pack, [indices, indices, within]), into)
+                emit_store(builder, builder.call(pack, [indices, indices, within]), into)
                 bits = builder.ctpop(builder.bitcast(within, ir.IntType(LANES)))
                 return builder.add(args[6], builder.zext(bits, INDEX))
-            count = number(0)
+            count = index_constant(0)
             for lane in range(LANES):  # without a branch: the next one overwrites it
-                builder.store(builder.load(builder.gep(source, [number(lane)])), builder.gep(into, [count]))
+                builder.store(builder.load(builder.gep(source, [index_constant(lane)])), builder.gep(into, [count]))
                 hit = builder.extract_element(within, ir.Constant(ir.IntType(32), lane))
                 count = builder.add(count, builder.zext(hit, INDEX))
             return builder.add(args[6], count)

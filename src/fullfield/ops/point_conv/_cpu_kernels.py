@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 from fullfield._kernels.simd import LANES, load, store
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
@@ -21,8 +21,8 @@ TILE = 64
 BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
 _PANEL_STEP = PANEL * LANES
 
-CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
-_jit = jit_in(CACHE)
+CACHE = find_cache_folder(__file__, _own_simd_file, _simd_file)
+_jit = create_jit(CACHE)
 
 
 @_jit

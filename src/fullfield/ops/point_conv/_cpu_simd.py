@@ -10,7 +10,16 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from fullfield._kernels.numba_cache import has_instructions
-from fullfield._kernels.simd import LANES, VECTOR, number, place, put_cases, put_load, put_splat, put_store
+from fullfield._kernels.simd import (
+    LANES,
+    VECTOR,
+    build_pointer,
+    emit_cases,
+    emit_load,
+    emit_splat,
+    emit_store,
+    index_constant,
+)
 
 _FLAGS = ("contract", "nsz")
 
@@ -28,33 +37,38 @@ def _build_accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
         b: Any, bi: Any, offsets: Any, out: Any, oi: Any, places: Any, p: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            left, right, target = (place(context, builder, sig, args, which) for which in (2, 6, 9))
-            steps, rows = place(context, builder, sig, args, 8, number(0)), place(context, builder, sig, args, 11)
+            left, right, target = (build_pointer(context, builder, sig, args, which) for which in (2, 6, 9))
+            steps, rows = (
+                build_pointer(context, builder, sig, args, 8, index_constant(0)),
+                build_pointer(context, builder, sig, args, 11),
+            )
             row_step, depth_step = args[4], args[5]
 
             def emit(width: int) -> None:
                 cells, homes = [], []
                 for r in range(width):
-                    home = builder.gep(target, [builder.load(builder.gep(rows, [number(r)]))])
+                    home = builder.gep(target, [builder.load(builder.gep(rows, [index_constant(r)]))])
                     for v in range(vectors):
-                        homes.append(builder.gep(home, [number(v * LANES)]))
+                        homes.append(builder.gep(home, [index_constant(v * LANES)]))
                         cells.append(cgutils.alloca_once(builder, VECTOR))
-                        builder.store(put_load(builder, homes[-1]), cells[-1])
-                starts = [builder.gep(left, [builder.mul(row_step, number(r))]) for r in range(width)]
+                        builder.store(emit_load(builder, homes[-1]), cells[-1])
+                starts = [builder.gep(left, [builder.mul(row_step, index_constant(r))]) for r in range(width)]
                 with cgutils.for_range(builder, args[1]) as loop:
                     operand = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
-                    across = [put_load(builder, builder.gep(operand, [number(v * LANES)])) for v in range(vectors)]
+                    across = [
+                        emit_load(builder, builder.gep(operand, [index_constant(v * LANES)])) for v in range(vectors)
+                    ]
                     along = builder.mul(loop.index, depth_step)
                     for r in range(width):
-                        value = put_splat(builder, builder.load(builder.gep(starts[r], [along])))
+                        value = emit_splat(builder, builder.load(builder.gep(starts[r], [along])))
                         for v in range(vectors):
                             cell = cells[r * vectors + v]
                             product = builder.fmul(value, across[v], flags=_FLAGS)
                             builder.store(builder.fadd(product, builder.load(cell), flags=_FLAGS), cell)
                 for home, cell in zip(homes, cells, strict=True):
-                    put_store(builder, builder.load(cell), home)
+                    emit_store(builder, builder.load(cell), home)
 
-            put_cases(builder, args[0], widths, emit)
+            emit_cases(builder, args[0], widths, emit)
             return context.get_dummy_value()
 
         i = types.intp

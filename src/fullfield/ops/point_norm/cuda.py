@@ -50,7 +50,7 @@ def norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_ve
     vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _choose_lanes(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
+    return Source.define_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
 def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
+from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
-    exchanges,
+    build_sorting_exchange,
     floor,
+    is_within,
     lane_numbers,
     load,
     maximum,
@@ -24,8 +25,7 @@ from fullfield._kernels.simd import (
     sqrt,
     store,
     store_int32,
-    weighted4,
-    within,
+    sum_weighted_quarters,
 )
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.config import __file__ as _config_file
@@ -43,9 +43,9 @@ PANEL = 512
 _SKEW = 16
 _FLOOR = np.float32(GRADIENT_FLOOR)
 
-CACHE = cache_folder(__file__, _simd_file, _config_file)
-_jit = jit_in(CACHE)
-_helper = helper_in(CACHE)
+CACHE = find_cache_folder(__file__, _simd_file, _config_file)
+_jit = create_jit(CACHE)
+_helper = create_helper_jit(CACHE)
 
 
 @_helper
@@ -267,7 +267,7 @@ def _locate_targets(u, v, x, y, right, low, weights, corners):
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + lane_numbers() + u
     py = splat(np.float32(y)) + v
-    inside = within(px, zero, right) * within(py, zero, low)
+    inside = is_within(px, zero, right) * is_within(py, zero, low)
     px = minimum(maximum(px, zero), right)
     py = minimum(maximum(py, zero), low)
     ix = floor(px)
@@ -287,7 +287,7 @@ def _sample_packed(packed, stride, weights, corners, n):
     taps = taps + (
         splat(weights[96 + n]) * load(packed, at + 2 * stride) + splat(weights[112 + n]) * load(packed, at + 3 * stride)
     )
-    return weighted4(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
+    return sum_weighted_quarters(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
 
 
 @_jit
@@ -353,16 +353,20 @@ def resample_rows(
             target[out + x] = value
 
 
-_sort3 = exchanges((0, 1), (1, 2), (0, 1), kept=(0, 1, 2))
-_sort5 = exchanges((0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), kept=(0, 1, 2, 3, 4))
+_sort3 = build_sorting_exchange((0, 1), (1, 2), (0, 1), kept=(0, 1, 2))
+_sort5 = build_sorting_exchange(
+    (0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), kept=(0, 1, 2, 3, 4)
+)
 # Of so many values all but the smallest and the largest.
-_inner8 = exchanges(
+_inner8 = build_sorting_exchange(
     (0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (4, 6), (0, 4), (1, 3), (5, 7), (3, 7), kept=(2, 1, 4, 3, 6, 5)
 )
-_inner7 = exchanges((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), kept=(2, 1, 4, 3, 5))
-_inner6 = exchanges((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), kept=(2, 1, 4, 3))
-_inner5 = exchanges((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), kept=(2, 1, 3))
-_inner4 = exchanges((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
+_inner7 = build_sorting_exchange(
+    (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), kept=(2, 1, 4, 3, 5)
+)
+_inner6 = build_sorting_exchange((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), kept=(2, 1, 4, 3))
+_inner5 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), kept=(2, 1, 3))
+_inner4 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
 
 
 @_helper

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, helper_in, jit_in
+from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_cache_folder
 from fullfield._kernels.simd import __file__ as _simd_file
-from fullfield._kernels.simd import load, maximum, rough_rsqrt, some, splat, sqrt, store, within
+from fullfield._kernels.simd import approximate_rsqrt, is_any_above_zero, is_within, load, maximum, splat, sqrt, store
 from fullfield.ops.tvl1._cpu_kernels import (
     B1,
     B2,
@@ -40,9 +40,9 @@ AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
 PLANES = 21
 SPAN = 2 * RADIUS + 1
 
-CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
-_jit = jit_in(CACHE)
-_helper = helper_in(CACHE)
+CACHE = find_cache_folder(__file__, _simd_file, _shared_file, _config_file)
+_jit = create_jit(CACHE)
+_helper = create_helper_jit(CACHE)
 
 
 @_jit
@@ -142,7 +142,7 @@ def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
         largest = zero
         for dx in range(-RADIUS, RADIUS + 1):
             largest = maximum(largest, load(jumps, line + x + dx))
-        store(active, x, one - within(largest, low, limit))
+        store(active, x, one - is_within(largest, low, limit))
 
 
 @_jit
@@ -179,7 +179,7 @@ def filter_rows(
             is_active = load(active, x)
             u = load(s, i)
             v = load(s, i + size)
-            if not some(is_active):
+            if not is_any_above_zero(is_active):
                 store(target, i, u)
                 store(target, i + size, v)
                 continue
@@ -214,7 +214,7 @@ def filter_rows(
                         b = load(s, dx + size)
                         du = a - cu
                         dv = b - cv
-                        w = load(buffer, q) * rough_rsqrt(du * du + (dv * dv + e2))
+                        w = load(buffer, q) * approximate_rsqrt(du * du + (dv * dv + e2))
                         su = su + w * a
                         sv = sv + w * b
                         sw = sw + w

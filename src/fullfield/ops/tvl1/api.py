@@ -150,7 +150,7 @@ def tvl1(
     """
     c = TVL1Config() if config is None else config
     if not isinstance(c, TVL1Config):  # worded only here: torch.compile traces this function
-        raise _check.InputError(f"config: expected a TVL1Config, got {_check.describe(c)}")
+        raise _check.InputError(f"config: expected a TVL1Config, got {_check.describe_value(c)}")
     _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
     _check.tensor(frame2, "frame2", ("B", "C", "H", "W"))
     flow: Tensor = tvl1_op(frame1, frame2, initial_flow, backend, **c.as_dict())

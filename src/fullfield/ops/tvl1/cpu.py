@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels import numba_cache
-from fullfield._kernels.threads import rows, run
+from fullfield._kernels.threads import run, split_rows
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32Table,
@@ -131,7 +131,7 @@ class Solver:
         return torch.from_numpy(np.stack(flow_planes))
 
     def _run_over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
-        run([partial(kernel, top, bottom) for top, bottom in rows(height, self._threads)], self._threads)
+        run([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
 
     def _get_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
         key = (kind, size_in, size_out)
@@ -210,7 +210,7 @@ class Solver:
                 first(top, bottom)
             k.sweep_strip(*size, top, bottom, *rule)
 
-        strips = rows(level.height, self._threads, grain=2 * depth + 2)
+        strips = split_rows(level.height, self._threads, grain=2 * depth + 2)
         run([partial(strip, top, bottom) for top, bottom in strips], self._threads)
         run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 

@@ -38,7 +38,7 @@ def check_arguments(height: int, width: int, config: object, kind: type, dtype: 
     """Raise InputError for arguments of no prepared object; ``kind`` is the configuration's class."""
     check_size(height, width)
     _check.choice(dtype, "dtype", (torch.float32, torch.float64))
-    _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe(config))
+    _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe_value(config))
 
 
 def resolve_index(device: torch.device) -> torch.device:

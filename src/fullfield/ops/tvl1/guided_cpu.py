@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fullfield._kernels import Missing, numba_cache
-from fullfield._kernels.threads import rows, run
+from fullfield._kernels.threads import run, split_rows
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned, _Level
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
@@ -91,7 +91,7 @@ class Refiner:
         return flow, torch.cat(round_misfits)
 
     def _over_rows(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
-        strips = rows(self._height, strips_per_thread * self._threads)
+        strips = split_rows(self._height, strips_per_thread * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
@@ -134,7 +134,7 @@ class Refiner:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
-        strips = rows(self._height, self._threads, grain=2 * depth + 2)
+        strips = split_rows(self._height, self._threads, grain=2 * depth + 2)
         run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
         run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 

@@ -70,7 +70,7 @@ def source(shape: Shape) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
-    return Source.defining(
+    return Source.define_macros(
         text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, STEPS=FILTER_STEPS
     )
 

@@ -84,7 +84,9 @@ class PersistentSolver:
         warm_start: bool = True,
     ) -> None:
         self.config = TVL1Config() if config is None else config
-        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
+        _check.require(
+            isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe_value(self.config)
+        )
         self.shape = _check_shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)

@@ -68,7 +68,7 @@ def write_pairs(
         base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_without_count
     )
     settings = {**manifest, "count": count}
-    before = file.settle(settings, has_results=lambda: _has_files(base), advice="use another folder")
+    before = file.write_or_check(settings, has_results=lambda: _has_files(base), advice="use another folder")
     if before is not None and before["count"] < count:
         file.write(settings)
     for name in (*_PICTURE_FOLDERS, "flow"):

@@ -119,7 +119,7 @@ def join_ranks(device: torch.device) -> Iterator[Ranks]:
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
         return
-    rank, count = _check.torchrun()
+    rank, count = _check.read_torchrun_rank()
     if count == 1:
         yield Ranks()
         return

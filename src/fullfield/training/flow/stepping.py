@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import say
+from fullfield._kernels.cache_folder import log_or_print
 from fullfield.ops import _launching
 from fullfield.training.checkpoint import DivergedError, list_not_finite
 from fullfield.training.flow.batch import FlowBatch
@@ -271,10 +271,10 @@ class Stepper:
             return
         self._compiled = True
         mode = self.training.compile
-        say(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
+        log_or_print(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
         start = time.perf_counter()
         yield
-        say(f"compiled in {time.perf_counter() - start:.1f} s")
+        log_or_print(f"compiled in {time.perf_counter() - start:.1f} s")
 
     @torch.no_grad()
     def _update_weights(

@@ -62,9 +62,9 @@ class FlowValidation:
         number = min(self._pairs, len(scored))
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_bytes, threads=_READERS, max_items=_READERS) as reader:
-            reader.extend(selected)
+            reader.add_keys(selected)
             for index in selected:
-                sample = reader.take(index)
+                sample = reader.take_item(index)
                 if sample.flow is None or sample.valid is None:
                     raise InputError(f"{sample.name}: has no true flow to validate with")
                 yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]

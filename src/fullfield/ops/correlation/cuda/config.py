@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, product_with_registers
+from fullfield._kernels.nvrtc import Source, wgmma_source
 from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 from fullfield.ops.correlation.protocol import Request
 
@@ -90,7 +90,7 @@ class Config:
 
     def source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
         """Return the source with the macros of every kernel and ``macros``."""
-        return Source.defining(
+        return Source.define_macros(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
             BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, OUT=out,
@@ -270,7 +270,7 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
             MIN_BLOCKS=count_resident_blocks(config, out, channels_last),
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
-    product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
+    product = wgmma_source(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
     return build_source(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, capture_id, encode_tensor_map
+from fullfield._kernels.nvrtc import Libraries, encode_tensor_map, get_capture_id
 from fullfield.ops._launching import parse_structures
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.protocol import Request
@@ -25,10 +25,10 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 )
 
 
-def get_capture_id(stream: int) -> int:
+def find_capture_id(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
-    return capture_id(stream) if capturing else 0
+    return get_capture_id(stream) if capturing else 0
 
 
 def level_offsets(request: Request, config: Config) -> list[int]:
@@ -110,7 +110,7 @@ class Queues:
 
     def take_counters(self, stream: int) -> tuple[int, Tensor | None]:
         """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
-        key = (stream, get_capture_id(stream))
+        key = (stream, find_capture_id(stream))
         address = self._slots.get(key)
         if address is not None:
             return address, None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, product_with_registers
+from fullfield._kernels.nvrtc import Source, wgmma_source
 from fullfield.ops._launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 
@@ -49,7 +49,7 @@ class Operands:
     @property
     def options(self) -> tuple[str, ...]:
         """Compiler options of the operands."""
-        return Source.defining("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
+        return Source.define_macros("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Variant:
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
         text, flags = self._list_macros(operands.bf16)
-        return Source.defining(text, *operands.options, **flags)
+        return Source.define_macros(text, *operands.options, **flags)
 
     def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""
@@ -201,7 +201,7 @@ class MultiplyHopper(_Forward):
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
     def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        product = product_with_registers(self.columns, bf16, _SIDE_BY_SIDE)
+        product = wgmma_source(self.columns, bf16, _SIDE_BY_SIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}

@@ -205,7 +205,7 @@ def choose_fastest_tiling(batch: int, height: int, width: int, config: TVL1Confi
 def _source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
-    return Source.defining(
+    return Source.define_macros(
         text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept,
         CLUSTER=shape.cluster, RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=margin,
     )  # fmt: skip
