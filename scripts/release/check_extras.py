@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FRAMES = "from fullfield.testing import textured_scene; s = textured_scene(48, 64)"
 NVRTC = """
 import contextlib, io, json
-from fullfield._kernels.nvrtc import nvrtc
-assert nvrtc().version[0] == MAJOR
+from fullfield._kernels.nvrtc import load_nvrtc
+assert load_nvrtc().version[0] == MAJOR
 from fullfield.cli.main import main
 with contextlib.redirect_stdout(io.StringIO()) as said:
     assert main(['doctor', '--json']) == 0

@@ -34,7 +34,9 @@ def test_export_keeps_old_file_on_full_disk(cli: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr("fullfield.models.export._export_sections", lambda *_: None)
     monkeypatch.setattr("fullfield.models.export._join_sections", lambda *_: quick_graph())
     Path(name).write_bytes(b"before")
-    script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
+    script = (
+        "import os, sys; from fullfield.io import write_atomically\nwith write_atomically(sys.argv[1]): os._exit(1)"
+    )
     subprocess.run([sys.executable, "-c", script, name], check=False)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))

@@ -643,7 +643,7 @@ def test_find_colour_prefers_a_part_that_is_not_deep(tmp_path: Path) -> None:
         return Part(index, name, ("R", "G", "B", "A"), spec)
 
     parts = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
-    source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", parts=lambda: iter(parts))
+    source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(parts))
     assert find_colour(source, None, None).part.index == 1
     parts.pop()
     assert find_colour(source, None, None).part.index == 0

@@ -118,7 +118,7 @@ def test_unwritable_places_are_passed_over(tmp_path: Path) -> None:
 def test_nowhere_to_write_still_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
     assert numba_cache.find_cache_folder(__file__) is None
-    script = f"from fullfield._kernels import cache_folder\ncache_folder.usable = lambda _: False\n{RUN_FEW}"
+    script = f"from fullfield._kernels import cache_folder\ncache_folder.is_usable = lambda _: False\n{RUN_FEW}"
     out, said = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
     assert "in every process: no cache folder can be written" in said

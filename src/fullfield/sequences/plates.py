@@ -309,7 +309,7 @@ class VideoPlates(Plates):
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))
         self._open()
-        self._length = self._source.count() if hasattr(self._source, "count") else 0
+        self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0
         self._open()
         if self._length < 1:
             raise InputError(f"{self._path}: expected a video, and there is no frame in it")
