@@ -179,7 +179,12 @@ def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> No
             os.utime(mine, (age, age))
             remove_abandoned_files(tmp_path)
             assert mine.exists(), "its process still runs"
-    script = "import os, sys\nfrom fullfield.io.files import write_atomically\nwith write_atomically(sys.argv[1]): os._exit(1)"
+    lines = (
+        "import os, sys",
+        "from fullfield.io.files import write_atomically",
+        "with write_atomically(sys.argv[1]): os._exit(1)",
+    )
+    script = "\n".join(lines)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
     (far,) = [path for path in tmp_path.glob(".mv.0001.left.*") if path.name]
