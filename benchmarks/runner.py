@@ -26,7 +26,7 @@ from benchmarks.paper import command as reproduce
 from benchmarks.stored import environment, read_results, write_results
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import count
+from fullfield.cli.argtypes import parse_count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
 def _add_common_options(parser: argparse.ArgumentParser, bench: Bench) -> None:
     device = bench.device or "cuda where there is one"
     parser.add_argument("--device", metavar="NAME", default=bench.device, help=f"cpu, cuda, cuda:1, ... [{device}]")
-    parser.add_argument("--repeats", type=count, metavar="N", help=f"rounds [{bench.repeats}]")
+    parser.add_argument("--repeats", type=parse_count, metavar="N", help=f"rounds [{bench.repeats}]")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
     if bench.resumes:
         parser.add_argument("--resume", action="store_true", help="keep what --output holds and measure the rest")
@@ -114,12 +114,12 @@ def _measure(bench: Bench, args: argparse.Namespace) -> int:
             order=session.order, seconds=session.seconds, device=session.device,
         )  # fmt: skip
     except CheckFailed as failure:
-        report.note(str(failure), kind="check failed")
+        report.print_note(str(failure), kind="check failed")
         return 1
     _show(bench, args, {**results_of(cases), "environment": environment()})
     wrong = failed(cases)
     for line in wrong:
-        report.note(line, kind="check failed")
+        report.print_note(line, kind="check failed")
     return 1 if wrong else 0
 
 
@@ -128,7 +128,7 @@ def noting(args: argparse.Namespace) -> Note:
 
     def note(text: str) -> None:
         if not args.quiet:
-            report.note(text, kind="bench")
+            report.print_note(text, kind="bench")
 
     return note
 

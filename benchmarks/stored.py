@@ -93,7 +93,7 @@ def environment() -> dict[str, Any]:
     import torch
 
     from fullfield import __version__
-    from fullfield.cli.report import processor_name
+    from fullfield.cli.report import get_processor_name
 
     versions = {"fullfield": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for package in ("numpy", "numba", "cv2", "skimage"):
@@ -102,7 +102,7 @@ def environment() -> dict[str, Any]:
         except ImportError:
             continue
     facts: dict[str, Any] = {
-        "cpu": processor_name(),
+        "cpu": get_processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),

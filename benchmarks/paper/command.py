@@ -203,9 +203,9 @@ def _sheet(name: str, runs: Runs, path: Path, frames: str | None) -> bool:
 def _dataset(word: str | None) -> FlowDataset | None:
     if word is None:
         return None
-    from fullfield.cli.evaluate import opened
+    from fullfield.cli.evaluate import open_named_dataset
 
-    return opened(word, "--frames")
+    return open_named_dataset(word, "--frames")
 
 
 def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: list[Path], absent: list[str]) -> None:
@@ -219,7 +219,7 @@ def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: 
                 },
                 "written": [str(path) for path in written],
                 "not_run": absent,
-                "versions": report.versions(),
+                "versions": report.list_versions(),
             }
         )
         return
@@ -228,6 +228,6 @@ def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: 
     if args.output is None:
         print("\n".join(markdown(table) for table in tables), end="")
     for path in written:
-        print(report.printable(path))
+        print(report.make_printable(path))
     for name in absent:
         print(f"{name}: not run")

@@ -20,7 +20,7 @@ import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli import doctor
 from fullfield.cli.demo import FILES
-from fullfield.cli.doctor import install_command
+from fullfield.cli.doctor import build_install_command
 from fullfield.io import read_flow, read_frame
 from fullfield.ops import _launching
 
@@ -84,14 +84,14 @@ def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
 
 
 # Most of a call's time goes into these two, which only a few tests look at.
-MAIN_JOB, COLOURS = functools.cache(doctor._main_job), functools.cache(doctor._colour_management)
+MAIN_JOB, COLOURS = functools.cache(doctor._describe_main_job), functools.cache(doctor._describe_colour_management)
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main job and colour management are tried once in this process."""
-    monkeypatch.setattr(doctor, "_main_job", MAIN_JOB)
-    monkeypatch.setattr(doctor, "_colour_management", COLOURS)
+    monkeypatch.setattr(doctor, "_describe_main_job", MAIN_JOB)
+    monkeypatch.setattr(doctor, "_describe_colour_management", COLOURS)
 
 
 def test_doctor_on_a_machine_that_works(cli: Any) -> None:
@@ -135,7 +135,7 @@ def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: p
     assert "pytest" not in found["dev"]["missing"]
     out = cli("doctor").out
     assert "extra         register: missing small_gicp" in out
-    assert f"{install_command('register')}; for `register`, and LAS clouds" in out
+    assert f"{build_install_command('register')}; for `register`, and LAS clouds" in out
     assert all(f"extra         {name}: " in out for name in declared)
 
 
@@ -159,11 +159,13 @@ def test_extras_are_installed_from_where_the_package_came(
     monkeypatch.chdir(tmp_path)
     by_name = how in ("index", "file") or directory == "vanished"
     options = "-e " if how == "editable" else ""
-    assert install_command("ray") == (
+    assert build_install_command("ray") == (
         "pip install 'fullfield[ray]'" if by_name else f"pip install {options}'{checkout}[ray]'"
     )
     monkeypatch.chdir(checkout)
-    assert install_command("ray") == ("pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'")
+    assert build_install_command("ray") == (
+        "pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'"
+    )
 
 
 @pytest.mark.usefixtures("quickly")
@@ -200,7 +202,7 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("quickly")
 def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
-    monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
+    monkeypatch.setattr("fullfield.cli.doctor._list_gpus", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda _: [("cuda", None)])
     monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: None)
     monkeypatch.setattr("fullfield.ops.neighbors.backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
@@ -243,9 +245,9 @@ def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.backends", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._kernel_cache", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._system", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._colour_management", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._describe_kernel_cache", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._describe_system", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._describe_colour_management", broken)
     ran = cli("doctor")
     assert ran.code == 2
     assert "main job      fails: RuntimeError: illegal instruction" in ran.out

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.cli.evaluate import _device
+from fullfield.cli.evaluate import _choose_device
 from fullfield.io import read_flow, write_image
 from fullfield.ops import devices
 from fullfield.testing import textured_scene
@@ -63,13 +63,13 @@ def test_device_auto_is_the_default(cli: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_processes_of_an_evaluation_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _device("auto", "cuda:0") == "cuda:0"
+    assert _choose_device("auto", "cuda:0") == "cuda:0"
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("fullfield._check.device", torch.device)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    assert _device("auto", "cuda:0") == _device("cuda", "cuda") == "cuda:1"
-    assert _device("cuda:0", "cuda:0") == "cuda:0"
-    assert _device("auto", "cpu") == "cpu"
+    assert _choose_device("auto", "cuda:0") == _choose_device("cuda", "cuda") == "cuda:1"
+    assert _choose_device("cuda:0", "cuda:0") == "cuda:0"
+    assert _choose_device("auto", "cpu") == "cpu"
 
 
 def test_processes_of_a_training_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

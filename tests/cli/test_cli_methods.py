@@ -42,8 +42,8 @@ def _chosen(*options: str) -> methods.MethodChoice:
 
 
 def test_every_field_is_an_option() -> None:
-    assert {p.field for p in methods.parameters("tvl1").values()} == {f.name for f in fields(TVL1Config)}
-    assert {"--lambda", "--scale-factor"} <= methods.parameters("tvl1").keys()
+    assert {p.field for p in methods.list_parameters("tvl1").values()} == {f.name for f in fields(TVL1Config)}
+    assert {"--lambda", "--scale-factor"} <= methods.list_parameters("tvl1").keys()
 
 
 def test_method_options_change_preset() -> None:

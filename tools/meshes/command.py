@@ -34,9 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--licence", metavar="NAME", required=True, help="CC0-1.0, public-domain, CC-BY or MIT")
     source.add_argument("--statement", metavar="FILE", required=True, help="file of the package with the licence")
     source.add_argument("--skip", metavar="PATTERN", default=r"(?!)", help="leave out the paths that match")
-    parser.add_argument("--max-triangles", type=argtypes.count, default=1500, help="largest number of a mesh")
+    parser.add_argument("--max-triangles", type=argtypes.parse_count, default=1500, help="largest number of a mesh")
     parser.add_argument(
-        "--max-meshes", type=argtypes.count, default=1 << 20, help="number from which only animated meshes are added"
+        "--max-meshes",
+        type=argtypes.parse_count,
+        default=1 << 20,
+        help="number from which only animated meshes are added",
     )
     report.add_report_options(parser, progress=True)
 
@@ -70,5 +73,5 @@ def run(args: argparse.Namespace) -> int:
     facts |= {"bytes": pack.size, "left_out": len(pack.left_out)}
     text = f"{pack.meshes} meshes added, {pack.animated} with clips, {pack.triangles} triangles"
     text += f"; {len(pack.left_out)} left out; {pack.size / 1e6:.1f} MB"
-    report.print_report(args, facts, f"{report.printable(args.output)}: {text}")
+    report.print_report(args, facts, f"{report.make_printable(args.output)}: {text}")
     return 0

@@ -33,18 +33,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="SHOT", required=True, help="folder of the shot")
     parser.add_argument(
         "--frames",
-        type=argtypes.integer,
+        type=argtypes.parse_integer,
         nargs=2,
         metavar=("FIRST", "LAST"),
         help="first and last frame; the last has no flow [1 4 for the own scene, the shot's for Charge-8K]",
     )
-    parser.add_argument("--width", type=argtypes.count, default=8192, metavar="PX", help="width of the frames")
-    parser.add_argument("--height", type=argtypes.count, metavar="PX", help="height of the frames [the scene's shape]")
-    parser.add_argument("--samples", type=argtypes.count, help="samples for each pixel [1024]")
+    parser.add_argument("--width", type=argtypes.parse_count, default=8192, metavar="PX", help="width of the frames")
+    parser.add_argument(
+        "--height", type=argtypes.parse_count, metavar="PX", help="height of the frames [the scene's shape]"
+    )
+    parser.add_argument("--samples", type=argtypes.parse_count, help="samples for each pixel [1024]")
     own = parser.add_argument_group("own scene")
-    own.add_argument("--seed", type=argtypes.integer, help="seed [0]")
-    own.add_argument("--thin", type=argtypes.count, metavar="N", help="add N branches, fans of hairs and grids [none]")
-    own.add_argument("--speed", type=argtypes.positive, metavar="X", help="factor of all motion [1]")
+    own.add_argument("--seed", type=argtypes.parse_integer, help="seed [0]")
+    own.add_argument(
+        "--thin", type=argtypes.parse_count, metavar="N", help="add N branches, fans of hairs and grids [none]"
+    )
+    own.add_argument("--speed", type=argtypes.parse_positive, metavar="X", help="factor of all motion [1]")
     own.add_argument("--fast", action="store_true", help="shade by angle, without shadows; four samples for each pixel")
     blender = parser.add_argument_group("Blender (4.2 or newer, in a process of its own)")
     blender.add_argument("--blender", metavar="FILE", help="path or name of Blender [blender]")
@@ -91,12 +95,12 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     with ProgressBar("render", quiet=args.quiet) as progress:
         flows = render_shot(shot, target, Blender(args.blender or "blender", args.python), progress=progress)
-    watch.lap("render")
-    seconds = watch.seconds()
+    watch.add_lap("render")
+    seconds = watch.get_seconds()
     files = [str(path) for path in flows]
     facts = {"output": str(target), "frames": [first, last], "flow": files, "seconds": seconds}
     summary = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
-    report.print_report(args, facts, f"{report.printable(target)}: {summary}")
+    report.print_report(args, facts, f"{report.make_printable(target)}: {summary}")
     return 0
 
 

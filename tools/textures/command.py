@@ -37,7 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--cutouts", metavar="FOLDER", help="pictures whose alpha channel is a silhouette")
     own.add_argument("--licence", default="the user's own", metavar="TEXT", help="their licence, for the list")
     own.add_argument("--author", default="the user", metavar="TEXT", help="their author, for the list")
-    parser.add_argument("--most-silhouettes", type=argtypes.count, default=3000, help="largest number of silhouettes")
+    parser.add_argument(
+        "--most-silhouettes", type=argtypes.parse_count, default=3000, help="largest number of silhouettes"
+    )
     report.add_report_options(parser, progress=True)
 
 
@@ -76,21 +78,21 @@ def run(args: argparse.Namespace) -> int:
             most_shapes=args.most_silhouettes,
             progress=progress,
         )
-    watch.lap("build")
+    watch.add_lap("build")
     facts = {
         "output": args.output,
         "pictures": pack.pictures,
         "silhouettes": pack.shapes,
         "bytes": pack.size,
         "left_out": pack.left_out,
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
     left_out = ", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"
     counts = [
         f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((pack.pictures, "picture"), (pack.shapes, "silhouette"))
     ]
     summary = f"{', '.join(counts)}, {pack.size / 1e6:.1f} MB"
-    report.print_report(args, facts, f"{report.printable(args.output)}: {summary}\nleft out: {left_out}")
+    report.print_report(args, facts, f"{report.make_printable(args.output)}: {summary}\nleft out: {left_out}")
     return 0
 
 

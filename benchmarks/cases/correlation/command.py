@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import count, size
+from fullfield.cli.argtypes import parse_count, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +37,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is looked up")
     what.add_argument("--sweep", choices=("size", "updates", "channels"), help="vary one of these as the paper does")
     what.add_argument(
-        "--sizes", nargs="+", type=size, metavar="WxH", help="feature maps [512x224 on a GPU, else 128x56]"
+        "--sizes", nargs="+", type=parse_size, metavar="WxH", help="feature maps [512x224 on a GPU, else 128x56]"
     )
-    what.add_argument("--updates", nargs="+", type=count, metavar="N", help="lookups of a pair [32 on a GPU, else 2]")
-    what.add_argument("--channels", nargs="+", type=count, metavar="N", help="of the features [256]")
-    what.add_argument("--batch", type=count, default=1, metavar="N", help="pairs at a time [%(default)s]")
-    what.add_argument("--levels", type=count, default=4, metavar="N", help="1 to 8 [%(default)s]")
-    what.add_argument("--radius", type=count, default=4, metavar="N", help="1 to 8 [%(default)s]")
+    what.add_argument(
+        "--updates", nargs="+", type=parse_count, metavar="N", help="lookups of a pair [32 on a GPU, else 2]"
+    )
+    what.add_argument("--channels", nargs="+", type=parse_count, metavar="N", help="of the features [256]")
+    what.add_argument("--batch", type=parse_count, default=1, metavar="N", help="pairs at a time [%(default)s]")
+    what.add_argument("--levels", type=parse_count, default=4, metavar="N", help="1 to 8 [%(default)s]")
+    what.add_argument("--radius", type=parse_count, default=4, metavar="N", help="1 to 8 [%(default)s]")
     what.add_argument(
         "--lookups",
         nargs="+",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import count
+from fullfield.cli.argtypes import parse_count
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     record.add_argument("-o", "--output", required=True, metavar="DIR", help="existing folder for the files")
     record.add_argument("--weights", metavar="FILE", help="weights: a file or a published name [the method's own]")
-    record.add_argument("--updates", type=count, metavar="N", help="of the flow [the network's own number]")
+    record.add_argument("--updates", type=parse_count, metavar="N", help="of the flow [the network's own number]")
     record.add_argument("--device", default="cpu", metavar="NAME", help="where to compute [%(default)s]")
     report.add_report_options(record, progress=False)
     return record
@@ -146,5 +146,5 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for one in files:
         updates, _, height, width = one["shape"]
-        print(f"{report.printable(one['file'])}: {width}×{height}, {updates} lookups, radius {one['radius']}")
+        print(f"{report.make_printable(one['file'])}: {width}×{height}, {updates} lookups, radius {one['radius']}")
     return 0

@@ -10,7 +10,7 @@ from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import count, positive, size
+from fullfield.cli.argtypes import parse_count, parse_positive, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +38,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is estimated")
     what.add_argument("--methods", nargs="+", choices=METHODS, default=["raft", "sea-raft-m"], help="networks")
     what.add_argument(
-        "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]"
+        "--sizes",
+        nargs="+",
+        type=parse_size,
+        metavar="WxH",
+        help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]",
     )
-    what.add_argument("--updates", nargs="+", type=count, metavar="N", help="of each method [the network's own number]")
+    what.add_argument(
+        "--updates", nargs="+", type=parse_count, metavar="N", help="of each method [the network's own number]"
+    )
     what.add_argument("--cascade", action="store_true", help="also cascaded")
     what.add_argument(
         "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
@@ -58,7 +64,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
-    parser.add_argument("--seconds", type=positive, metavar="S", help="begin no case after this time")
+    parser.add_argument("--seconds", type=parse_positive, metavar="S", help="begin no case after this time")
 
 
 def _weights(args: argparse.Namespace) -> dict[str, str]:

@@ -13,22 +13,22 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
 
-def integer(text: str) -> int:
+def parse_integer(text: str) -> int:
     """Return a whole number of at most 18 digits."""
     if _INTEGER.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(f"expected a whole number of at most 18 digits, got {text!r}")
     return int(text)
 
 
-def natural(text: str) -> int:
+def parse_natural(text: str) -> int:
     """Return a whole number of at most 18 digits, at least 0."""
-    value = integer(text)
+    value = parse_integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {value}")
     return value
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Return a finite decimal number."""
     value = float(text) if _NUMBER.fullmatch(text) else float("inf")
     if value in (float("inf"), float("-inf")):
@@ -36,7 +36,7 @@ def number(text: str) -> float:
     return value
 
 
-def names(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
     """Return the names of a list with commas."""
     items = tuple(item.strip() for item in text.split(","))
     if not all(items):
@@ -44,55 +44,55 @@ def names(text: str) -> tuple[str, ...]:
     return items
 
 
-def factor(text: str) -> float:
+def parse_factor(text: str) -> float:
     """Return a number other than 0, or a fraction such as 1/2."""
     numerator, slash, denominator = text.partition("/")
-    value = number(numerator) / (number(denominator) or math.nan) if slash else number(text)
+    value = parse_number(numerator) / (parse_number(denominator) or math.nan) if slash else parse_number(text)
     if not math.isfinite(value) or value == 0:
         raise argparse.ArgumentTypeError(f"expected a number other than 0, got {text!r}")
     return value
 
 
-def factors(text: str) -> float | tuple[float, float]:
+def parse_factors(text: str) -> float | tuple[float, float]:
     """Return a factor, or one for each axis."""
-    values = [factor(item) for item in text.split(",")]
+    values = [parse_factor(item) for item in text.split(",")]
     if len(values) > 2:
         raise argparse.ArgumentTypeError(f"expected one or two numbers, got {text!r}")
     return (values[0], values[1]) if len(values) == 2 else values[0]
 
 
-def positive_factor(text: str) -> float:
+def parse_positive_factor(text: str) -> float:
     """Return a number above 0 and at most 64, or a fraction such as 1/2."""
-    value = factor(text)
+    value = parse_factor(text)
     if not 0 < value <= _MAX_FACTOR:
         raise argparse.ArgumentTypeError(f"expected a number > 0, at most {_MAX_FACTOR}, got {text!r}")
     return value
 
 
-def positive(text: str) -> float:
+def parse_positive(text: str) -> float:
     """Return a finite number above 0."""
-    value = number(text)
+    value = parse_number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
     return value
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Return a whole number of at least 1."""
     if not (re.fullmatch(r"[0-9]{1,10}", text) and 1 <= int(text) < 1 << 31):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
 
 
-def threads(text: str) -> int:
+def parse_threads(text: str) -> int:
     """Return a number of CPU threads."""
-    value = count(text)
+    value = parse_count(text)
     if value > _MAX_THREADS:
         raise argparse.ArgumentTypeError(f"expected at most {_MAX_THREADS} threads, got {text}")
     return value
 
 
-def size(text: str) -> tuple[int, int]:
+def parse_size(text: str) -> tuple[int, int]:
     """Return ``WxH`` as height and width, each at least 1, together at most 16K."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})[xX×]([1-9][0-9]{0,5})", text)
     if match is None:
@@ -103,7 +103,7 @@ def size(text: str) -> tuple[int, int]:
     return height, width
 
 
-def updates(text: str) -> int | tuple[int, int]:
+def parse_updates(text: str) -> int | tuple[int, int]:
     """Return ``N`` as a number, ``LOW-HIGH`` as two."""
     match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
-    return integer(text) if match is None else (int(match[1]), int(match[2]))
+    return parse_integer(text) if match is None else (int(match[1]), int(match[2]))

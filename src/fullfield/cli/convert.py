@@ -15,11 +15,11 @@ from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
     add_packing_options,
     add_vector_options,
-    packing_arguments,
-    vector_arguments,
-    vector_reading,
+    build_vector_reading,
+    get_packing_arguments,
+    get_vector_arguments,
 )
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 from fullfield.sequences.names import choose_frames, find_frames, is_pattern
 
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", metavar="RANGE", help="of a shot: 1001-1100, 1-10,20 [all that exist]")
     parser.add_argument(
         "--scale",
-        type=argtypes.positive_factor,
+        type=argtypes.parse_positive_factor,
         metavar="X",
         help="for frames X times as large: resize the flow and its vectors; 1/2, 2, ...",
     )
@@ -58,20 +58,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
     pairs = _list_pairs(args)
-    packing = packing_arguments(args)
+    packing = get_packing_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    converted = [_convert(args, source, output, packing) for source, output in pairs]
+    converted = [_convert_file(args, source, output, packing) for source, output in pairs]
     if len(converted) == 1 and not is_pattern(args.input):
         content = converted[0]
         width, height = content["size"].values()
-        text = f"{report.printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
-        report.print_report(args, {**report.select(args, "input", "output", "st_map"), **content}, text)
+        text = f"{report.make_printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
+        report.print_report(args, {**report.select_attributes(args, "input", "output", "st_map"), **content}, text)
         return 0
     unknown = sum(content["unknown"] for content in converted)
-    properties = {**report.select(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
+    properties = {
+        **report.select_attributes(args, "input", "output", "st_map"),
+        "files": len(converted),
+        "unknown": unknown,
+    }
     report.print_report(
-        args, properties, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors"
+        args,
+        properties,
+        f"{report.make_printable(args.output)}: {len(converted)} files, {unknown} unknown vectors",
     )
     return 0
 
@@ -99,32 +105,32 @@ def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [(sources[number], outputs[number]) for number in numbers]
 
 
-def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
+def _convert_file(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
     from fullfield.io.flow import read_flow_window
 
-    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
+    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_arguments(args)}
     if "channels" in choice:
-        with naming(channels="--channels"):
+        with rename_in_errors(channels="--channels"):
             choice["channels"] = io.VectorReading(choice["channels"]).arguments_for("forward")["channels"]
     is_exr_twice = is_exr(source) and is_exr(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
     window = read_flow_window(source, **names) if keeps else None
     window_choice: Any = {"window": "data"} if keeps else {}
-    with naming(channels="--channels", layer="--layer"):
-        flow, valid = _resize(args, *io.read_flow(source, **choice, **window_choice))
+    with rename_in_errors(channels="--channels", layer="--layer"):
+        flow, valid = _resize_by_scale(args, *io.read_flow(source, **choice, **window_choice))
     unknown = int((~valid).sum())
-    backward = _backward(args, source, output)
-    with naming(flow=output, backward=output):
+    backward = _read_backward_layer(args, source, output)
+    with rename_in_errors(flow=output, backward=output):
         if args.st_map:
             io.write_st_map(output, flow, window=window)
             loss = _Loss(0.0, 0.0, unknown)
         else:
             io.write_flow(output, flow, valid, backward=backward, window=window, **packing)
-            loss = _compare(flow, valid, *io.read_flow(output, **window_choice))
-    for line in loss.lines(st_map=args.st_map):
-        report.note(f"{output}: {line}")
+            loss = _measure_loss(flow, valid, *io.read_flow(output, **window_choice))
+    for line in loss.describe_losses(st_map=args.st_map):
+        report.print_note(f"{output}: {line}")
     return {
         "backward": backward is not None,
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
@@ -133,7 +139,7 @@ def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[s
     }
 
 
-def _resize(args: argparse.Namespace, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def _resize_by_scale(args: argparse.Namespace, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Return the flow for frames ``--scale`` times as large."""
     if args.scale is None:
         return flow, valid
@@ -149,7 +155,7 @@ class _Loss(NamedTuple):
     mean_px: float
     unknown_lost: int
 
-    def lines(self, *, st_map: bool) -> list[str]:
+    def describe_losses(self, *, st_map: bool) -> list[str]:
         """Return one sentence for each kind of loss."""
         sentences = []
         if self.largest_px > 0:
@@ -162,26 +168,26 @@ class _Loss(NamedTuple):
         return sentences
 
 
-def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _Loss:
+def _measure_loss(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _Loss:
     error = (flow - written).square_().sum(0).sqrt_()[valid & marked].double()
     largest, mean = (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
     return _Loss(largest, mean, int((~valid & marked).sum()))
 
 
-def _backward(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
+def _read_backward_layer(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io.vectors import has_backward, read_direction
 
-    choice = vector_arguments(args)
+    choice = get_vector_arguments(args)
     channels = choice.get("channels")
     if args.layer is not None or not is_exr(source) or (channels is not None and len(channels) == 2):
         return None
     if channels is None and not has_backward(source, args.part):
         return None
     if args.st_map or not is_exr(output):
-        report.note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
+        report.print_note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    reading = vector_reading(args, part=args.part)
+    reading = build_vector_reading(args, part=args.part)
     flow = read_direction(source, "backward", reading, window="data" if args.scale is None else "display")
-    resized, valid = _resize(args, flow, flow.isfinite().all(0))
+    resized, valid = _resize_by_scale(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

@@ -17,8 +17,8 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
-from fullfield.cli.score import table
+from fullfield.cli.report import rename_in_errors
+from fullfield.cli.score import format_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +29,8 @@ FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield demo``."""
     parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
-    parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
-    parser.add_argument("--seed", type=argtypes.integer, default=0, help="seed of the scene")
+    parser.add_argument("--size", type=argtypes.parse_size, default="640x360", help="size of the frames")
+    parser.add_argument("--seed", type=argtypes.parse_integer, default=0, help="seed of the scene")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
@@ -44,7 +44,7 @@ def _check_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _all_or_nothing(folder: Path) -> Iterator[Path]:
+def _write_all_or_nothing(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder inside ``folder``, and move its files there together when the block succeeds."""
     fresh = not folder.exists()
     folder.mkdir(exist_ok=True)
@@ -60,7 +60,7 @@ def _all_or_nothing(folder: Path) -> Iterator[Path]:
         raise
 
 
-def _as_stored(frame: Tensor) -> Tensor:
+def _round_to_8_bits(frame: Tensor) -> Tensor:
     """Round a frame to 8 bits, so that an estimate from the written files gives the same flow."""
     return (frame.clamp(0, 1) * 255).round() / 255
 
@@ -81,32 +81,32 @@ def run(args: argparse.Namespace) -> int:
 
     height, width = args.size
     methods.use_threads(args.threads)
-    words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
-    with ProgressBar("demo", quiet=args.quiet) as progress, naming(**words):
+    words = {**methods.map_arguments_to_options(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
+    with ProgressBar("demo", quiet=args.quiet) as progress, rename_in_errors(**words):
         progress(0.0, "generating the scene")
         textured = textured_scene(height, width, seed=args.seed)
-        frame1, frame2 = _as_stored(textured.frame1), _as_stored(textured.frame2)
-        watch.lap("scene")
+        frame1, frame2 = _round_to_8_bits(textured.frame1), _round_to_8_bits(textured.frame2)
+        watch.add_lap("scene")
 
-        choice.prepare((height, width), progress.span(0.1, 0.2), quiet=args.quiet)
-        watch.lap("compile")
+        choice.prepare((height, width), progress.build_span(0.1, 0.2), quiet=args.quiet)
+        watch.add_lap("compile")
 
-        flow = choice.estimate(frame1, frame2, progress=progress.span(0.2, 0.8))
-        watch.lap("estimate")
+        flow = choice.estimate(frame1, frame2, progress=progress.build_span(0.2, 0.8))
+        watch.add_lap("estimate")
 
         progress(0.8, "scoring and drawing")
         metrics = FlowMetrics()
         metrics.update(flow.flow, textured.flow, textured.valid, textured.occluded)
         scores = metrics.compute()
         scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid)
-        drawn = {kind: scene.draw(kind) for kind in ("flow", "error", "sheet")}
-        with _all_or_nothing(folder) as hidden:
+        drawn = {kind: scene.draw_kind(kind) for kind in ("flow", "error", "sheet")}
+        with _write_all_or_nothing(folder) as hidden:
             io.write_flow(hidden / "truth.flo", textured.flow, textured.valid)
             io.write_flow(hidden / "flow.flo", flow.flow, flow.valid)
             for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():
                 io.write_image(hidden / f"{name}.png", picture)
-        watch.lap("write")
-    seconds = watch.seconds()
+        watch.add_lap("write")
+    seconds = watch.get_seconds()
     content = {
         "output": str(folder),
         "files": list(FILES),
@@ -121,9 +121,9 @@ def run(args: argparse.Namespace) -> int:
     }
     lines = [
         f"{width}x{height} pixels, {choice.title}, {seconds['estimate']:.2f} s",
-        *table(scores, "pooled"),
-        f"{report.printable(folder)}: {', '.join(FILES)}",
-        f"{report.printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",
+        *format_table(scores, "pooled"),
+        f"{report.make_printable(folder)}: {', '.join(FILES)}",
+        f"{report.make_printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",
     ]
     report.print_report(args, content, "\n".join(lines), memory=True)
     return 0

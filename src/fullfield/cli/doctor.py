@@ -61,37 +61,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
-    packages = {name: _attempt(partial(import_module, name))[1] for name in _PACKAGES}
-    cache, cache_problem = _attempt(_kernel_cache)
-    works, problem = _attempt(_main_job)
+    packages = {name: _return_result_or_error(partial(import_module, name))[1] for name in _PACKAGES}
+    cache, cache_problem = _return_result_or_error(_describe_kernel_cache)
+    works, problem = _return_result_or_error(_describe_main_job)
     findings = {
-        "versions": report.versions(),
-        "system": _attempt(_system)[0],
-        "devices": _attempt(_devices)[0],
-        "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
-        **{f"{name}_on_gpus": _attempt(partial(_on_gpus, name))[0] for name in ("correlation", *_ON_FRAMES)},
-        "points_on_gpus": _attempt(_points_on_gpus)[0],
-        "fast_networks": _attempt(_fast_networks)[0],
-        "fast_networks_on_cpu": _attempt(_fast_networks_on_cpu)[0],
-        "networks": _attempt(_networks)[0],
-        "ptlflow": _attempt(_ptlflow)[0],
+        "versions": report.list_versions(),
+        "system": _return_result_or_error(_describe_system)[0],
+        "devices": _return_result_or_error(_describe_devices)[0],
+        "operators": {name: _return_result_or_error(partial(_choose_backends, name))[0] for name in _OPERATORS},
+        **{
+            f"{name}_on_gpus": _return_result_or_error(partial(_choose_backends_on_gpus, name))[0]
+            for name in ("correlation", *_ON_FRAMES)
+        },
+        "points_on_gpus": _return_result_or_error(_choose_point_backends_on_gpus)[0],
+        "fast_networks": _return_result_or_error(_explain_fast_networks)[0],
+        "fast_networks_on_cpu": _return_result_or_error(_describe_fast_networks_on_cpu)[0],
+        "networks": _return_result_or_error(_list_network_weights)[0],
+        "ptlflow": _return_result_or_error(_describe_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "extras": {
-            name: {"missing": _missing(brings), "adds": adds, "command": install_command(name)}
+            name: {"missing": _list_missing_modules(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
-        "colour_management": _attempt(_colour_management)[0],
+        "colour_management": _return_result_or_error(_describe_colour_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
     if args.json:
         report.print_json(findings)
     else:
-        _print(findings)
+        _print_findings(findings)
     return 0 if problem is None else 2
 
 
-def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
+def _return_result_or_error(look: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return the result of ``look``, or its error, because doctor runs on broken machines."""
     try:
         return look(), None
@@ -99,7 +102,7 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def install_command(extra: str) -> str:
+def build_install_command(extra: str) -> str:
     """Return the pip command of an extra, by the checkout of the installation (with its ``-e``) or by name."""
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -116,29 +119,29 @@ def install_command(extra: str) -> str:
     return f"pip install {editable}'{'.' if is_current else checkout}[{extra}]'"
 
 
-def _missing(brings: tuple[str, ...]) -> list[str]:
+def _list_missing_modules(brings: tuple[str, ...]) -> list[str]:
     """Return the modules or distributions that are not installed."""
 
-    def absent(name: str) -> bool:
+    def is_absent(name: str) -> bool:
         return not list(metadata.distributions(name=name)) if "-" in name else find_spec(name) is None
 
-    return [name for name in brings if absent(name)]
+    return [name for name in brings if is_absent(name)]
 
 
-def _system() -> dict[str, object]:
+def _describe_system() -> dict[str, object]:
     import torch
 
     return {
         "platform": platform.platform(),
         "executable": sys.executable,
-        "processor": f"{platform.machine()} {report.processor_name()}",
+        "processor": f"{platform.machine()} {report.get_processor_name()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vector_units": torch.backends.cpu.get_cpu_capability(),
     }
 
 
-def _devices() -> dict[str, str | None]:
+def _describe_devices() -> dict[str, str | None]:
     """Return every kind of device with None, or the reason why it cannot be used."""
     import torch
 
@@ -154,7 +157,7 @@ def _devices() -> dict[str, str | None]:
     return devices
 
 
-def _backends(operator: str, *device: str) -> dict[str, Any]:
+def _choose_backends(operator: str, *device: str) -> dict[str, Any]:
     """Return the chosen backend on a device, by default the CPU, and why the others are not."""
     module, function = _ELSEWHERE.get(operator, (operator, "backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
@@ -163,7 +166,7 @@ def _backends(operator: str, *device: str) -> dict[str, Any]:
     return {"backend": selected, "others": reasons}
 
 
-def _gpus() -> list[str]:
+def _list_gpus() -> list[str]:
     import torch
 
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -172,39 +175,39 @@ def _gpus() -> list[str]:
     return gpus
 
 
-def _on_gpus(operator: str) -> dict[str, Any]:
+def _choose_backends_on_gpus(operator: str) -> dict[str, Any]:
     """Return the backends of the operator on every GPU."""
-    return {gpu: _backends(operator, gpu) for gpu in _gpus()}
+    return {gpu: _choose_backends(operator, gpu) for gpu in _list_gpus()}
 
 
-def _points_on_gpus() -> dict[str, Any]:
+def _choose_point_backends_on_gpus() -> dict[str, Any]:
     """Return the backends of the point operators on every GPU."""
-    return {gpu: {operator: _backends(operator, gpu) for operator in _ON_POINTS} for gpu in _gpus()}
+    return {gpu: {operator: _choose_backends(operator, gpu) for operator in _ON_POINTS} for gpu in _list_gpus()}
 
 
-def _fast_networks() -> dict[str, str | None]:
+def _explain_fast_networks() -> dict[str, str | None]:
     """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
     from fullfield.models.prepared import explain_refusal
 
-    return {gpu: explain_refusal(torch.device(gpu)) for gpu in _gpus()}
+    return {gpu: explain_refusal(torch.device(gpu)) for gpu in _list_gpus()}
 
 
-def _fast_networks_on_cpu() -> str:
+def _describe_fast_networks_on_cpu() -> str:
     """Return the dtype of the networks' fast form on the CPU."""
     from fullfield.models.prepared import choose_cpu_dtype
 
     return str(choose_cpu_dtype()).removeprefix("torch.")
 
 
-def _networks() -> dict[str, dict[str, str | None]]:
+def _list_network_weights() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
     paths = {method: (name, find_cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
     return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 
-def _ptlflow() -> dict[str, str | None] | None:
+def _describe_ptlflow() -> dict[str, str | None] | None:
     """Return the version of ptlflow and why it cannot be imported; None if it is not installed."""
     try:
         version = metadata.version("ptlflow")
@@ -212,18 +215,18 @@ def _ptlflow() -> dict[str, str | None] | None:
         return None
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    problem = _attempt(import_ptlflow)[1]
+    problem = _return_result_or_error(import_ptlflow)[1]
     return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
-def _kernel_cache() -> dict[str, object]:
+def _describe_kernel_cache() -> dict[str, object]:
     from fullfield.ops.tvl1.cpu import kernels
 
     folder, warm = kernels.find_cache()
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 
-def _colour_management() -> dict[str, object]:
+def _describe_colour_management() -> dict[str, object]:
     import OpenImageIO as oiio
 
     from fullfield.io.names import OCIO_CONFIG
@@ -234,7 +237,7 @@ def _colour_management() -> dict[str, object]:
     return {"config": config, "problem": error or None, "colour_spaces": len(spaces.getColorSpaceNames())}
 
 
-def _main_job() -> dict[str, object]:
+def _describe_main_job() -> dict[str, object]:
     from fullfield.estimators.estimation import estimate
     from fullfield.metrics import epe
     from fullfield.testing import textured_scene
@@ -255,14 +258,14 @@ def _print_backends(operator: str, where: str, backends: dict[str, Any] | None) 
         print(f"{'':<14}{name}: {reason}")
 
 
-def _on_ptlflow(package: dict[str, str | None] | None) -> str:
+def _format_ptlflow(package: dict[str, str | None] | None) -> str:
     if package is None:
         return "not installed; its models are methods too: pip install ptlflow"
     problem = package["problem"]
     return str(package["version"]) if problem is None else f"{package['version']}, cannot be imported: {problem}"
 
 
-def _print(findings: dict[str, Any]) -> None:
+def _print_findings(findings: dict[str, Any]) -> None:
     for topic in ("versions", "system"):
         properties = findings[topic] or {}
         print(f"{topic:<14}" + ", ".join(f"{name} {value or 'absent'}" for name, value in properties.items()))
@@ -292,7 +295,7 @@ def _print(findings: dict[str, Any]) -> None:
     for method, details in (findings["networks"] or {}).items():
         missing = f"weights {details['weights']} are not on this machine: fullfield weights fetch {details['weights']}"
         print(f"{method:<14}{details['path'] or missing}")
-    print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
+    print(f"ptlflow       {_format_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
     compiled = "are compiled" if cache.get("warm") else "are compiled at first use"
     state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
-from fullfield.cli.score import gate, table
+from fullfield.cli.report import rename_in_errors
+from fullfield.cli.score import check_max_epe, format_table
 from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     scoring.add_argument(
         "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over pixels or images"
     )
-    scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
+    scoring.add_argument(
+        "--max-epe", type=argtypes.parse_positive, metavar="PX", help="exit with 1 when epe exceeds PX"
+    )
     scoring.add_argument(
         "--submission", metavar="FOLDER", help="also write the layout of Sintel's, KITTI's or Spring's site"
     )
@@ -77,46 +79,46 @@ def run(args: argparse.Namespace) -> int:
 
     process = current_process()
     try:
-        return _run(args, process)
+        return _run_evaluation(args, process)
     finally:
         leave_group(process)
 
 
-def _run(args: argparse.Namespace, process: ProcessRank) -> int:
+def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.method in evaluate_scans.METHODS:
-        weights = methods.value(args, "--weights") if args.method == "learned" else None
-        others = (option for option in _flow_options(args) if weights is None or option != "--weights")
-        evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
+        weights = methods.get_option_value(args, "--weights") if args.method == "learned" else None
+        others = (option for option in _list_flow_options(args) if weights is None or option != "--weights")
+        evaluate_scans.refuse_options(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, process, weights)
-    evaluate_scans.refuse(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
+    evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import AtScale, read_scale, reduced
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
     from fullfield.evaluation.predict import check_submission, record_shortage
     from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import wait_for_all
 
-    dataset = opened(args.dataset, "NAME:FOLDER")
+    dataset = open_named_dataset(args.dataset, "NAME:FOLDER")
     choice = methods.choose_method(args)
-    with naming(scale="--scale"):
+    with rename_in_errors(scale="--scale"):
         scale = read_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
         check_submission(dataset)
         paths.check_new_folder(args.submission, "--submission")
-    folder = Path(args.output or default_folder(dataset, args.method, scale))
+    folder = Path(args.output or build_default_folder(dataset, args.method, scale))
     paths.check_new_folder(os.fspath(folder), "--output")
     if not args.score_only:
         Run.check_folder(folder)  # before weights are downloaded and kernels compiled
 
     first = process.rank == 0
     quiet = args.quiet or not first
-    words = {**methods.words(args.method), "initial_flow": "--warm-start"}
-    with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
-        device = _device(args.device, choice.device)
+    words = {**methods.map_arguments_to_options(args.method), "initial_flow": "--warm-start"}
+    with ProgressBar("evaluate", quiet=quiet) as progress, rename_in_errors(**words):
+        device = _choose_device(args.device, choice.device)
         settings = EvaluationSettings(device=device, warm_start=args.warm_start, alone=args.alone, process=process)
         if args.score_only:
-            result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, settings=settings)
+            result = score(dataset, _load_stored_run(args, folder, scale), averaging=args.averaging, settings=settings)
         else:
             choice = replace(choice, device=settings.device)
             if not first:
@@ -124,31 +126,31 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
             estimator = choice.estimator if scale == 1 else AtScale(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with record_shortage(estimator, dataset, folder, settings):
-                choice.prepare(reduced((height, width), scale), progress.span(*_FETCH), quiet=quiet)
+                choice.prepare(reduced((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)
-            settings = replace(settings, progress=progress.span(*_ESTIMATE))
+            settings = replace(settings, progress=progress.build_span(*_ESTIMATE))
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
     run = Run.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
-    _report(args, folder, result, len(files), title=choice.title)
-    return 0 if result["scores"] is None else gate(result["scores"]["epe"], args.max_epe, "evaluate")
+    _print_result(args, folder, result, len(files), title=choice.title)
+    return 0 if result["scores"] is None else check_max_epe(result["scores"]["epe"], args.max_epe, "evaluate")
 
 
-def _flow_options(args: argparse.Namespace) -> list[str]:
+def _list_flow_options(args: argparse.Namespace) -> list[str]:
     """Return the options on the command line that only flow has."""
     usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
     usual |= {"averaging": "pooled", "max_epe": None, "submission": None}
-    names = report.option_names(args)
+    names = report.map_arguments_to_options(args)
     return [
-        *methods.list_options(args),
+        *methods.list_parameter_options(args),
         *(names[name] for name, value in usual.items() if getattr(args, name) != value),
     ]
 
 
-def opened(word: str, option: str) -> FlowDataset:
+def open_named_dataset(word: str, option: str) -> FlowDataset:
     """Open the data set ``NAME:FOLDER``."""
     from fullfield.datasets import DATASETS, SCANS, open_dataset
 
@@ -164,13 +166,13 @@ def opened(word: str, option: str) -> FlowDataset:
     return open_dataset(name, Path(folder).expanduser())
 
 
-def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
+def build_default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
     """Return the default folder of a run, by data set, method and scale."""
     tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
-def _device(requested: str, name: str) -> str:
+def _choose_device(requested: str, name: str) -> str:
     """Return the device ``name``; without an index in the request each of several processes takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if requested not in ("auto", "cuda") or not name.startswith("cuda") or local is None:
@@ -184,13 +186,13 @@ def _device(requested: str, name: str) -> str:
     return device
 
 
-def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
+def _load_stored_run(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield._ledger.notes import check_entries
     from fullfield.evaluation.run import CONFIG, Run
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
-    options = [*methods.list_options(args), *(option for option, value in estimation if value)]
+    options = [*methods.list_parameter_options(args), *(option for option, value in estimation if value)]
     if options:
         raise InputError(f"{options[0]}: nothing is estimated with --score-only; leave it out")
     if not folder.is_dir():
@@ -203,12 +205,12 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     return run
 
 
-def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
+def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     stored = result["config"]["dataset"]
-    name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
-    lines = [f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
+    name, backends = report.make_printable(stored["name"]), ", ".join(result["backends"])
+    lines = [f"{report.make_printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
     if result["scores"] is not None:
-        lines += table(result["scores"], result["averaging"])
+        lines += format_table(result["scores"], result["averaging"])
     runtime = result["runtime"]
     lines.append(
         f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "
@@ -220,6 +222,6 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
     if work is not None and work["estimated"]:
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        lines.append(f"{report.printable(args.submission)}: {files} files to submit")
+        lines.append(f"{report.make_printable(args.submission)}: {files} files to submit")
     properties = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
     report.print_report(args, properties, "\n".join(lines))

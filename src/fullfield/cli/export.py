@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.methods import fetching
+from fullfield.cli.methods import report_download
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.estimators.registry import ALIASES, METHODS
 from fullfield.models.weights import DEFAULTS
 
@@ -33,19 +33,19 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield export``."""
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"file to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--method", type=_method, metavar="NAME", default=METHODS["auto"].network, help="network")
+    parser.add_argument("--method", type=_parse_method, metavar="NAME", default=METHODS["auto"].network, help="network")
     parser.add_argument("--weights", metavar="FILE|NAME", help="file, entry of the list, or random [the method's]")
-    parser.add_argument("--size", type=argtypes.size, required=True, help="size of the frames")
+    parser.add_argument("--size", type=argtypes.parse_size, required=True, help="size of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
-    parser.add_argument("--batch", type=argtypes.count, default=1, help="pairs at a time")
-    parser.add_argument("--updates", type=argtypes.integer, help="flow updates [the method's]")
+    parser.add_argument("--batch", type=argtypes.parse_count, default=1, help="pairs at a time")
+    parser.add_argument("--updates", type=argtypes.parse_integer, help="flow updates [the method's]")
     parser.add_argument(
         "--lookup", choices=LOOKUPS, default=LOOKUPS[0], help="gathered features, or the volume of all pairs [linear]"
     )
     report.add_report_options(parser, progress=True)
 
 
-def _method(text: str) -> str:
+def _parse_method(text: str) -> str:
     name = ALIASES.get(text, text)
     if name not in DEFAULTS:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(DEFAULTS)})")
@@ -61,35 +61,35 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.models.export import export_onnx, require_onnx
 
     require_onnx()  # before any download
-    model, weights = _network(args)
-    watch.lap("load")
+    model, weights = _load_network(args)
+    watch.add_lap("load")
 
     height, width = args.size
     options = {"batch": args.batch, "updates": args.updates, "dynamic": args.dynamic, "lookup": args.lookup}
-    with naming(height="--size", width="--size", updates="--updates", batch="--batch"):
+    with rename_in_errors(height="--size", width="--size", updates="--updates", batch="--batch"):
         export_onnx(model, args.output, height, width, **options)
-    watch.lap("export")
+    watch.add_lap("export")
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
     properties = {
-        **report.select(args, "output", "method", "dynamic", "batch", "lookup"),
+        **report.select_attributes(args, "output", "method", "dynamic", "batch", "lookup"),
         "weights": weights,
         "updates": updates,
         "size": {"width": width, "height": height},
         "bytes": written,
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
     sizes = "any size" if args.dynamic else f"{width}x{height}"
     summary = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
-    report.print_report(args, properties, f"{report.printable(args.output)}: {summary}")
+    report.print_report(args, properties, f"{report.make_printable(args.output)}: {summary}")
     return 0
 
 
-def _network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
+def _load_network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
     """Return the network with its weights, and their name."""
     from fullfield.models.weights import find_origin, load_weights
 
-    with naming(weights="--weights"):
+    with rename_in_errors(weights="--weights"):
         origin = find_origin(args.method, args.weights)
     with ProgressBar("export", quiet=args.quiet) as progress:
-        return load_weights(args.method, origin, fetching(progress, origin.name)), origin.name
+        return load_weights(args.method, origin, report_download(progress, origin.name)), origin.name

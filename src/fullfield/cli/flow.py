@@ -15,15 +15,15 @@ from fullfield._check import InputError
 from fullfield.cli import methods, paths, report, scenes
 from fullfield.cli.options import (
     READING_WORDS,
-    add_flow_choice,
+    add_layer_options,
     add_packing_options,
     add_reading_options,
-    check_flow_choice,
-    flow_choice,
-    packing_arguments,
+    check_layer_options,
+    get_layer_arguments,
+    get_packing_arguments,
 )
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming, same_size, size
+from fullfield.cli.report import check_same_size, format_size, rename_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 from fullfield.sequences.names import is_sequence
 
@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     picture.add_argument(
         "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [sheet]"
     )
-    scenes.add_max_motion(picture)
+    scenes.add_max_motion_option(picture)
     output = parser.add_argument_group("output")
     output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
     output.add_argument(
@@ -85,9 +85,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
     add_packing_options(output, half=False)
-    methods.add_scale(estimation)
+    methods.add_scale_option(estimation)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
-    add_flow_choice(estimation, "initial", "--initial-flow")
+    add_layer_options(estimation, "initial", "--initial-flow")
     add_reading_options(parser)
     methods.add_parameter_options(parser)
 
@@ -116,50 +116,50 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     choice.start_compiling()
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
-    words = {**methods.words(args.method), **READING_WORDS, **names}
-    with ProgressBar("flow", quiet=args.quiet) as progress, naming(**words):
+    words = {**methods.map_arguments_to_options(args.method), **READING_WORDS, **names}
+    with ProgressBar("flow", quiet=args.quiet) as progress, rename_in_errors(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
         files = read_frames(args, [path for path in listed if path is not None])
         (frame1, frame2, *previous), window = files.frames, files.window
-        initial = None if args.initial_flow is None else _initial_flow(args, frame1, window)
-        watch.lap("load")
+        initial = None if args.initial_flow is None else _read_initial_flow(args, frame1, window)
+        watch.add_lap("load")
 
-        choice.prepare((frame1.shape[-2], frame1.shape[-1]), progress.span(*_FETCH), quiet=args.quiet)
-        watch.lap("compile")
+        choice.prepare((frame1.shape[-2], frame1.shape[-1]), progress.build_span(*_FETCH), quiet=args.quiet)
+        watch.add_lap("compile")
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
-        span = progress.span(start, middle)
+        span = progress.build_span(start, middle)
         valid1, valid2, *_ = files.valid
         options = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
         flow = choice.estimate(frame1, frame2, progress=span, valid1=valid1, valid2=valid2, **options)
-        span = progress.span(middle, end)
+        span = progress.build_span(middle, end)
         backward = [
             choice.estimate(frame1, frame, progress=span, refine=args.refine, valid1=valid1) for frame in previous
         ]
-        watch.lap("estimate")
+        watch.add_lap("estimate")
 
         progress(end, "writing")
         scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "planes": maps}
         scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
-        outcome = _write(args, scene, layers, window)
-        watch.lap("write")
+        outcome = _write_flow(args, scene, layers, window)
+        watch.add_lap("write")
     if not args.quiet:
         _note_levels(choice, frame1)
-    _report(args, choice, [flow, *backward], scene, outcome, watch.seconds())
+    _print_result(args, choice, [flow, *backward], scene, outcome, watch.get_seconds())
     return 0 if outcome.problem is None else 2
 
 
 def _check_files(args: argparse.Namespace) -> None:
     suffix = paths.check_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    packing_arguments(args)
+    get_packing_arguments(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
-    check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
+    check_layer_options(args, "initial", args.initial_flow, "--initial-flow")
     for name in MAPS:
         if getattr(args, name) and suffix != ".exr":
             raise InputError(f"--{name}: expected an .exr output, got {args.output}; or use --viz-kind {name}")
@@ -182,19 +182,19 @@ def _check_files(args: argparse.Namespace) -> None:
     ]
     paths.check_files(inputs, outputs)
     if not args.overwrite:
-        paths.check_own([(option, path) for option, path, _ in outputs])
+        paths.check_replaceable([(option, path) for option, path, _ in outputs])
 
 
-def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
+def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
-    choice: dict[str, Any] = flow_choice(args, "initial")
+    choice: dict[str, Any] = get_layer_arguments(args, "initial")
     if window is not None and args.window == "data" and is_exr(args.initial_flow):
         choice["window"] = window.data
     flow, valid = io.read_flow(args.initial_flow, **choice)
-    same_size(frame, args.frame1, flow, args.initial_flow)
+    check_same_size(frame, args.frame1, flow, args.initial_flow)
     unknown = int((~valid).sum())
     if unknown and not args.quiet:
-        report.note(f"{args.initial_flow}: {unknown} unknown vectors start from zero")
+        report.print_note(f"{args.initial_flow}: {unknown} unknown vectors start from zero")
     return flow
 
 
@@ -208,7 +208,9 @@ def _note_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
     height, width = frame.shape[-2:]
     used = len(level_sizes(height, width, requested, factor))
     if used < requested:
-        report.note(f"--scales {requested}: {width}x{height} has {used} levels; a side of the next would be under 16")
+        report.print_note(
+            f"--scales {requested}: {width}x{height} has {used} levels; a side of the next would be under 16"
+        )
 
 
 class _Outcome(NamedTuple):
@@ -218,7 +220,7 @@ class _Outcome(NamedTuple):
     problem: str | None = None
 
 
-def _write(
+def _write_flow(
     args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: FrameWindow | None
 ) -> _Outcome:
     contents: dict[str, Any] = {"valid": scene.valid}
@@ -229,14 +231,14 @@ def _write(
     outcome = _Outcome(args.output)
     try:
         with paths.record_output(args.output):
-            io.write_flow(args.output, scene.flow, **contents, **packing_arguments(args))
+            io.write_flow(args.output, scene.flow, **contents, **get_packing_arguments(args))
     except io.FlowRangeError as error:  # keep the work
-        rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
+        rescue = paths.find_free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         with paths.record_output(rescue):
             io.write_flow(rescue, scene.flow, **contents)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
-        report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
+        report.print_note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
         with paths.record_output(args.st_map):
             io.write_st_map(args.st_map, scene.flow, window=window)
@@ -247,7 +249,7 @@ def _write(
     return outcome
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     flows: list[Flow],  # and the one to the frame before
@@ -261,24 +263,24 @@ def _report(
     refined = flow.parameters.get("refinement") is not None
     title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
     text = (
-        f"{report.printable(outcome.path)}: {size(flow.flow)}, {title}{', refined' if refined else ''}, "
+        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}{', refined' if refined else ''}, "
         f"on {choice.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
         f"{seconds['estimate']:.2f} s"
     )
     picture = None
     if args.viz is not None:
-        picture = {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]}
-        text += f"\n{report.printable(args.viz)}: {scene.legend(kind)}"
+        picture = {"path": args.viz, "kind": kind, "max_motion": scene.list_scales(kind)["max_motion"]}
+        text += f"\n{report.make_printable(args.viz)}: {scene.format_legend(kind)}"
     content = {
         "output": outcome.path,
         "problem": outcome.problem,
         "st_map": args.st_map,
         "picture": picture,
-        **choice.describe(flow),
+        **choice.describe_method(flow),
         "refined": refined,
         "device": choice.device,
         "previous": args.previous,
-        "size": report.select(flow, "width", "height"),
+        "size": report.select_attributes(flow, "width", "height"),
         "longest_motion": longest,
         "seconds": seconds,
         "estimate_seconds": {name: round(stage_seconds, 3) for name, stage_seconds in flow.stages.items()},

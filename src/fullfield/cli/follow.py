@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, report
-from fullfield.cli.options import READING_WORDS, add_reading_options, list_devices, reading_arguments
+from fullfield.cli.options import READING_WORDS, add_reading_options, get_reading_arguments, list_devices
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
 from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, format_frames
 
@@ -90,10 +90,15 @@ def run(args: argparse.Namespace) -> int:
     devices = list_devices(args.devices, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
-    words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "reference": "--reference"}
+    words = {
+        **methods.map_arguments_to_options(args.method),
+        **READING_WORDS,
+        "frames": "--frames",
+        "reference": "--reference",
+    }
     start_s, written = time.perf_counter(), 0
-    with naming(**words), ProgressBar("follow", quiet=args.quiet) as progress:
-        reading = reading_arguments(args)
+    with rename_in_errors(**words), ProgressBar("follow", quiet=args.quiet) as progress:
+        reading = get_reading_arguments(args)
         if reading.get("window") == "data":
             raise InputError("--window data: following works on the display window; leave it out")
         frame_files = find_frames(args.plates)
@@ -116,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         _check_jobs(args, jobs)
         progress(0.0, "preparing")
         choice.prepare(None, lambda *_: None, quiet=args.quiet)
-        tasks = [_settle(args, job, choice) for job in jobs]
+        tasks = [_compare_with_files(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
         for (job, plan), job_outcome in zip(tasks, _run_tasks(tasks, choice, devices, progress), strict=False):
             outcome.add(job_outcome)
@@ -125,10 +130,10 @@ def run(args: argparse.Namespace) -> int:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
                 _write_tracks(args, job, sorted(current))
     for problem in outcome.problems:
-        report.note(str(problem), kind="error")
+        report.print_note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
     st_maps = sum(len(plan.st_maps) for _, plan in tasks)
-    _report(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
+    _print_result(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
     return 0 if outcome.is_good else 2
 
 
@@ -216,7 +221,9 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
     return outputs
 
 
-def _settle(args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice) -> tuple[FollowJob, Plan]:
+def _compare_with_files(
+    args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice
+) -> tuple[FollowJob, Plan]:
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
@@ -224,7 +231,7 @@ def _settle(args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoi
     finally:
         plates.close()
     if not args.quiet:
-        report.note_plan(job.numbers, plan)
+        report.print_plan(job.numbers, plan)
     return job, plan
 
 
@@ -262,7 +269,7 @@ def _write_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[in
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     devices: Sequence[str],
@@ -275,9 +282,9 @@ def _report(
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
-            report.note(f"the shot changes between the frames {a} and {b}; nothing is followed across it")
+            report.print_note(f"the shot changes between the frames {a} and {b}; nothing is followed across it")
     if outcome.stopped is not None:
-        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
+        report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     content: dict[str, Any] = {
         "output": args.output,
         "references": sorted(set(args.reference)),
@@ -286,15 +293,17 @@ def _report(
         "existing": existing,
         "st_maps_from_existing": st_maps,
         "problems": [problem._asdict() for problem in outcome.problems],
-        **report.select(outcome, "stopped", "cuts"),
-        **choice.describe(),
+        **report.select_attributes(outcome, "stopped", "cuts"),
+        **choice.describe_method(),
         "devices": list(devices),
         "seconds": {"total": seconds},
     }
-    text = f"{report.printable(args.output)}: {written} frames written, {existing} kept"
+    text = f"{report.make_printable(args.output)}: {written} frames written, {existing} kept"
     if st_maps:
         text += f", {st_maps} ST maps written from them"
     text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
     if outcome.is_good:
-        text += report.next_step(args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference))))
+        text += report.format_next_step(
+            args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference)))
+        )
     report.print_report(args, content, text, memory=True)

@@ -24,7 +24,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
-from fullfield.cli.report import naming, say
+from fullfield.cli.report import print_to_stderr, rename_in_errors
 from fullfield.estimators.registry import get_method
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
@@ -52,28 +52,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield live``."""
     parser.add_argument("source", metavar="SOURCE", help=f"video file, {CAMERA}0 or the address of a stream")
     parser.add_argument(
-        "--rate", type=_rate, metavar="RATE", help="source, max (drop nothing) or frames a second [source]"
+        "--rate", type=_parse_rate, metavar="RATE", help="source, max (drop nothing) or frames a second [source]"
     )
-    parser.add_argument("--flows", type=argtypes.count, help="stop after N flows [at the end of SOURCE or Ctrl-C]")
+    parser.add_argument(
+        "--flows", type=argtypes.parse_count, help="stop after N flows [at the end of SOURCE or Ctrl-C]"
+    )
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
-    scenes.add_max_motion(picture)
+    scenes.add_max_motion_option(picture)
     picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
     methods.add_method_options(parser, default="tvl1")
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
 
 
-def _rate(text: str) -> str | float:
+def _parse_rate(text: str) -> str | float:
     if text in ("source", "max"):
         return text
     try:
-        return argtypes.positive(text)
+        return argtypes.parse_positive(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected source, max or a number > 0, got {text!r}") from None
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_options(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.viz is None and not args.preview:
         raise InputError("--max-motion: applies to --viz or --preview, which are absent")
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
@@ -85,27 +87,27 @@ def _check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the options, estimate until the source ends or the user stops, and report."""
     choice = methods.choose_method(args)
-    _check(args)
+    _check_options(args)
 
     from fullfield.estimators.live import LiveStatistics
 
     methods.use_threads(args.threads)
     statistics = LiveStatistics()
-    with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
+    with ExitStack() as stack, rename_in_errors(**methods.map_arguments_to_options(args.method), window="--preview"):
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
-        stack.callback(_close, source, threads)
+        stack.callback(_close_source, source, threads)
         screen = _Screen.open(args, choice.device, source, stack)
-        compute = _computation(choice, (source.height, source.width))  # compiles before frames come
+        compute = _build_computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
-        interrupted = _play(args, source, compute, screen, statistics, status, threads)
+        interrupted = _compute_and_show(args, source, compute, screen, statistics, status, threads)
         if statistics.frames < 2 and not interrupted:
             raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
-    _report(args, choice, source, compute.backend, screen, statistics, interrupted)
+    _print_result(args, choice, source, compute.backend, screen, statistics, interrupted)
     return 0
 
 
-def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
+def _close_source(source: VideoSource, threads: list[threading.Thread]) -> None:
     """Close the source unless a thread still reads it, which would crash its library; the process ends soon."""
     if not any(thread.is_alive() for thread in threads):
         source.close()
@@ -114,7 +116,7 @@ def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
 # ---- computing
 
 
-def _computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
+def _build_computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
     make = getattr(choice.estimator, "create_video_solver", None)
     solver = make and make(size, check.device(choice.device, "--device"))
@@ -136,10 +138,10 @@ class _PerPair:
         return str(self._choice.estimator.backend)
 
     def __call__(self, pair: FramePair) -> Tensor:
-        first, second = (self._values(captured.frame) for captured in pair)
-        return _finished(self._choice.estimator(first, second)[0])
+        first, second = (self._read_values(captured.frame) for captured in pair)
+        return _wait_until_finished(self._choice.estimator(first, second)[0])
 
-    def _values(self, frame: Any) -> Tensor:
+    def _read_values(self, frame: Any) -> Tensor:
         pixels: Tensor = frame.luma() if self._is_grey else frame.rgb()
         return pixels[None].to(self._choice.device).float().div_(255)
 
@@ -160,18 +162,18 @@ class _Persistent:
     def __call__(self, pair: FramePair) -> Tensor:
         first, second = pair
         if first.number == self._last:
-            flow = self._solver.step(self._sent(second.frame))
+            flow = self._solver.step(self._send_to_device(second.frame))
         else:
-            flow = self._solver(self._sent(first.frame), self._sent(second.frame))
+            flow = self._solver(self._send_to_device(first.frame), self._send_to_device(second.frame))
         self._last = second.number
         assert flow is not None  # step has a previous frame
-        return _finished(flow[0])
+        return _wait_until_finished(flow[0])
 
-    def _sent(self, frame: Any) -> Tensor:
+    def _send_to_device(self, frame: Any) -> Tensor:
         return frame.luma()[None].to(self._device)  # type: ignore[no-any-return]
 
 
-def _finished(flow: Tensor) -> Tensor:
+def _wait_until_finished(flow: Tensor) -> Tensor:
     if flow.device.type == "cuda":
         import torch
 
@@ -259,24 +261,24 @@ class _Status:
         self._source, self._last = source, time.monotonic()
         self._drawn = False
 
-    def update(self, statistics: LiveStatistics) -> None:
+    def print_status(self, statistics: LiveStatistics) -> None:
         now = time.monotonic()
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
         self._last, self._drawn = now, self._live
-        line = f"fullfield: live: {summary(statistics)}"
+        line = f"fullfield: live: {summarize_statistics(statistics)}"
         if not self._live:
-            say(line)
+            print_to_stderr(line)
             return
         width = shutil.get_terminal_size().columns - 1
-        say(f"\r{line[:width]:<{width}}", end="")
+        print_to_stderr(f"\r{line[:width]:<{width}}", end="")
 
-    def end(self) -> None:
+    def end_line(self) -> None:
         if self._drawn:
-            say("")
+            print_to_stderr("")
 
 
-def summary(statistics: LiveStatistics) -> str:
+def summarize_statistics(statistics: LiveStatistics) -> str:
     """Return rates and latency as text."""
     counts = statistics.as_dict()
     latency = counts["latency_s"]
@@ -294,7 +296,7 @@ def summary(statistics: LiveStatistics) -> str:
 # ---- running
 
 
-def _play(
+def _compute_and_show(
     args: argparse.Namespace,
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
@@ -322,7 +324,7 @@ def _play(
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = played_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_waiting, args))
+        frames = played_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_waiting, args))
     work = (
         partial(capture, frames, pairs, statistics),
         partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
@@ -334,7 +336,7 @@ def _play(
     try:
         while (result := results.take()) is not None:
             is_open = screen.show(result)
-            status.update(statistics)
+            status.print_status(statistics)
             if not is_open:
                 break
     except KeyboardInterrupt:
@@ -342,19 +344,19 @@ def _play(
     finally:
         results.close()
         pairs.close()
-        status.end()
+        status.end_line()
         for thread in threads:
             thread.join(_PATIENCE)
     return interrupted
 
 
-def _waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
+def _note_waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
     if not args.quiet:
         due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
-        report.note(f"{args.source}: {due}; --rate max does not wait")
+        report.print_note(f"{args.source}: {due}; --rate max does not wait")
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     source: VideoSource,
@@ -374,20 +376,22 @@ def _report(
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
     description = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
-    text = f"{report.printable(args.source)}: {description}: {summary(statistics)}"
+    text = f"{report.make_printable(args.source)}: {description}: {summarize_statistics(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.drawn_count} pictures, {picture['dropped']} flows without one"
-        text += f"\n{report.printable(args.viz)}: {words if screen.drawn_count else 'not written, there was no flow'}"
+        text += (
+            f"\n{report.make_printable(args.viz)}: {words if screen.drawn_count else 'not written, there was no flow'}"
+        )
     requested = "source" if args.rate is None else args.rate
     rates = {"source": source.rate, "requested": requested}
     properties = {
         "source": args.source,
-        "size": report.select(source, "width", "height"),
+        "size": report.select_attributes(source, "width", "height"),
         "rate": rates,
         **counts,
         "interrupted": interrupted,
         "picture": picture,
-        **report.select(choice, "method", "preset", "device"),
+        **report.select_attributes(choice, "method", "preset", "device"),
         "parameters": dict(choice.estimator.parameters),
         "backend": backend,
     }

@@ -24,7 +24,7 @@ from fullfield import __version__
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes
 from fullfield.cli.options import add_verb
-from fullfield.cli.report import note, printable
+from fullfield.cli.report import make_printable, print_note
 
 VERBS = (
     "flow", "shot", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate",
@@ -59,9 +59,11 @@ _PACKAGES = {
 
 
 _METAVARS: dict[object, str] = {
-    **dict.fromkeys((argtypes.integer, argtypes.natural, argtypes.count, argtypes.threads), "N"),
-    **dict.fromkeys((argtypes.number, argtypes.positive), "X"),
-    argtypes.size: "WxH",
+    **dict.fromkeys(
+        (argtypes.parse_integer, argtypes.parse_natural, argtypes.parse_count, argtypes.parse_threads), "N"
+    ),
+    **dict.fromkeys((argtypes.parse_number, argtypes.parse_positive), "X"),
+    argtypes.parse_size: "WxH",
 }
 
 
@@ -98,11 +100,11 @@ class Parser(argparse.ArgumentParser):
         self._arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+    def refuse_arguments(self, unknown: Sequence[str]) -> NoReturn:
         """Raise InputError for arguments that the verb, or this parser, does not know."""
         parser: Parser = self
         words = iter(self._arguments)
-        while (below := parser._verbs()) and (verb := next((word for word in words if word in below), None)):
+        while (below := parser._list_verbs()) and (verb := next((word for word in words if word in below), None)):
             parser = below[verb]
         files = [word for word in unknown if not word.startswith("-") and Path(word).is_file()]
         hint = "; quote a glob, as in 'plate.*.exr'" if files else ""
@@ -112,9 +114,9 @@ class Parser(argparse.ArgumentParser):
         """Raise InputError with the nearest known name."""
         hints = [
             suggest_nearest(word.lower() if word.lower() in valid_names else word, valid_names)
-            for word, valid_names in _choices(message)
+            for word, valid_names in _parse_choice_message(message)
         ]
-        if not self._verbs() or message.startswith("unrecognized"):
+        if not self._list_verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             valid_names = list(self._option_string_actions)
             hints += [suggest_nearest(option, valid_names, option) for option in options if option not in valid_names]
@@ -124,13 +126,13 @@ class Parser(argparse.ArgumentParser):
         """Return the help, with the example on top."""
         return self.example + super().format_help()
 
-    def _verbs(self) -> dict[str, Any]:
+    def _list_verbs(self) -> dict[str, Any]:
         """Return the parsers of the verbs by name."""
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return dict(actions[0].choices) if actions else {}
 
 
-def _choices(message: str) -> list[tuple[str, list[str]]]:
+def _parse_choice_message(message: str) -> list[tuple[str, list[str]]]:
     """Return the name and the valid names if argparse's ``message`` is about a choice."""
     match = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     return [(match[1], [name.strip("' ") for name in match[2].split(",")])] if match else []
@@ -166,37 +168,37 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
     ``build`` returns the parser of another command, as :func:`build_parser` does for this one.
     """
     _prepare_streams()
-    with _plain_warnings(), _terminate_cleanly(), _named_stdout():
+    with _print_plain_warnings(), _terminate_cleanly(), _replace_stdout():
         try:
-            code = _run(argv, build or build_parser)
+            code = _run_verb(argv, build or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
             _discard_stdout()
             return 141
         except KeyboardInterrupt:
-            note("interrupted", kind="error")
+            print_note("interrupted", kind="error")
             return 130
         except InputError as error:
-            return _fail(str(error), error.exit_code)
+            return _print_error(str(error), error.exit_code)
         except OSError as error:
             if error.filename == _STDOUT:
                 _discard_stdout()
-            return _fail(_explain_os_error(error))
+            return _print_error(_explain_os_error(error))
         except ImportError as error:
             package = _PACKAGES.get((error.name or "").partition(".")[0])
             if package is None:
                 raise
-            return _fail(f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor")
+            return _print_error(f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor")
         except (MemoryError, RuntimeError) as error:
             short = ("DefaultCPUAllocator", "CUDA out of memory")
             named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             if not named and not any(word in str(error) for word in short):
                 raise
-            return _fail(_explain_memory(error))
+            return _print_error(_explain_memory(error))
     return code
 
 
-def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
+def _run_verb(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build()
     try:
@@ -204,21 +206,21 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     if unknown:
-        parser.refuse(unknown)
+        parser.refuse_arguments(unknown)
     if args.verb is None:
-        raise InputError(f"no verb given; one of {', '.join(parser._verbs())} (see {parser.prog} --help)")
-    with _quiet_kernels(getattr(args, "quiet", False)):
+        raise InputError(f"no verb given; one of {', '.join(parser._list_verbs())} (see {parser.prog} --help)")
+    with _silence_kernels(getattr(args, "quiet", False)):
         try:
             code: int = args.run(args)
         except KeyboardInterrupt:
             hint = "; the same command continues" if args.verb in _CONTINUING else ""
-            note(f"interrupted{hint}", kind="error")
+            print_note(f"interrupted{hint}", kind="error")
             return 130
     return code
 
 
 @contextlib.contextmanager
-def _quiet_kernels(quiet: bool) -> Iterator[None]:
+def _silence_kernels(quiet: bool) -> Iterator[None]:
     """Silence messages about compilation too while ``--quiet`` is in effect."""
     sets = quiet and not os.environ.get(_QUIET)
     if sets:
@@ -240,8 +242,8 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _fail(message: str, code: int = 2) -> int:
-    note(message, kind="error")
+def _print_error(message: str, code: int = 2) -> int:
+    print_note(message, kind="error")
     return code
 
 
@@ -271,12 +273,12 @@ class _Stdout:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return int(self._named(self._stream.write, printable(text, "\n\t")))
+        return int(self._call_naming_stream(self._stream.write, make_printable(text, "\n\t")))
 
     def flush(self) -> None:
-        self._named(self._stream.flush)
+        self._call_naming_stream(self._stream.flush)
 
-    def _named(self, call: Callable[..., Any], *arguments: str) -> Any:
+    def _call_naming_stream(self, call: Callable[..., Any], *arguments: str) -> Any:
         try:
             return call(*arguments)
         except BrokenPipeError:
@@ -286,7 +288,7 @@ class _Stdout:
 
 
 @contextlib.contextmanager
-def _named_stdout() -> Iterator[None]:
+def _replace_stdout() -> Iterator[None]:
     stream = sys.stdout
     sys.stdout = cast("TextIO", _Stdout(stream))
     try:
@@ -296,11 +298,11 @@ def _named_stdout() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
+def _print_plain_warnings() -> Iterator[None]:
     """Print warnings of the library as one line each, without source and line number."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        note(str(message), kind="warning")
+        print_note(str(message), kind="warning")
 
     with warnings.catch_warnings():
         warnings.showwarning = show

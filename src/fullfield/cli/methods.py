@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import argtypes
-from fullfield.cli.report import naming, note
+from fullfield.cli.report import print_note, rename_in_errors
 from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, get_method
 from fullfield.models.weights import Origin, find_origin
@@ -58,7 +58,7 @@ class MethodChoice:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
-    def describe(self, source: Any = None) -> dict[str, Any]:
+    def describe_method(self, source: Any = None) -> dict[str, Any]:
         """Return the method and its settings for a report, as the flow ``source`` has them, else the estimator."""
         source = self.estimator if source is None else source
         used = {"method": source.method, "parameters": dict(source.parameters), "backend": source.backend}
@@ -83,21 +83,21 @@ class MethodChoice:
             prepare_estimator(estimator, device, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
-            note(f"downloading the weights {self.origin.name}")
-        estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
+            print_note(f"downloading the weights {self.origin.name}")
+        estimator.prepare(device, size, fetching=report_download(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 
-        with naming(method=f"--method {self.method}"):
+        with rename_in_errors(method=f"--method {self.method}"):
             return estimate_tensors(frame1, frame2, self.estimator, device=self.device, **options).cpu()
 
 
 _DEST = "parameter "
 
 
-def fetching(progress: Callable[[float, str], None], description: str) -> Callable[[int, int | None], None]:
+def report_download(progress: Callable[[float, str], None], description: str) -> Callable[[int, int | None], None]:
     """Return a callback that reports downloaded and total bytes to ``progress``."""
 
     def report(have: int, total: int | None) -> None:
@@ -132,12 +132,12 @@ class Parameter:
         """Placeholder of the value in the help."""
         if self.choices is not None:
             return "{" + ",".join(str(choice) for choice in self.choices) + "}"
-        return self.metavar or _metavar(self.annotation)
+        return self.metavar or _choose_metavar(self.annotation)
 
-    def read(self, text: str) -> object:
+    def parse_value(self, text: str) -> object:
         """Parse ``text``; InputError names the option."""
         try:
-            value = _read(self.annotation, text)
+            value = _parse_annotated(self.annotation, text)
         except ValueError:
             raise InputError(f"{self.option}: expected {self.placeholder}, got {text!r}") from None
         if self.choices is not None and value not in self.choices:
@@ -145,13 +145,13 @@ class Parameter:
         return value
 
 
-def parameters(method: str) -> Mapping[str, Parameter]:
+def list_parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _list_parameters(get_method(method).load())
+    return _read_parameters(get_method(method).load())
 
 
 @cache  # the parsers call it a thousand times
-def _list_parameters(config: Any) -> Mapping[str, Parameter]:
+def _read_parameters(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     result = {}
     for field in dataclasses.fields(config):
@@ -181,18 +181,18 @@ def add_method_options(
     usual = group if usual is None else usual
     names = ", ".join((*METHODS, *others))
     if positional:
-        parser.add_argument("method", type=partial(_method, others=others), metavar="MODEL", help=names)
+        parser.add_argument("method", type=partial(_parse_method, others=others), metavar="MODEL", help=names)
     else:
         names += ", or your own package.module:Class"
-        usual.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
+        usual.add_argument("--method", type=_parse_method, metavar="NAME", default=default, help=names)
     usual.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
     usual.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
-    group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
     return group
 
 
-def _method(text: str, others: Sequence[str] = ()) -> str:
+def _parse_method(text: str, others: Sequence[str] = ()) -> str:
     if text in others:
         return text
     try:
@@ -202,7 +202,7 @@ def _method(text: str, others: Sequence[str] = ()) -> str:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None
 
 
-def add_scale(group: Any) -> None:
+def add_scale_option(group: Any) -> None:
     """Add ``--scale``, for an estimation on smaller frames."""
     group.add_argument(
         "--scale", metavar="FRACTION", default="1", help="estimate at this fraction of the size, such as 1/2"
@@ -223,8 +223,8 @@ def choose_method(args: argparse.Namespace) -> MethodChoice:
     presets = method.presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
-    changes = _changes(args, args.method)
-    with naming(**words(args.method)):
+    changes = _collect_changes(args, args.method)
+    with rename_in_errors(**map_arguments_to_options(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else find_origin(method.network, config.weights)
     return MethodChoice(args.method, args.preset, config, args.backend, resolve_auto(args.device), origin)
@@ -239,9 +239,9 @@ def resolve_auto(name: str) -> str:
     return str(resolve_device(name))
 
 
-def words(method: str) -> dict[str, str]:
-    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.report.naming`."""
-    own = {parameter.field: option for option, parameter in parameters(method).items()}
+def map_arguments_to_options(method: str) -> dict[str, str]:
+    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.report.rename_in_errors`."""
+    own = {parameter.field: option for option, parameter in list_parameters(method).items()}
     names = ("method", "backend", "device", "scale", "initial_flow")
     general = {name: f"--{name.replace('_', '-')}" for name in names}
     return {**own, **general}
@@ -251,8 +251,8 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
     """Add a group of options for each method, or for several methods that share them."""
     shared: dict[tuple[str, ...], dict[str, dict[str, Parameter]]] = {}
     for name in METHODS:
-        for option, parameter in parameters(name).items():
-            shared.setdefault(_owners(option), {}).setdefault(option, {})[name] = parameter
+        for option, parameter in list_parameters(name).items():
+            shared.setdefault(_list_methods_with(option), {}).setdefault(option, {})[name] = parameter
     for owners, options in shared.items():
         titles = ", ".join(METHODS[name].title for name in owners)
         group = parser.add_argument_group(f"parameters of {titles} (--method {', '.join(owners)})")
@@ -266,7 +266,7 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
     names_by_help: dict[str, list[str]] = {}
     for name, meaning in meanings.items():
         names_by_help.setdefault(meaning.help, []).append(name)
-    texts = [f"{help}{_values(tuple(names), parameter)}" for help, names in names_by_help.items()]
+    texts = [f"{help}{_describe_preset_values(tuple(names), parameter)}" for help, names in names_by_help.items()]
     if len(names_by_help) > 1:
         texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, names_by_help.values(), strict=True)]
     how: dict[str, Any] = {"metavar": "|".join(dict.fromkeys(meaning.placeholder for meaning in meanings.values()))}
@@ -276,56 +276,56 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
     group.add_argument(parameter.option, help="; ".join(texts).replace("%", "%%"), **how)
 
 
-def _owners(option: str) -> tuple[str, ...]:
+def _list_methods_with(option: str) -> tuple[str, ...]:
     """Return the methods that have the option."""
-    return tuple(name for name in METHODS if option in parameters(name))
+    return tuple(name for name in METHODS if option in list_parameters(name))
 
 
-def list_options(args: argparse.Namespace) -> list[str]:
+def list_parameter_options(args: argparse.Namespace) -> list[str]:
     """Return the parameter options on the command line."""
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def value(args: argparse.Namespace, option: str) -> Any:
+def get_option_value(args: argparse.Namespace, option: str) -> Any:
     """Return the text (of a switch the value) of a parameter option on the command line; None if it is absent."""
     return getattr(args, _DEST + option, None)
 
 
-def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
+def _collect_changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
     """Return the parameters on the command line by field; an option of another method is refused."""
-    own, changes = parameters(method), {}
-    for option in list_options(args):
+    own, changes = list_parameters(method), {}
+    for option in list_parameter_options(args):
         if option not in own:
-            owners = ", ".join(_owners(option))
+            owners = ", ".join(_list_methods_with(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
-        result = value(args, option)
-        changes[own[option].field] = result if isinstance(result, bool) else own[option].read(result)
+        result = get_option_value(args, option)
+        changes[own[option].field] = result if isinstance(result, bool) else own[option].parse_value(result)
     return changes
 
 
-def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
+def _describe_preset_values(owners: tuple[str, ...], parameter: Parameter) -> str:
     """Return the presets' values for the help: one, or one per preset and method if they differ."""
     values: dict[str, list[str]] = {}
     for name in owners:
-        values.setdefault(_preset_values(METHODS[name], parameter.field), []).append(name)
-    if parameter.is_switch and values.keys() == {_show(None)}:
+        values.setdefault(_describe_method_values(METHODS[name], parameter.field), []).append(name)
+    if parameter.is_switch and values.keys() == {_format_value(None)}:
         return ""  # not a value of the command line
     if len(values) == 1:
         return f" [{next(iter(values))}]"
     return " [" + "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items()) + "]"
 
 
-def _preset_values(method: Method, field: str) -> str:
+def _describe_method_values(method: Method, field: str) -> str:
     """Return the value of the default preset, and those of the presets that differ."""
-    values = {preset: _show(getattr(config, field)) for preset, config in method.presets().items()}
+    values = {preset: _format_value(getattr(config, field)) for preset, config in method.presets().items()}
     default = values[DEFAULT_PRESET]
     others = ", ".join(f"{preset}: {value}" for preset, value in values.items() if value != default)
     return f"{default} ({others})" if others else default
 
 
-def _show(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, tuple):
-        return ",".join(map(_show, value))
+        return ",".join(map(_format_value, value))
     return "auto" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -335,34 +335,38 @@ def _split_annotation(annotation: object) -> tuple[object, tuple[object, ...]]:
     return typing.Union if origin is types.UnionType else origin, typing.get_args(annotation)
 
 
-def _metavar(annotation: object) -> str:
+def _choose_metavar(annotation: object) -> str:
     origin, inner = _split_annotation(annotation)
     if origin is typing.Union:
-        return "|".join(map(_metavar, inner))
+        return "|".join(map(_choose_metavar, inner))
     if origin is tuple:
-        return f"{_metavar(inner[0])},..." if inner[-1] is Ellipsis else ",".join(map(_metavar, inner))
+        return f"{_choose_metavar(inner[0])},..." if inner[-1] is Ellipsis else ",".join(map(_choose_metavar, inner))
     if origin is typing.Literal:
         return "{" + ",".join(map(str, inner)) + "}"
     names: dict[object, str] = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "auto"}
     return names[annotation]
 
 
-def _read(annotation: object, text: str) -> object:
+def _parse_annotated(annotation: object, text: str) -> object:
     """Parse ``text`` as ``annotation``; ValueError if it does not fit."""
     origin, inner = _split_annotation(annotation)
     if origin is typing.Union:
         for member in sorted(inner, key=lambda member: member is not type(None)):
             with contextlib.suppress(ValueError):
-                return _read(member, text)
+                return _parse_annotated(member, text)
         raise ValueError(text)
     if origin is tuple:
         items = text.split(",")
         kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(_read(kind, item.strip()) for kind, item in zip(kinds, items, strict=True))
+        return tuple(_parse_annotated(kind, item.strip()) for kind, item in zip(kinds, items, strict=True))
     if origin is typing.Literal:
         return next((choice for choice in inner if str(choice) == text), text)
     words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}
-    readers: dict[object, typing.Callable[[str], object]] = {int: argtypes.integer, float: argtypes.number, str: str}
+    readers: dict[object, typing.Callable[[str], object]] = {
+        int: argtypes.parse_integer,
+        float: argtypes.parse_number,
+        str: str,
+    }
     try:
         return words[annotation][text.lower()] if annotation in words else readers[annotation](text)
     except (KeyError, argparse.ArgumentTypeError) as error:

@@ -16,7 +16,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.cli import argtypes
-from fullfield.cli.report import naming, same_size, size
+from fullfield.cli.report import check_same_size, format_size, rename_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, common_window
 from fullfield.sequences.names import format_mask
@@ -54,7 +54,7 @@ def add_fields(group: Any, config: type[Config]) -> list[str]:
         if kind is bool:
             group.add_argument(option, action="store_true", help=field.metadata["help"])
         else:
-            parse = {int: argtypes.integer, float: argtypes.number}.get(kind)
+            parse = {int: argtypes.parse_integer, float: argtypes.parse_number}.get(kind)
             texts = {name: field.metadata[name] for name in ("help", "metavar")}
             group.add_argument(option, type=parse, default=field.default, **texts)
     return [field.name for field in fields]
@@ -104,21 +104,21 @@ READING_WORDS = {
     "layer": "--layer",
     "mask": "--mask",
 }
-"""Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.naming`."""
+"""Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.rename_in_errors`."""
 
 
-def reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``read_frame`` that were given."""
     values = {name: getattr(args, option[2:].replace("-", "_")) for name, option in READING_WORDS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def unused_reading_options(args: argparse.Namespace) -> list[str]:
+def list_reading_options(args: argparse.Namespace) -> list[str]:
     """Return the reading options that were given, for a command that reads no frame."""
-    return [READING_WORDS[name] for name in reading_arguments(args)]
+    return [READING_WORDS[name] for name in get_reading_arguments(args)]
 
 
-def add_flow_choice(group: Any, prefix: str, source: str) -> None:
+def add_layer_options(group: Any, prefix: str, source: str) -> None:
     """Add ``--PREFIX-layer`` and ``--PREFIX-part``, for a flow that is read."""
     group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {source} [forward]")
     group.add_argument(
@@ -126,14 +126,14 @@ def add_flow_choice(group: Any, prefix: str, source: str) -> None:
     )
 
 
-def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
+def get_layer_arguments(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
     """Return the arguments of ``read_flow`` for these options."""
     return {name: getattr(args, f"{prefix}_{name}") for name in ("layer", "part")}
 
 
-def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, source: str) -> None:
+def check_layer_options(args: argparse.Namespace, prefix: str, path: str | None, source: str) -> None:
     """Refuse a layer or part of a flow that is absent."""
-    for name, value in flow_choice(args, prefix).items():
+    for name, value in get_layer_arguments(args, prefix).items():
         if value is not None and path is None:
             raise InputError(f"--{prefix}-{name}: describes {source}, which is absent")
 
@@ -143,7 +143,7 @@ def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> N
     group = parser.add_argument_group(f"reading the vectors of {source}")
     names = "U,V" if prefix else "U,V[,U,V]"
     backward = "" if prefix else "; and of the backward flow"
-    group.add_argument(f"--{prefix}channels", type=argtypes.names, metavar=names, help=f"EXR channels{backward}")
+    group.add_argument(f"--{prefix}channels", type=argtypes.parse_names, metavar=names, help=f"EXR channels{backward}")
     group.add_argument(
         f"--{prefix}y-axis",
         choices=("up", "down"),
@@ -155,25 +155,25 @@ def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> N
     if prefix != "truth-":
         group.add_argument(
             f"--{prefix}vector-scale",
-            type=argtypes.factors,
+            type=argtypes.parse_factors,
             metavar="X[,Y]",
             help="multiply the vectors by X, or u by X and v by Y [1]",
         )
 
 
-def vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
+def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
     """Return the arguments of ``read_flow`` for the options of :func:`add_vector_options`, without layer and part."""
     options = {"channels": "channels", "y_axis": "y_axis", "encoding": "encoding", "scale": "vector_scale"}
     values = {name: getattr(args, f"{prefix.replace('-', '_')}{option}", None) for name, option in options.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def vector_reading(args: argparse.Namespace, **fields: Any) -> VectorReading:
+def build_vector_reading(args: argparse.Namespace, **fields: Any) -> VectorReading:
     """Return the reading of vectors that the options describe."""
     from fullfield.io.vectors import VectorReading
 
-    with naming(channels="--channels"):
-        return VectorReading(**vector_arguments(args), **fields)
+    with rename_in_errors(channels="--channels"):
+        return VectorReading(**get_vector_arguments(args), **fields)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
@@ -189,7 +189,7 @@ def add_packing_options(group: Any, *, half: bool = True) -> None:
     )
 
 
-def packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}
@@ -228,7 +228,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format
 
-    reading = reading_arguments(args)
+    reading = get_reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
@@ -240,27 +240,27 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
-    masks = {frame: format_mask(mask, _frame_number(frame)) for frame in frames}
-    with naming(mask=f"--mask {mask}"):
+    masks = {frame: format_mask(mask, _last_number(frame)) for frame in frames}
+    with rename_in_errors(mask=f"--mask {mask}"):
         results = [FrameReader(**reading, mask=masks[frame]).read(frame) for frame in frames]
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
     read = [fill_frame(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
-        same_size(read[0], frames[0], tensor, frame)
+        check_same_size(read[0], frames[0], tensor, frame)
     if any(warn_about_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return FrameFiles(read, window, [result.valid for result in results])
 
 
-def _frame_number(path: str) -> int:
+def _last_number(path: str) -> int:
     """Return the last number in a file's name; 0 where it has none."""
     numbers = re.findall(r"\d+", Path(path).stem)
     return int(numbers[-1]) if numbers else 0
 
 
-def add_four_values(group: Any) -> None:
+def add_four_values_option(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
         "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"
@@ -293,17 +293,19 @@ def read_truth(
         return values, values.isfinite().all(1).all(0)
     if four:
         raise InputError(
-            f"--four-values: {path} is {size(truth)}, expected twice the size of {pred_path}, {size(pred)}"
+            f"--four-values: {path} is {format_size(truth)}, expected twice the size of {pred_path}, "
+            f"{format_size(pred)}"
         )
     if truth.shape[-2:] != pred.shape[-2:]:
         hint = "; if it holds four values a pixel, use --four-values" if twice else ""
         raise InputError(
-            f"{pred_path}: is {size(pred)}, but {path} is {size(truth)}; they must have the same size{hint}"
+            f"{pred_path}: is {format_size(pred)}, but {path} is {format_size(truth)}; "
+            f"they must have the same size{hint}"
         )
     return truth, valid
 
 
-def truth_values(truth: Tensor) -> int:
+def count_truth_values(truth: Tensor) -> int:
     """Return the number of values that the truth has for a pixel."""
     return 4 if truth.ndim == 4 else 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.training.flow.config import SceneStyle
 
 EPILOG = """\
@@ -29,10 +29,13 @@ The same command continues a run that was stopped; with a larger --count it adds
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
-    parser.add_argument("--count", type=argtypes.count, default=20, help="number of pairs")
-    parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
+    parser.add_argument("--count", type=argtypes.parse_count, default=20, help="number of pairs")
+    parser.add_argument("--size", type=argtypes.parse_size, default="640x360", help="size of the frames")
     parser.add_argument(
-        "--seed", type=argtypes.natural, default=0, help="seed; training starts at 0 too, so validate with another"
+        "--seed",
+        type=argtypes.parse_natural,
+        default=0,
+        help="seed; training starts at 0 too, so validate with another",
     )
     parser.add_argument(
         "--textures", metavar="PACK", help="picture pack (python -m tools textures) [procedural pictures]"
@@ -40,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures, bodies or meshes")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
-    parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
+    parser.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
     report.add_report_options(parser, progress=True)
 
 
@@ -56,20 +59,23 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    with ProgressBar("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device", style="--style"):
+    with (
+        ProgressBar("pairs", quiet=args.quiet) as progress,
+        rename_in_errors(size="--size", device="--device", style="--style"),
+    ):
         style = SceneStyle.preset(args.style)
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)
-        watch.lap("pictures")
+        watch.add_lap("pictures")
         args.device = methods.resolve_auto(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
         written = write_pairs(args.output, pairs, args.count, **how)
-    watch.lap("pairs")
-    seconds = watch.seconds()
+    watch.add_lap("pairs")
+    seconds = watch.get_seconds()
     properties = {
-        **report.select(args, "output", "seed", "flow_format", "device", "style", "textures"),
-        **report.select(written, "made", "kept"),
+        **report.select_attributes(args, "output", "seed", "flow_format", "device", "style", "textures"),
+        **report.select_attributes(written, "made", "kept"),
         "size": {"width": args.size[1], "height": args.size[0]},
         "seconds": seconds,
     }

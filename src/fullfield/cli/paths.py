@@ -88,7 +88,7 @@ def check_new_folder(name: str, option: str) -> None:
     check_folder(existing, f"{option} {folder}")
 
 
-def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
+def check_replaceable(outputs: Iterable[tuple[str, str | None]]) -> None:
     """Raise InputError if an output would replace a file that :func:`record_output` has not recorded.
 
     Outputs are (option, path); the path of an absent one is None. Empty files may be replaced.
@@ -98,7 +98,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_notes(path)).find_current_records(os.path.realpath(path)):
+        if not Records(_notes_path(path)).find_current_records(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
@@ -108,14 +108,14 @@ def record_output(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_notes(path), "pairs").record_file(os.path.realpath(path), {"version": __version__})
+    return Journal(_notes_path(path), "pairs").record_file(os.path.realpath(path), {"version": __version__})
 
 
-def _notes(path: str) -> Path:
+def _notes_path(path: str) -> Path:
     return Path(os.path.realpath(path)).parent / ".fullfield"
 
 
-def free_name(path: str, suffix: str) -> str:
+def find_free_name(path: str, suffix: str) -> str:
     """Return ``path`` with ``suffix``, with a number if that name exists."""
     numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))
     names = (f"{path}{number}{suffix}" for number in numbers)
@@ -143,17 +143,17 @@ def check_files(
 
 def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
     """Check that no output is an input or another output; outputs are (option, path), None for an absent path."""
-    taken = {_identity(path): "an input" for path in inputs if path is not None}
+    taken = {_identify_file(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:
             continue
-        identity = _identity(path)
+        identity = _identify_file(path)
         if identity in taken:
             raise InputError(f"{option} {path}: is also {taken[identity]}; choose another file")
         taken[identity] = f"written by {option}"
 
 
-def _identity(path: str) -> tuple[object, ...]:
+def _identify_file(path: str) -> tuple[object, ...]:
     try:
         status = Path(path).stat()
     except OSError:

@@ -57,10 +57,10 @@ def check_shot_files(args: argparse.Namespace) -> None:
     if args.codec is not None and not is_video:
         raise InputError(f"--codec: is for a video, and the output is {args.output}; leave it out")
     if is_video and not args.quiet:
-        report.note(f"{args.output}: is written without sound")
+        report.print_note(f"{args.output}: is written without sound")
 
 
-def naming_options(args: argparse.Namespace) -> AbstractContextManager[None]:
+def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[None]:
     """Return a context in which errors name options in place of arguments."""
     names = {
         "flow": f"--flow {args.flow}",
@@ -69,7 +69,7 @@ def naming_options(args: argparse.Namespace) -> AbstractContextManager[None]:
         "codec": "--codec",
     }
     names |= {name: f"--{name}" for name in ("reference", "factor", "frames", "device")}
-    return report.naming(**names)
+    return report.rename_in_errors(**names)
 
 
 def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:
@@ -78,7 +78,7 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
 
     settled, plan = job.compare_with_files(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
-        report.note_plan(job.numbers, plan)
+        report.print_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
         outcome = run_pictures(settled, plan.missing, codec=codec, report=progress.count_frames(count))
@@ -88,9 +88,9 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
 def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, action: str = "", **content: Any) -> int:
     """Print problems and the report, which says the action, and return the exit code."""
     for problem in outcome.problems:
-        report.note(str(problem), kind="error")
+        report.print_note(str(problem), kind="error")
     if outcome.stopped is not None:
-        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
+        report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     values = {
         "output": args.output,
         "written": format_frames(outcome.written),
@@ -100,6 +100,6 @@ def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, actio
         **content,
     }
     lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
-    text = f"{report.printable(args.output)}: {len(outcome.written)} frames written{lost}"
+    text = f"{report.make_printable(args.output)}: {len(outcome.written)} frames written{lost}"
     report.print_report(args, values, f"{text}, {action}" if action else text)
     return 0 if outcome.is_good else 2

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fullfield.cli.report import printable, say
+from fullfield.cli.report import make_printable, print_to_stderr
 
 _SILENT_SECONDS = 1.0
 _REDRAW_SECONDS = 0.1
@@ -34,7 +34,7 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         if self._drawn:
-            self._draw("")
+            self._draw_line("")
 
     def __call__(self, fraction: float, text: str = "") -> None:
         """Show the ``fraction`` of the work that is done, and what it does now."""
@@ -45,14 +45,14 @@ class ProgressBar:
         tenth = int(fraction * 10)
         if self._live:
             bar = "#" * round(fraction * _BAR)
-            self._draw(f"{self._label} [{bar:<{_BAR}}] {self._line(now, fraction, text)}")
+            self._draw_line(f"{self._label} [{bar:<{_BAR}}] {self._format_line(now, fraction, text)}")
         elif tenth > self._tenth:
-            say(f"fullfield: {self._label} {self._line(now, fraction, text)}")
+            print_to_stderr(f"fullfield: {self._label} {self._format_line(now, fraction, text)}")
         else:
             return
         self._tenth, self._last = tenth, now
 
-    def span(self, start: float, end: float) -> Callable[[float, str], None]:
+    def build_span(self, start: float, end: float) -> Callable[[float, str], None]:
         """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
@@ -73,18 +73,18 @@ class ProgressBar:
 
         return count_frame
 
-    def _line(self, now: float, fraction: float, text: str) -> str:
+    def _format_line(self, now: float, fraction: float, text: str) -> str:
         since, before = self._origin
         left = ""
         if before + _ENOUGH < fraction < 1:
-            left = f", {_clock((now - since) * (1 - fraction) / (fraction - before))} left"
-        return f"{fraction:4.0%}  {_clock(now - self._start)}{left}  {printable(text)}"
+            left = f", {_format_time((now - since) * (1 - fraction) / (fraction - before))} left"
+        return f"{fraction:4.0%}  {_format_time(now - self._start)}{left}  {make_printable(text)}"
 
-    def _draw(self, line: str) -> None:
+    def _draw_line(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        say(f"\r{line[:width]:<{width}}\r", end="")
+        print_to_stderr(f"\r{line[:width]:<{width}}\r", end="")
         self._drawn = True
 
 
-def _clock(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d} min"

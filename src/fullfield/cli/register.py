@@ -48,16 +48,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "clouds", nargs="+", metavar="CLOUD", help=f"SRC and DST, or several: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)"
     )
-    parser.add_argument("--columns", type=argtypes.count, help="float32 numbers of a point in .bin files [by content]")
+    parser.add_argument(
+        "--columns", type=argtypes.parse_count, help="float32 numbers of a point in .bin files [by content]"
+    )
     parser.add_argument("--apply", metavar="POSE", help="move the only cloud by this pose: text or .npy, 4x4 or 3x4")
     search = parser.add_argument_group("search")
-    search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
+    search.add_argument("--voxel", type=argtypes.parse_positive, help="edge of a voxel, in the clouds' units [auto]")
     search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
     search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
     search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [the published ones]")
-    search.add_argument("--seed", type=argtypes.natural, help="seed of the random draws [0]")
-    search.add_argument("--iterations", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
-    search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
+    search.add_argument("--seed", type=argtypes.parse_natural, help="seed of the random draws [0]")
+    search.add_argument("--iterations", type=argtypes.parse_count, help="number of triples that RANSAC draws [50000]")
+    search.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument("--pose", metavar="FILE", help="write the pose as text, as --init and --apply read it")
@@ -65,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )
-    output.add_argument("--max-error", type=argtypes.positive, help="end of the picture's error scale [2 voxels]")
+    output.add_argument("--max-error", type=argtypes.parse_positive, help="end of the picture's error scale [2 voxels]")
     report.add_report_options(output, progress=True)
 
 
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     _check_files(args)
     if args.apply is not None:
-        return _apply(args)
+        return _apply_pose(args)
     args.seed = 0 if args.seed is None else args.seed
     args.iterations = 50_000 if args.iterations is None else args.iterations
     if args.weights is not None and args.descriptor == "fpfh":
@@ -99,27 +101,27 @@ def run(args: argparse.Namespace) -> int:
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_lossless(args.output, clouds[0])
-        watch.lap("load")
+        watch.add_lap("load")
         if len(clouds) > 2:
-            group = register_group(clouds, settings, progress.span(0.1, 0.9))
-            watch.lap("register")
+            group = register_group(clouds, settings, progress.build_span(0.1, 0.9))
+            watch.add_lap("register")
             return _report_group(args, clouds, group, watch)
-        result = register_clouds(clouds[0], clouds[1], settings, progress.span(0.1, 0.7))
-        watch.lap("register")
+        result = register_clouds(clouds[0], clouds[1], settings, progress.build_span(0.1, 0.7))
+        watch.add_lap("register")
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
             io.write_point_cloud(args.output, transform_cloud(clouds[0], result.transform))
         if result.success and args.pose is not None:
             _write_pose(args.pose, result.transform)
         if result.success and args.merge is not None:
-            _merge(args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]])
+            _write_merged_cloud(args.merge, [transform_cloud(clouds[0], result.transform), clouds[1]])
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
-            _draw(args, clouds, result, pose, progress.span(0.8, 1.0))
+            _draw_clouds(args, clouds, result, pose, progress.build_span(0.8, 1.0))
             drawn = True
-        watch.lap("write")
-    _report(args, result, drawn, clouds, watch.seconds())
+        watch.add_lap("write")
+    _print_result(args, result, drawn, clouds, watch.get_seconds())
     return 0 if result.success else NOT_REGISTERED
 
 
@@ -162,11 +164,11 @@ def _check_count(args: argparse.Namespace) -> None:
 
 def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
     """Read a cloud; the number of columns is for files of numbers without a header."""
-    with report.naming(columns="--columns"):
+    with report.rename_in_errors(columns="--columns"):
         return io.read_point_cloud(path, columns=columns if path.lower().endswith(".bin") else None)
 
 
-def _apply(args: argparse.Namespace) -> int:
+def _apply_pose(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, transform_cloud
     from fullfield.registration import read_pose
@@ -185,13 +187,13 @@ def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
         temporary.write_text("".join(f"{' '.join(f'{value:.17g}' for value in row)}\n" for row in pose), "ascii")
 
 
-def _merge(path: str, clouds: list[io.PointCloud]) -> None:
+def _write_merged_cloud(path: str, clouds: list[io.PointCloud]) -> None:
     """Write one cloud of all, and name what only some of them have."""
     from fullfield.io.pointcloud import merge_clouds
 
     merged, dropped = merge_clouds(clouds)
     if dropped:
-        report.note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
+        report.print_note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
     io.write_point_cloud(path, merged)
 
 
@@ -205,8 +207,8 @@ def _report_group(
     left_out = [path for path, pose in zip(args.clouds, group.poses, strict=True) if pose is None]
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
-        _merge(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
-    watch.lap("write")
+        _write_merged_cloud(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
+    watch.add_lap("write")
     lines = list[str]()
     for path, pose in zip(args.clouds, group.poses, strict=True):
         lines.append(path if pose is not None else f"{path}: no accepted pair connects it with {args.clouds[0]}")
@@ -214,7 +216,7 @@ def _report_group(
     pairs = []
     for pair in group.pairs:
         source, target, one = args.clouds[pair.source], args.clouds[pair.target], pair.registration
-        values = report.select(
+        values = report.select_attributes(
             one, "success", "reason", "cause", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"
         )
         transform = None if one.transform is None else one.transform.tolist()
@@ -222,7 +224,7 @@ def _report_group(
         words = (
             f"confidence {one.confidence:.3f}, off by {pair.residual:.4g}"
             if one.success
-            else f"refused: {one.reason}{_advise(args, one, (clouds[pair.source], clouds[pair.target]))}"
+            else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
         lines.append(
             f"{source} on {target}: {words}" + ("; contradicts the others" if pair in group.contradictions else "")
@@ -243,13 +245,13 @@ def _report_group(
         "contradictions": [[args.clouds[one.source], args.clouds[one.target]] for one in group.contradictions],
         "merged": args.merge if is_merged else None,
         "left_out": left_out,
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
     report.print_report(args, values, "\n".join(lines), memory=True)
     return 0 if group.success else NOT_REGISTERED
 
 
-def _draw(
+def _draw_clouds(
     args: argparse.Namespace,
     clouds: list[io.PointCloud],
     result: Registration,
@@ -296,7 +298,7 @@ _ADVICE = {
 _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was chosen is the likely cause
 
 
-def _advise(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
+def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
     from fullfield.registration.scan import choose_voxel, find_middle, finite_points
 
@@ -319,7 +321,7 @@ def _advise(args: argparse.Namespace, result: Registration, clouds: Sequence[io.
     return f"; try {' or '.join(words)}" if words else ""
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     result: Registration,
     drawn: bool,
@@ -331,14 +333,18 @@ def _report(
         unwritten = [Path(path).name for path, is_written in outputs if path and not is_written]
         files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         files += f"; {Path(args.viz).name} shows the refused pose" if drawn else ""
-        report.note(f"not registered: {result.reason}{files}{_advise(args, result, clouds)}", kind="register")
+        report.print_note(
+            f"not registered: {result.reason}{files}{_suggest_next_step(args, result, clouds)}", kind="register"
+        )
         return
     pose, candidate = (None if one is None else one.tolist() for one in (result.transform, result.candidate))
     values = {
         "source": args.clouds[0],
         "target": args.clouds[1],
-        **report.select(args, "seed", "init", "weights"),
-        **report.select(result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
+        **report.select_attributes(args, "seed", "init", "weights"),
+        **report.select_attributes(
+            result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"
+        ),
         "points": [len(cloud) for cloud in clouds],
         "cause": result.cause,
         "untried": list(result.untried),

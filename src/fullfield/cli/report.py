@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def naming(**words: str) -> Iterator[None]:
+def rename_in_errors(**words: str) -> Iterator[None]:
     """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``."""
     try:
         yield
@@ -39,48 +39,51 @@ def naming(**words: str) -> Iterator[None]:
         raise type(error)(f"{word}{colon}{rest}") from error
 
 
-def option_names(args: argparse.Namespace) -> dict[str, str]:
-    """Return the option of each argument of a command, for :func:`naming`."""
+def map_arguments_to_options(args: argparse.Namespace) -> dict[str, str]:
+    """Return the option of each argument of a command, for :func:`rename_in_errors`."""
     return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
 
 
-def select(source: object, *names: str) -> dict[str, Any]:
+def select_attributes(source: object, *names: str) -> dict[str, Any]:
     """Return attributes by name, for a report: of the arguments of a command, or of a result."""
     return {name: getattr(source, name) for name in names}
 
 
-def size(image: Tensor) -> str:
+def format_size(image: Tensor) -> str:
     """Return the size of ``[..., H, W]`` as text, width x height."""
     return f"{image.shape[-1]}x{image.shape[-2]}"
 
 
-def same_size(first: Tensor, first_path: str, second: Tensor, second_path: str) -> None:
+def check_same_size(first: Tensor, first_path: str, second: Tensor, second_path: str) -> None:
     """Check that both ``[..., H, W]`` have one size; the InputError names both files."""
     if first.shape[-2:] != second.shape[-2:]:
         raise InputError(
-            f"{second_path}: is {size(second)}, but {first_path} is {size(first)}; they must have the same size"
+            f"{second_path}: is {format_size(second)}, but {first_path} is {format_size(first)}; "
+            "they must have the same size"
         )
 
 
 _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they reorder the text that follows
 
 
-def note(text: str, *, kind: str = "note") -> None:
+def print_note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
-    say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
+    print_to_stderr(f"fullfield: {kind}: {make_printable(' '.join(text.split()))}")
 
 
-def note_plan(numbers: Sequence[int], plan: Plan) -> None:
+def print_plan(numbers: Sequence[int], plan: Plan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
     existing = len(numbers) - len(plan.missing)
     if existing:
-        note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
+        print_note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
-        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe_outdated()}")
+        print_note(
+            f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe_outdated()}"
+        )
 
 
-def printable(text: object, allowed: str = "") -> str:
+def make_printable(text: object, allowed: str = "") -> str:
     r"""Return ``text`` with control characters escaped, as in ``\x1b``, so that it cannot forge a line of output.
 
     Names and contents of files may have such characters. Those in ``allowed`` stay.
@@ -92,7 +95,7 @@ def printable(text: object, allowed: str = "") -> str:
     return "".join(ascii(c)[1:-1] if c not in allowed and control(c) else c for c in str(text))
 
 
-def say(text: str, end: str = "\n") -> None:
+def print_to_stderr(text: str, end: str = "\n") -> None:
     """Print to stderr; a stderr that is closed or full changes neither the work nor its exit code."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
@@ -100,30 +103,30 @@ def say(text: str, end: str = "\n") -> None:
 
 def print_json(report: Mapping[str, object]) -> None:
     """Print the JSON object of ``--json``, in ASCII, with null for numbers that are not finite."""
-    print(json.dumps(_plain(report), indent=2, allow_nan=False))
+    print(json.dumps(_to_plain(report), indent=2, allow_nan=False))
 
 
 def print_report(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
     """Print the report of a verb: its text, or with ``--json`` its facts, versions and, if wanted, peak ``memory``."""
     if args.json:
-        taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
-        print_json({**report, **taken, "versions": versions()})
+        taken = {"peak_memory_bytes": get_peak_memory_bytes()} if memory else {}
+        print_json({**report, **taken, "versions": list_versions()})
     else:
         print(text)
 
 
-def next_step(args: argparse.Namespace, *words: str) -> str:
+def format_next_step(args: argparse.Namespace, *words: str) -> str:
     """Return a last line that names the command to run next; empty with ``--quiet``."""
-    return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(printable(word)) for word in words)
+    return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(make_printable(word)) for word in words)
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
@@ -134,7 +137,7 @@ def add_report_options(parser: Any, *, progress: bool = False) -> None:
         parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no notes on stderr")
 
 
-def versions() -> dict[str, str | None]:
+def list_versions() -> dict[str, str | None]:
     """Return the versions of fullfield, Python and the packages that decide a result; None for an absent one."""
     installed: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "numba", "OpenImageIO", "h5py", "pillow"):
@@ -145,7 +148,7 @@ def versions() -> dict[str, str | None]:
     return installed
 
 
-def peak_memory_bytes() -> int | None:
+def get_peak_memory_bytes() -> int | None:
     """Return the largest resident size of this process; None where the system does not report it."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         # getrusage's maximum starts from the parent's; the kernel's own high-water mark does not.
@@ -158,7 +161,7 @@ def peak_memory_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def processor_name() -> str:
+def get_processor_name() -> str:
     """Return the processor's name as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -167,7 +170,7 @@ def processor_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text with aligned columns, the first one to the left."""
     first, *widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join((row[0].ljust(first), *map(str.rjust, row[1:], widths))) for row in table]
@@ -180,13 +183,13 @@ class Stopwatch:
         self._start = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
-    def lap(self, stage: str) -> None:
+    def add_lap(self, stage: str) -> None:
         """Add the time since the last lap to ``stage``."""
         now = time.perf_counter()
         self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
         self._last = now
 
-    def seconds(self) -> dict[str, float]:
+    def get_seconds(self) -> dict[str, float]:
         """Return all stages and their ``total``, rounded to a millisecond."""
         stages = {**self._stages, "total": self._last - self._start}
         return {name: round(value, 3) for name, value in stages.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fullfield.cli import argtypes, pictures, report
-from fullfield.cli.options import vector_reading
+from fullfield.cli.options import build_vector_reading
 
 EPILOG = """\
 examples:
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob, a video")
     parser.add_argument(
         "--factor",
-        type=argtypes.positive,
+        type=argtypes.parse_positive,
         metavar="F",
         required=True,
         help="output frames per plate; 2: half the speed",
@@ -38,12 +38,12 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.sequences.retiming import RetimeSettings, plan_retime
     from fullfield.sequences.stored_flow import StoredFlow
 
-    with pictures.naming_options(args):
-        flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
+    with pictures.name_options_in_errors(args):
+        flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = plan_retime(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:
-            report.note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")
+            report.print_note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")
     return pictures.report_shot(args, outcome, existing, factor=float(job.factor), cuts=outcome.cuts)

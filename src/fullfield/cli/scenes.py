@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import viz
 from fullfield._check import InputError
-from fullfield.cli.argtypes import positive
+from fullfield.cli.argtypes import parse_positive
 from fullfield.io.names import is_exr
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ _GAIN = 4
 _SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale of a shot
 
 
-def add_max_motion(group: Any) -> None:
+def add_max_motion_option(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
-    group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
+    group.add_argument("--max-motion", type=parse_positive, metavar="PX", help="end of the colour scale [the longest]")
 
 
 def sample_max_motion(numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]) -> float:
@@ -62,7 +62,7 @@ class Scene:
         """Motion at the end of the colour scale, px."""
         return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
-    def scales(self, kind: str) -> dict[str, float | None]:
+    def list_scales(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
         from fullfield.viz.errors import DEFAULT_MAX_ERROR
 
@@ -73,9 +73,9 @@ class Scene:
             "max_error": (self.max_error or DEFAULT_MAX_ERROR) if error else None,
         }
 
-    def legend(self, kind: str) -> str:
+    def format_legend(self, kind: str) -> str:
         """Return the kind of the picture and its scales as text."""
-        scales = self.scales(kind)
+        scales = self.list_scales(kind)
         words = [kind]
         if scales["max_motion"] is not None:
             words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")
@@ -83,12 +83,12 @@ class Scene:
             words.append(f"error scale: 0 to {scales['max_error']:.4g} px")
         return ", ".join(words)
 
-    def draw(self, kind: str) -> Tensor:
+    def draw_kind(self, kind: str) -> Tensor:
         """Return the picture of that kind, uint8 ``[3, H', W']``."""
         drawn: Tensor = getattr(self, f"_{kind}")()
         return drawn
 
-    def _required(self, name: str) -> Tensor:
+    def _get_required(self, name: str) -> Tensor:
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise InputError(f"{name}: required for this picture")
@@ -98,18 +98,18 @@ class Scene:
         return viz.flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
 
     def _overlay(self) -> Tensor:
-        return viz.overlay(self.flow, self._required("frame1"), valid=self.valid, max_motion=self.scale or None)
+        return viz.overlay(self.flow, self._get_required("frame1"), valid=self.valid, max_motion=self.scale or None)
 
     def _warped_frame(self) -> tuple[Tensor, Tensor]:
         from fullfield.sequences import warp_image
 
-        return warp_image(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+        return warp_image(self._get_required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
     def contents_for_file(self, kind: str, path: str) -> Tensor:
-        """Return :meth:`draw`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
+        """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]
-        return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
+        return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw_kind(kind)
 
     def _warped(self) -> Tensor:
         return viz.frame_to_image(self._warped_frame()[0])
@@ -117,11 +117,11 @@ class Scene:
     def _difference(self) -> Tensor:
         """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
         warped, inside = self._warped_frame()
-        return viz.frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+        return viz.frame_to_image((self._get_required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
     def _error(self) -> Tensor:
         valid = self.valid if self.truth_valid is None else self.valid & self.truth_valid
-        return viz.error_map(self.flow, self._required("truth"), valid, max_error=self.max_error)
+        return viz.error_map(self.flow, self._get_required("truth"), valid, max_error=self.max_error)
 
     def _sheet(self) -> Tensor:
         from fullfield.viz.errors import error_legend

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import positive
+from fullfield.cli.argtypes import parse_positive
 from fullfield.cli.options import (
     FOUR_VALUES,
-    add_flow_choice,
-    add_four_values,
+    add_four_values_option,
+    add_layer_options,
     add_vector_options,
-    flow_choice,
+    count_truth_values,
+    get_layer_arguments,
+    get_vector_arguments,
     read_truth,
-    truth_values,
-    vector_arguments,
 )
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr, mask_path
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder")
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
     for prefix in ("pred", "truth"):
-        add_flow_choice(parser, prefix, prefix.upper())
+        add_layer_options(parser, prefix, prefix.upper())
         add_vector_options(parser, f"{prefix}-", prefix.upper())
     masks = parser.add_argument_group(
         "masks (picture, .npy, .npz, FILE:CHANNEL or channel of TRUTH; a folder of them if PRED and TRUTH are folders)"
@@ -83,19 +83,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
     parser.add_argument("--skip-missing", action="store_true", help="leave out pixels without a prediction")
     scoring = parser.add_argument_group("scoring")
-    scoring.add_argument("--truth-scale", type=positive, default=1.0, help="multiply the true vectors by X")
-    add_four_values(scoring)
+    scoring.add_argument("--truth-scale", type=parse_positive, default=1.0, help="multiply the true vectors by X")
+    add_four_values_option(scoring)
     scoring.add_argument("--averaging", choices=("pooled", "per_image"), help="mean over pixels or images [pooled]")
-    scoring.add_argument("--max-epe", type=positive, metavar="PX", help="exit with 1 when epe exceeds PX")
+    scoring.add_argument("--max-epe", type=parse_positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
     output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
-    output.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of its scale [16]")
+    output.add_argument("--max-error", type=parse_positive, metavar="PX", help="error at the end of its scale [16]")
     report.add_report_options(output)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score, report, and check ``--max-epe``."""
-    images = _images(args)
+    images = _list_images(args)
     _check_options(args, folders=Path(args.pred).is_dir())
 
     from fullfield.metrics import FlowMetrics
@@ -104,27 +104,29 @@ def run(args: argparse.Namespace) -> int:
     missing = outside = 0
     values_each = 0
     for files in images:
-        pred, truth, valid, occluded, absent = _load(files, args)
+        pred, truth, valid, occluded, absent = _load_image(files, args)
         missing, outside = missing + absent.missing, outside + absent.outside
-        if values_each and truth_values(truth) != values_each:
-            raise InputError(f"{files.truth}: holds {truth_values(truth)} values a pixel, previous files {values_each}")
-        if not values_each and truth_values(truth) == 4 and not args.four_values:
-            report.note(f"{files.truth}: {FOUR_VALUES}")
-        values_each = truth_values(truth)
-        with naming(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
+        if values_each and count_truth_values(truth) != values_each:
+            raise InputError(
+                f"{files.truth}: holds {count_truth_values(truth)} values a pixel, previous files {values_each}"
+            )
+        if not values_each and count_truth_values(truth) == 4 and not args.four_values:
+            report.print_note(f"{files.truth}: {FOUR_VALUES}")
+        values_each = count_truth_values(truth)
+        with rename_in_errors(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
             io.write_image(args.error_map, viz.error_map(pred, truth, valid, max_error=args.max_error))
     values = metrics.compute()
     if not values["pixels"]:
-        report.note(
+        report.print_note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    properties = {**report.select(args, "pred", "truth"), "averaging": metrics.averaging, **values}
+    properties = {**report.select_attributes(args, "pred", "truth"), "averaging": metrics.averaging, **values}
     properties |= {"missing": missing, "outside": outside}
     properties |= {"truth_values": values_each, "classes": metrics.breakdown()}
-    report.print_report(args, properties, "\n".join(table(values, metrics.averaging, missing, outside)))
-    return gate(values["epe"], args.max_epe)
+    report.print_report(args, properties, "\n".join(format_table(values, metrics.averaging, missing, outside)))
+    return check_max_epe(values["epe"], args.max_epe)
 
 
 def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
@@ -136,19 +138,19 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, mask_path(mask)) for option, mask in _masks(args)]
+    masks = [(option, mask_path(mask)) for option, mask in _list_masks(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
 
-def _masks(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+def _list_masks(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     return [("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid)]
 
 
-def _images(args: argparse.Namespace) -> list[ImageFiles]:
+def _list_images(args: argparse.Namespace) -> list[ImageFiles]:
     """Return the files to compare, sorted by name."""
     pred, truth = Path(args.pred), Path(args.truth)
-    masks = _masks(args)
+    masks = _list_masks(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
             file = path if argument in ("PRED", "TRUTH") else mask_path(path)
@@ -166,14 +168,14 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
         others = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
         raise InputError(f"{path}: has no counterpart in {other}{others}; both folders must hold the same names")
-    mask_files = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
+    mask_files = [_find_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
     return [
         ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in mask_files))
         for stem in sorted(predicted)
     ]
 
 
-def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
+def _find_mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
     if not Path(folder).is_dir() and mask_path(folder) is None:  # a channel of each true flow
@@ -206,12 +208,12 @@ class _Absent(NamedTuple):
     """Where the frame was not known: outside its data window, or under a mask."""
 
 
-def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _Absent]:
+def _load_image(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _Absent]:
     """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
-    choice: dict[str, Any] = {**flow_choice(args, "pred"), **vector_arguments(args, "pred-")}
+    choice: dict[str, Any] = {**get_layer_arguments(args, "pred"), **get_vector_arguments(args, "pred-")}
     pred, predicted = io.read_flow(files.pred, **choice)
-    outside = _outside(files.pred, predicted, choice)
-    choice = {**flow_choice(args, "truth"), **vector_arguments(args, "truth-")}
+    outside = _read_outside_mask(files.pred, predicted, choice)
+    choice = {**get_layer_arguments(args, "truth"), **get_vector_arguments(args, "truth-")}
     choice |= {"scale": args.truth_scale, "four": args.four_values}
     truth, valid = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
@@ -222,12 +224,12 @@ def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, 
     if absent.missing and not args.skip_missing:
         raise InputError(
             f"{files.pred}: has no vector at {absent.missing} of {int(valid.sum())} pixels to score; "
-            f"use --skip-missing to leave them out{_swapped(bool(predicted.all()), bool(valid.all()))}"
+            f"use --skip-missing to leave them out{_suggest_swapping(bool(predicted.all()), bool(valid.all()))}"
         )
     return pred, truth, valid & predicted, occluded, absent
 
 
-def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
+def _read_outside_mask(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
     from fullfield.io.flow import load_flow, read_flow_window
 
@@ -242,7 +244,7 @@ def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     return (outside | (stored & ~predicted)) & ~predicted
 
 
-def _swapped(predicted: bool, truth_valid: bool) -> str:
+def _suggest_swapping(predicted: bool, truth_valid: bool) -> str:
     """Return a hint for the case that only the prediction has unknown vectors, as truth usually has."""
     return "; PRED comes before TRUTH: are they swapped?" if truth_valid and not predicted else ""
 
@@ -256,7 +258,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
 
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
-    with naming(mask=f"{option} {mask}"):
+    with rename_in_errors(mask=f"{option} {mask}"):
         if mask_path(mask) is not None or not is_exr(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
         with open_source(Path(truth)) as source:
@@ -264,7 +266,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
             return torch.from_numpy(read_mask(mask, source, display, display))
 
 
-def table(values: dict[str, float], averaging: str, missing: int = 0, outside: int = 0) -> list[str]:
+def format_table(values: dict[str, float], averaging: str, missing: int = 0, outside: int = 0) -> list[str]:
     """Return the lines of a text table, without metrics that cover no pixel."""
     lines = [
         f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}"
@@ -278,9 +280,9 @@ def table(values: dict[str, float], averaging: str, missing: int = 0, outside: i
     return [*lines, f"{int(values['pixels'])} pixels scored{over}{left_out}"]
 
 
-def gate(epe: float, limit: float | None, kind: str = "score") -> int:
+def check_max_epe(epe: float, limit: float | None, kind: str = "score") -> int:
     """Return the exit code for ``--max-epe``; print an error that exceeds it."""
     if limit is None or epe <= limit:
         return 0
-    report.note(f"the error exceeded --max-epe: expected at most {limit:g} px, got {epe:.6g} px", kind=kind)
+    report.print_note(f"the error exceeded --max-epe: expected at most {limit:g} px, got {epe:.6g} px", kind=kind)
     return 1

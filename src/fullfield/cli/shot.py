@@ -23,12 +23,12 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_packing_options,
     add_reading_options,
+    get_packing_arguments,
+    get_reading_arguments,
     list_devices,
-    packing_arguments,
-    reading_arguments,
 )
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"pattern such as mv.%%04d.exr, or a folder: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    methods.add_scale(methods.add_method_options(parser, usual=parser))
+    methods.add_scale_option(methods.add_method_options(parser, usual=parser))
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     parser.add_argument(
         "--direction",
@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shot_pictures.add_options(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
-        "--step", type=argtypes.count, default=1, metavar="K", help="distance between the frames of a pair"
+        "--step", type=argtypes.parse_count, default=1, metavar="K", help="distance between the frames of a pair"
     )
     pairs.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
     farm = parser.add_argument_group("several GPUs and farms")
@@ -117,9 +117,14 @@ def run(args: argparse.Namespace) -> int:
     devices = _list_devices(args, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
-    words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
-    with naming(**words), ProgressBar("shot", quiet=args.quiet) as progress:
-        reading = reading_arguments(args)
+    words = {
+        **methods.map_arguments_to_options(args.method),
+        **READING_WORDS,
+        "frames": "--frames",
+        "warm_start": "--warm-start",
+    }
+    with rename_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
+        reading = get_reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else choose_frames(frame_files, args.frames)
         shot_pictures.check_options(args, frame_files, numbers)
@@ -128,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
             frame_files,
             tuple(plates.numbers),
             output,
-            _shot_settings(args, devices[0]),
+            _build_shot_settings(args, devices[0]),
             choice.method,
             choice.config,
             choice.backend,
@@ -136,12 +141,12 @@ def run(args: argparse.Namespace) -> int:
             args.threads,
         )
         progress(0.0, "preparing")
-        size = _frame_size(plates) if devices[0].startswith("cuda") else None
+        size = _read_frame_size(plates) if devices[0].startswith("cuda") else None
         choice.prepare(size, lambda *_: None, quiet=args.quiet)
         job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.draw_shot(args, job, progress)
-    _report(args, choice, job, devices, plan, outcome, pictures)
+    _print_result(args, choice, job, devices, plan, outcome, pictures)
     return 0 if outcome.is_good else 2
 
 
@@ -158,14 +163,14 @@ def _run_job(
     from fullfield.sequences.results import Problem
 
     if not args.quiet:
-        report.note_plan(job.numbers, plan)
+        report.print_plan(job.numbers, plan)
     missing = [number for number in plan.missing if plates.has(number) is False]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
     problems = [Problem(args.plates, reason)] if missing else []
     for problem in problems:
-        report.note(str(problem), kind="error")
+        report.print_note(str(problem), kind="error")
     openjd_report = partial(_print_openjd_progress, sys.stdout) if args.farm == "openjd" else None
     frame_report = progress.count_frames(len(numbers), openjd_report)
     if args.ray is not None and numbers:
@@ -182,12 +187,12 @@ def _run_job(
     missing_paths = {plates.path(number) for number in missing}
     outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
     for problem in outcome.problems:
-        report.note(str(problem), kind="error")
+        report.print_note(str(problem), kind="error")
     outcome.problems[:0] = problems
     return outcome
 
 
-def _shot_settings(args: argparse.Namespace, device: str) -> sequences.ShotSettings:
+def _build_shot_settings(args: argparse.Namespace, device: str) -> sequences.ShotSettings:
     return sequences.ShotSettings(
         args.direction,
         args.step,
@@ -205,9 +210,9 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
     from fullfield.sequences.outputs import Output
 
     frame_files = find_frames(args.plates)
-    args.output = output = _output_pattern(args.output, frame_files)
+    args.output = output = _choose_output_pattern(args.output, frame_files)
     suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = packing_arguments(args)
+    packing = get_packing_arguments(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
@@ -271,7 +276,7 @@ def _would_match(path: str, text: str) -> bool:
     return fnmatch(os.path.realpath(folder), os.path.realpath(folder_glob)) and fnmatch(name, name_glob)
 
 
-def _output_pattern(text: str, frame_files: FrameFiles) -> str:
+def _choose_output_pattern(text: str, frame_files: FrameFiles) -> str:
     """Return the output pattern; for a folder, files in it with the names of the plates."""
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
@@ -292,7 +297,7 @@ def _list_devices(args: argparse.Namespace, device: str) -> list[str]:
     return list_devices(args.devices, device)
 
 
-def _frame_size(plates: Plates) -> tuple[int, int] | None:
+def _read_frame_size(plates: Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):
@@ -306,7 +311,7 @@ def _print_openjd_progress(stdout: TextIO, fraction: float) -> None:
     print(f"openjd_progress: {100 * fraction:.1f}", file=stdout, flush=True)
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     job: sequences.ShotJob,
@@ -317,11 +322,13 @@ def _report(
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
-            report.note(f"the shot changes between the frames {a} and {b}; the vectors across the cut have no meaning")
+            report.print_note(
+                f"the shot changes between the frames {a} and {b}; the vectors across the cut have no meaning"
+            )
         for a, b in outcome.duplicates:
-            report.note(f"the frames {a} and {b} are the same picture")
+            report.print_note(f"the frames {a} and {b} are the same picture")
     if outcome.stopped is not None:
-        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
+        report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     not_written = sorted(set(plan.missing) - set(outcome.written))
     existing = len(job.numbers) - len(plan.missing)
     refined = job.settings.refine or choice.estimator.parameters.get("refinement") is not None
@@ -335,9 +342,9 @@ def _report(
         "not_written": format_frames(not_written),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
-        **report.select(outcome, "stopped", "cuts", "duplicates"),
-        **report.select(job.settings, "direction", "step"),
-        **choice.describe(),
+        **report.select_attributes(outcome, "stopped", "cuts", "duplicates"),
+        **report.select_attributes(job.settings, "direction", "step"),
+        **choice.describe_method(),
         "refined": refined,
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
@@ -346,7 +353,7 @@ def _report(
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
     summary += f", {choice.title}{', refined' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
-    text = f"{report.printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
+    text = f"{report.make_printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if outcome.is_good:
-        text += report.next_step(args, "fullfield", "view", args.output)
+        text += report.format_next_step(args, "fullfield", "view", args.output)
     report.print_report(args, content, text, memory=True)

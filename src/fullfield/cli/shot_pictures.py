@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [flow]"
     )
-    scenes.add_max_motion(group)
+    scenes.add_max_motion_option(group)
 
 
 def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Sequence[int] | None) -> None:
@@ -66,7 +66,7 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         if taken & {os.path.realpath(path) for path in (*files, pattern.format_path(number))}:
             raise InputError(f"--viz {args.viz}: names the plates or another output; choose another name")
     if not args.overwrite:
-        paths.check_own([("--viz", path) for path in files])
+        paths.check_replaceable([("--viz", path) for path in files])
 
 
 def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
@@ -86,19 +86,19 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
                 progress(count / len(numbers), f"picture {number}")
                 frame = None if plates is None else plates.read(number).frame
                 try:
-                    write(number, _draw(job, number, kind, frame, max_motion))
+                    write(number, _draw_frame(job, number, kind, frame, max_motion))
                     drawn += 1
                 except InputError as error:
-                    report.note(str(error), kind="error")
+                    report.print_note(str(error), kind="error")
     finally:
         if plates is not None:
             plates.take_dead_pictures()  # of which the run has warned
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
-    return f"{report.printable(args.viz)}: {drawn} pictures, {kind}{scale}"
+    return f"{report.make_printable(args.viz)}: {drawn} pictures, {kind}{scale}"
 
 
-def _draw(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
+def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
     """Return the picture of a stored frame: uint8 [3, H, W]."""
     from fullfield import viz
 
@@ -110,7 +110,7 @@ def _draw(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
     layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
     flow, valid = io.read_flow(path, **layer)
-    return scenes.Scene(flow, valid, frame, max_motion=max_motion).draw(kind)
+    return scenes.Scene(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
 
 
 @contextmanager

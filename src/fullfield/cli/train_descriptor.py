@@ -10,7 +10,7 @@ import argparse
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import POINT_SUFFIXES
 
 EPILOG = """\
@@ -35,27 +35,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("SRC", "DST", "POSE"),
         help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
     )
-    data.add_argument("--synthetic", type=argtypes.number, default=0.5, help="share of synthetic scenes")
-    data.add_argument("--cells", type=argtypes.count, default=5000, help="approximate number of voxels of a cloud")
+    data.add_argument("--synthetic", type=argtypes.parse_number, default=0.5, help="share of synthetic scenes")
+    data.add_argument(
+        "--cells", type=argtypes.parse_count, default=5000, help="approximate number of voxels of a cloud"
+    )
     network = parser.add_argument_group("network")
-    network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
-    network.add_argument("--layers", type=argtypes.integer, default=3, help="layers of the finest resolution")
+    network.add_argument("--channels", type=argtypes.parse_count, default=64, help="channels of the layers")
+    network.add_argument("--layers", type=argtypes.parse_integer, default=3, help="layers of the finest resolution")
     network.add_argument(
-        "--scales", type=argtypes.count, default=1, help="resolutions, each with cells twice as wide, 1 to 4"
+        "--scales", type=argtypes.parse_count, default=1, help="resolutions, each with cells twice as wide, 1 to 4"
     )
     network.add_argument("--start", metavar="FILE", help="initial weights, or learned: those of the package")
     loop = parser.add_argument_group("training")
-    loop.add_argument("--steps", type=argtypes.count, default=20_000, help="number of steps")
-    loop.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
-    loop.add_argument("--pairs", type=argtypes.count, default=4, help="pairs a step")
-    loop.add_argument("--block", type=argtypes.count, default=256, help="pairs that are cut together")
-    loop.add_argument("--reuse", type=argtypes.count, default=4, help="times each pair is shown")
-    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate")
-    loop.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
-    loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
+    loop.add_argument("--steps", type=argtypes.parse_count, default=20_000, help="number of steps")
+    loop.add_argument("--minutes", type=argtypes.parse_positive, help="end after that time, with a complete schedule")
+    loop.add_argument("--pairs", type=argtypes.parse_count, default=4, help="pairs a step")
+    loop.add_argument("--block", type=argtypes.parse_count, default=256, help="pairs that are cut together")
+    loop.add_argument("--reuse", type=argtypes.parse_count, default=4, help="times each pair is shown")
+    loop.add_argument("--learning-rate", type=argtypes.parse_positive, default=1e-3, help="highest learning rate")
+    loop.add_argument("--seed", type=argtypes.parse_natural, default=0, help="seed of everything")
+    loop.add_argument("--every", type=argtypes.parse_count, default=500, help="steps between checkpoints")
     loop.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
-    loop.add_argument("--workers", type=argtypes.threads, default=1, help="processes that cut pairs")
-    loop.add_argument("--threads", type=argtypes.threads, help="CPU threads of this process [all]")
+    loop.add_argument("--workers", type=argtypes.parse_threads, default=1, help="processes that cut pairs")
+    loop.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads of this process [all]")
     report.add_report_options(parser, progress=True)
 
 
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    with ProgressBar("train", quiet=args.quiet) as progress, naming(**report.option_names(args)):
+    with ProgressBar("train", quiet=args.quiet) as progress, rename_in_errors(**report.map_arguments_to_options(args)):
         fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
             descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
@@ -85,21 +87,21 @@ def run(args: argparse.Namespace) -> int:
         args.device = methods.resolve_auto(args.device)
         options = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
         trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
-    watch.lap("train")
+    watch.add_lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     properties = {
-        **report.select(args, "output", "clouds", "scans", "device"),
+        **report.select_attributes(args, "output", "clouds", "scans", "device"),
         "weights": weights,
         "training": training.as_dict(),
         "history": [row._asdict() for row in trained.history],
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
     summary = (
         f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
-    text = f"{report.printable(weights)}: {summary}"
-    text += report.next_step(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
+    text = f"{report.make_printable(weights)}: {summary}"
+    text += report.format_next_step(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
     report.print_report(args, properties, text, memory=True)
     return 0

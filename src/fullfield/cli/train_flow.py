@@ -16,7 +16,7 @@ from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import add_fields
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 from fullfield.models.weights import build_model, load_weights
 from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
@@ -77,7 +77,7 @@ def _add_data_options(group: Any) -> None:
         help="synthetic, synthetic-STYLE (usual, small, figures, bodies, meshes), or a data set and its folder, as "
         f"chairs-train:/data/chairs=0.3 [{' '.join(mixture)}]",
     )
-    group.add_argument("--size", type=argtypes.size, default=(368, 496), help="size of the frames [496x368]")
+    group.add_argument("--size", type=argtypes.parse_size, default=(368, 496), help="size of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
     group.add_argument(
         "--augment",
@@ -92,16 +92,18 @@ def _add_data_options(group: Any) -> None:
         metavar="NAME[:FOLDER]",
         help="synthetic pairs of another seed, or data sets",
     )
-    group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="highest number of pairs of each")
+    group.add_argument(
+        "--validation-pairs", type=argtypes.parse_count, default=64, help="highest number of pairs of each"
+    )
 
 
 def _add_training_options(group: Any) -> None:
-    group.add_argument("--steps", type=argtypes.count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
-    group.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
+    group.add_argument("--steps", type=argtypes.parse_count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
+    group.add_argument("--minutes", type=argtypes.parse_positive, help="end after that time, with a complete schedule")
     add_fields(group, FlowTraining)
     group.add_argument(
         "--updates",
-        type=argtypes.updates,
+        type=argtypes.parse_updates,
         metavar="N|LOW-HIGH",
         help="updates, or the range that each step draws from [12 for RAFT, else the network's own]",
     )
@@ -114,21 +116,24 @@ def _add_training_options(group: Any) -> None:
 
 
 def _add_run_options(group: Any) -> None:
-    group.add_argument("--every", type=argtypes.count, default=1000, help="steps between checkpoints")
-    group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between validations")
+    group.add_argument("--every", type=argtypes.parse_count, default=1000, help="steps between checkpoints")
+    group.add_argument("--validate-every", type=argtypes.parse_count, default=1, help="checkpoints between validations")
     group.add_argument(
-        "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after that time, to continue it later"
+        "--pause",
+        type=argtypes.parse_positive,
+        metavar="MINUTES",
+        help="leave the run after that time, to continue it later",
     )
     group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
     group.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
     group.add_argument(
         "--workers",
-        type=argtypes.integer,
+        type=argtypes.parse_integer,
         metavar="N",
         help=f"processes for each part of --data; 0: this one does their work [{_GPU_WORKERS} on a GPU, else 0]",
     )
-    group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,9 +153,9 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.training.flow.stepping import choose_precision
 
     methods.use_threads(args.threads)
-    words = report.option_names(args) | {"seconds": "--minutes"}
+    words = report.map_arguments_to_options(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
-    with naming(**words):
+    with rename_in_errors(**words):
         device = choose_own_device(args.device)
         precision = choose_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
@@ -163,48 +168,48 @@ def run(args: argparse.Namespace) -> int:
             **{name: value for name, value in vars(args).items() if name in fields},
         )
     if training.graph and device.type != "cuda" and not args.quiet:
-        report.note("--graph: nothing is recorded without a CUDA device")
+        report.print_note("--graph: nothing is recorded without a CUDA device")
     if args.workers is None:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _Generators(args, device)
-    model, source = _network(args, device), _source(args, device, generators)
+    model, source = _build_network(args, device), _build_source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause
-    same = report.select(args, "every", "after", "curves", "tensorboard")
-    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_recipe(args))
+    same = report.select_attributes(args, "every", "after", "curves", "tensorboard")
+    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
-    validation = _validation(args, generators, fixed)
+    validation = _build_validation(args, generators, fixed)
     with join_ranks(device) as team:
-        with ProgressBar("train", quiet=args.quiet or not team.is_first) as progress, naming(**words):
+        with ProgressBar("train", quiet=args.quiet or not team.is_first) as progress, rename_in_errors(**words):
             trained = train_flow(
                 args.output, model, source, training, run=settings, validation=validation, progress=progress
             )
-        watch.lap("train")
+        watch.add_lap("train")
         if team.is_first:
-            _report(args, device, training.as_dict(), trained, validation, watch)
+            _print_result(args, device, training.as_dict(), trained, validation, watch)
     return 0
 
 
-def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
+def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     """Return the network with the weights that training starts from."""
     import torch
 
     from fullfield.ops.correlation.protocol import BACKENDS
     from fullfield.training.checkpoint import check_finite
 
-    with naming(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
+    with rename_in_errors(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         model = build_model(args.network)
         if args.correlation is not None:
             _check.choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation
     if args.init is not None:
-        with naming(weights="--init", source="--init"):
+        with rename_in_errors(weights="--init", source="--init"):
             load_weights(model, args.init)
             check_finite(model.state_dict(), args.init)
     return model.to(device)
 
 
-def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
+def _split_data_argument(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
     """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _SOURCE_PATTERN.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
@@ -213,7 +218,7 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     weight = 1.0
     if match["weight"] is not None:
         try:
-            weight = argtypes.positive(match["weight"])
+            weight = argtypes.parse_positive(match["weight"])
         except argparse.ArgumentTypeError:
             raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}") from None
     if match["folder"] is None and match["name"].partition("-")[0] not in (_SYNTHETIC, "made"):
@@ -221,18 +226,18 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     return match["name"], match["folder"], weight
 
 
-def _style_name(name: str) -> str:
+def _parse_style_name(name: str) -> str:
     """Return STYLE of ``synthetic-STYLE``, and the usual one of ``synthetic``."""
     return name.partition("-")[2] if "-" in name else "usual"
 
 
-def _style(name: str, option: str) -> SceneStyle:
+def _choose_style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
-    with naming(style=f"{option} {name}"):
-        return SceneStyle.preset(_style_name(name))
+    with rename_in_errors(style=f"{option} {name}"):
+        return SceneStyle.preset(_parse_style_name(name))
 
 
-def _opened(name: str, folder: str, option: str) -> Any:
+def _open_named_dataset(name: str, folder: str, option: str) -> Any:
     from fullfield.datasets import DATASETS, open_dataset
 
     if name not in DATASETS:
@@ -241,7 +246,7 @@ def _opened(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
+def _build_source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
     """Return the source of the pairs: one, or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
@@ -257,13 +262,13 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
-        name, folder, weight = _split(text, "--data", weighted=True)
+        name, folder, weight = _split_data_argument(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = generators(_style(name, "--data"), seed, args.workers)
+            source = generators(_choose_style(name, "--data"), seed, args.workers)
             seed += 1
         else:
-            dataset = _opened(name, folder, "--data")
+            dataset = _open_named_dataset(name, folder, "--data")
             source = DatasetPairs(
                 dataset, window, min_size=args.size, seed=args.seed, device=device, workers=args.workers
             )
@@ -286,7 +291,9 @@ class _Generators:
 
         if self._pictures is None:
             if self._args.pictures is None and not self._args.quiet:
-                report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
+                report.print_note(
+                    "drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some"
+                )
             self._pictures = load_pictures(self._args.pictures)
         how: dict[str, Any] = {"pictures": self._pictures, "style": style, "workers": workers}
         pairs = PairGenerator(self._args.size, seed=seed, device=self._device, **how)
@@ -294,26 +301,26 @@ class _Generators:
         return pairs
 
 
-def _validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
+def _build_validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
     """Return the validation; None without ``--validate``."""
     from fullfield.training.flow import FlowValidation
 
     sets: dict[str, Any] = {}
     for text in args.validate:
-        name, folder, _ = _split(text, "--validate", weighted=False)
+        name, folder, _ = _split_data_argument(text, "--validate", weighted=False)
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = generators(_style(name, "--validate"), args.seed + _VALIDATION_SEED)
+            sets[text] = generators(_choose_style(name, "--validate"), args.seed + _VALIDATION_SEED)
         else:
-            sets[text] = _opened(name, folder, "--validate")
+            sets[text] = _open_named_dataset(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
 
 
-def _recipe(args: argparse.Namespace) -> dict[str, Any]:
+def _describe_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    data = [_split(text, "--data", weighted=True) for text in args.data]
-    scenes = {_style_name(name) for name, folder, _ in data if folder is None}
+    data = [_split_data_argument(text, "--data", weighted=True) for text in args.data]
+    scenes = {_parse_style_name(name) for name, folder, _ in data if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
@@ -326,20 +333,20 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
         "validation_pairs": args.validation_pairs if args.validate else None,
     }
     if args.init is not None:
-        recipe["init"] = {"name": args.init, "sha256": _digest(args.init)}
+        recipe["init"] = {"name": args.init, "sha256": _checksum_file(args.init)}
     if args.pictures is not None:
-        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _digest(args.pictures)}
+        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _checksum_file(args.pictures)}
     return recipe
 
 
-def _digest(path: str) -> str | None:
+def _checksum_file(path: str) -> str | None:
     """Return the checksum of a file; None for the name of published weights."""
     from fullfield.models.downloads import compute_sha256
 
     return compute_sha256(Path(path)) if Path(path).is_file() else None
 
 
-def _report(
+def _print_result(
     args: argparse.Namespace,
     device: torch.device,
     training: dict[str, Any],
@@ -352,7 +359,7 @@ def _report(
     properties = {
         "output": args.output,
         "weights": weights,
-        "recipe": {**_recipe(args), "training": training},
+        "recipe": {**_describe_recipe(args), "training": training},
         "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
@@ -365,8 +372,8 @@ def _report(
         f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
-    text = f"{report.printable(weights)}: {summary}"
+    text = f"{report.make_printable(weights)}: {summary}"
     if trained.completed >= 1:
         method = ("--method", args.network, "--weights", weights)
-        text += report.next_step(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
+        text += report.format_next_step(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
     report.print_report(args, properties, text, memory=True)

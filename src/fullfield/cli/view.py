@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io, sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, scenes
-from fullfield.cli.options import add_vector_options, vector_reading
+from fullfield.cli.options import add_vector_options, build_vector_reading
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming, size
+from fullfield.cli.report import format_size, rename_in_errors
 from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
@@ -42,10 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those the flow was computed from]")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
-    parser.add_argument("--width", type=argtypes.count, default=960, help="width of the pictures, at most [960]")
+    parser.add_argument("--width", type=argtypes.parse_count, default=960, help="width of the pictures, at most [960]")
     parser.add_argument("--paint", metavar="FILE", help="of followed files: picture of the reference [a grid]")
-    parser.add_argument("--grid", type=argtypes.count, metavar="PX", help="distance of the grid's lines [width / 16]")
-    scenes.add_max_motion(parser)
+    parser.add_argument(
+        "--grid", type=argtypes.parse_count, metavar="PX", help="distance of the grid's lines [width / 16]"
+    )
+    scenes.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
     add_vector_options(parser)
     report.add_report_options(parser, progress=True)
@@ -69,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     settings = stored.read_settings()
     reference = settings.get("reference")
     draw = _choose_drawing(args, reference)
-    plates, reason = _plates(args, stored, settings.get("reading") or {})
+    plates, reason = _open_plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
-        report.note(f"the page has no plates: {reason}; name them with --plates")
-    reading = vector_reading(args, layer=args.layer)
+        report.print_note(f"the page has no plates: {reason}; name them with --plates")
+    reading = build_vector_reading(args, layer=args.layer)
     problems: list[str] = []
 
     def read_flows(number: int) -> list[tuple[Tensor, Tensor | None]]:
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             return [(vectors[names[0]], vectors[names[1]] < 0.5)] if {*names} <= vectors.keys() else []
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
-    with naming(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
+    with rename_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or scenes.sample_max_motion(numbers, read_flows) or 1.0
         shot = _read_frames(files, numbers, reading, plates, problems, progress)
         if draw is not None:
@@ -94,15 +96,17 @@ def run(args: argparse.Namespace) -> int:
     with write_atomically(output) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
-        report.note(problem, kind="error")
+        report.print_note(problem, kind="error")
     frames = format_frames(numbers)
     properties = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
     summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
-    report.print_report(args, properties, f"{report.printable(output)}: {summary}")
+    report.print_report(args, properties, f"{report.make_printable(output)}: {summary}")
     return 2 if problems else 0
 
 
-def _plates(args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]) -> tuple[Plates | None, str]:
+def _open_plates(
+    args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
+) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
     source, reading = (stored.read_source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
     if source is None:
@@ -163,7 +167,8 @@ def _read_frames(
                 # A reduced size is rounded.
                 if abs(plate_width * height - width * plate_height) > max(plate_width, width):
                     problems.append(
-                        f"{plates.path(number)}: is {size(frame)}, but the flow {files.path(number)} is {size(flow)}"
+                        f"{plates.path(number)}: is {format_size(frame)}, "
+                        f"but the flow {files.path(number)} is {format_size(flow)}"
                     )
                     frame = None
             except (InputError, OSError) as error:

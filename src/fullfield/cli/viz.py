@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report, scenes
-from fullfield.cli.argtypes import positive
+from fullfield.cli.argtypes import parse_positive
 from fullfield.cli.options import (
     FOUR_VALUES,
     READING_WORDS,
-    add_flow_choice,
-    add_four_values,
+    add_four_values_option,
+    add_layer_options,
     add_reading_options,
-    check_flow_choice,
-    flow_choice,
+    check_layer_options,
+    count_truth_values,
+    get_layer_arguments,
+    list_reading_options,
     read_truth,
-    truth_values,
-    unused_reading_options,
 )
-from fullfield.cli.report import naming, same_size
+from fullfield.cli.report import check_same_size, rename_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 from fullfield.io.windows import Box
 
@@ -52,11 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frame", metavar="A", dest="frame1", help="first frame, for overlay and sheet")
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
-    scenes.add_max_motion(parser)
-    parser.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of the scale [16]")
-    add_flow_choice(parser, "flow", "FLOW")
-    add_flow_choice(parser, "truth", "--truth")
-    add_four_values(parser)
+    scenes.add_max_motion_option(parser)
+    parser.add_argument("--max-error", type=parse_positive, metavar="PX", help="error at the end of the scale [16]")
+    add_layer_options(parser, "flow", "FLOW")
+    add_layer_options(parser, "truth", "--truth")
+    add_four_values_option(parser)
     add_reading_options(parser)
     report.add_report_options(parser)
 
@@ -65,28 +65,28 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, read the flow and draw it."""
     from fullfield.io.flow import read_flow_window
 
-    _check(args)
+    _check_options(args)
 
-    choice: dict[str, Any] = flow_choice(args, "flow")
+    choice: dict[str, Any] = get_layer_arguments(args, "flow")
     if args.window == "data" and is_exr(args.flow):
         choice["window"] = read_flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
-    truth, truth_valid = _truth(args, flow, area)
-    frame1, frame2 = _frames(args, flow, area)
+    truth, truth_valid = _read_truth(args, flow, area)
+    frame1, frame2 = _read_frames(args, flow, area)
     scene = scenes.Scene(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
     io.write_image(args.output, scene.contents_for_file(args.kind, args.output))
     properties = {
-        **report.select(args, "output", "flow", "kind"),
-        **scene.scales(args.kind),
-        "truth_values": None if truth is None else truth_values(truth),
+        **report.select_attributes(args, "output", "flow", "kind"),
+        **scene.list_scales(args.kind),
+        "truth_values": None if truth is None else count_truth_values(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
-    report.print_report(args, properties, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
+    report.print_report(args, properties, f"{report.make_printable(args.output)}: {scene.format_legend(args.kind)}")
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_options(args: argparse.Namespace) -> None:
     paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
     for name in scenes.NEEDS[args.kind]:
         if getattr(args, name) is None:
@@ -99,10 +99,10 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")
     if args.max_error is not None and args.truth is None:
         raise InputError("--max-error: applies to the error, which requires --truth")
-    check_flow_choice(args, "truth", args.truth, "--truth")
+    check_layer_options(args, "truth", args.truth, "--truth")
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
-    unused = unused_reading_options(args) if args.frame1 is None and args.frame2 is None else []
+    unused = list_reading_options(args) if args.frame1 is None and args.frame2 is None else []
     if is_exr(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
@@ -111,27 +111,27 @@ def _check(args: argparse.Namespace) -> None:
     paths.check_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
-def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
+def _read_truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
     if args.truth is None:
         return None, None
-    choice: dict[str, Any] = flow_choice(args, "truth")
+    choice: dict[str, Any] = get_layer_arguments(args, "truth")
     if area is not None and is_exr(args.truth):
         choice["window"] = area
     truth, valid = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
-    if truth_values(truth) == 4 and not args.four_values:
-        report.note(f"{args.truth}: {FOUR_VALUES}")
+    if count_truth_values(truth) == 4 and not args.four_values:
+        report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid
 
 
-def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
+def _read_frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the second frame on the grid of the flow; ``area`` is its data window, if it has one."""
     from fullfield.cli.options import read_frames
 
     paths = [path for path in (args.frame1, args.frame2) if path is not None]
     if not paths:
         return None, None
-    with naming(**READING_WORDS):
+    with rename_in_errors(**READING_WORDS):
         frames = dict(zip(paths, read_frames(args, paths, area).frames, strict=True))
     for path, frame in frames.items():
-        same_size(flow, args.flow, frame, path)
+        check_same_size(flow, args.flow, frame, path)
     return frames.get(args.frame1), frames.get(args.frame2)

@@ -10,7 +10,7 @@ import argparse
 
 from fullfield.cli import argtypes, methods, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import naming
+from fullfield.cli.report import rename_in_errors
 
 EPILOG = """\
 examples:
@@ -23,7 +23,7 @@ _SIZE = (48, 64)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warm``."""
-    parser.add_argument("--size", type=argtypes.size, help="size of the frames, for a GPU")
+    parser.add_argument("--size", type=argtypes.parse_size, help="size of the frames, for a GPU")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
@@ -41,20 +41,25 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     size = args.size or _SIZE
     frames = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-    with naming(**methods.words(args.method)), ProgressBar("warm", quiet=args.quiet) as progress:
+    with (
+        rename_in_errors(**methods.map_arguments_to_options(args.method)),
+        ProgressBar("warm", quiet=args.quiet) as progress,
+    ):
         choice.prepare(size if args.size else None, progress, quiet=args.quiet)
-        watch.lap("prepare")
+        watch.add_lap("prepare")
         for options in ({}, {"refine": True, "reliability": True}):  # the first has passes of its own
             flow = choice.estimate(frames[0], frames[1], **options)
-        watch.lap("estimate")
+        watch.add_lap("estimate")
     folder = find_folder(".")
     properties = {
-        **choice.describe(flow),
+        **choice.describe_method(flow),
         "device": choice.device,
         "cache": None if folder is None else str(folder.resolve()),
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
-    cached = "no cache folder can be written" if folder is None else f"kernels in {report.printable(folder)}"
-    text = f"{choice.title} ({flow.backend}) on {choice.device}: ready in {watch.seconds()['total']:.1f} s, {cached}"
+    cached = "no cache folder can be written" if folder is None else f"kernels in {report.make_printable(folder)}"
+    text = (
+        f"{choice.title} ({flow.backend}) on {choice.device}: ready in {watch.get_seconds()['total']:.1f} s, {cached}"
+    )
     report.print_report(args, properties, text)
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
-from fullfield.cli.options import vector_reading
+from fullfield.cli.options import build_vector_reading
 from fullfield.sequences.names import format_frames, is_sequence
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob, a video"
     )
-    parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="frame that IMAGE belongs to")
+    parser.add_argument("--reference", type=argtypes.parse_integer, metavar="FRAME", help="frame that IMAGE belongs to")
     parser.add_argument("--direction", choices=("forward", "backward"), help="neighbour, without --reference [forward]")
     parser.add_argument(
         "--hide-occluded", action="store_true", help="0 where an occlusion layer marks a pixel as hidden"
@@ -50,26 +50,26 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.sequences.stored_flow import StoredFlow
     from fullfield.sequences.warping import WarpSettings, plan_warp
 
-    with pictures.naming_options(args):
+    with pictures.name_options_in_errors(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
-        flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
+        flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         if flow.reference is not None and args.direction is not None:
             raise InputError("--direction: not used with files of fullfield follow; leave it out")
         job = plan_warp(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
-        report.note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
+        report.print_note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
     action = _describe_action(args, job.settings)
     return pictures.report_shot(args, outcome, existing, action, reference=args.reference)
 
 
 def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
     """Return which frame's picture lies on which frame."""
-    name = report.printable(args.image)
+    name = report.make_printable(args.image)
     if settings.reference is not None:
         return f"{name} of frame {settings.reference} moved onto each frame"
     neighbour = "next" if settings.direction == "forward" else "previous"
     if is_sequence(args.image):
         return f"on each frame lies its {neighbour} frame"
-    return f"{name}, read as the {neighbour} frame, moved onto the frame of {report.printable(args.flow)}"
+    return f"{name}, read as the {neighbour} frame, moved onto the frame of {report.make_printable(args.flow)}"
