@@ -10,7 +10,7 @@ import fullfield
 from fullfield.sequences import warp_image
 from fullfield.viz import flow_to_image
 
-METHODS = ["auto", "fullfield-s", "tvl1"]
+METHODS = ["auto", "fullfield-m", "fullfield-s", "tvl1"]
 
 
 class FlowBetween:

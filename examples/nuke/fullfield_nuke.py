@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nuke
 
-METHODS = ("auto", "fullfield-s", "tvl1")
+METHODS = ("auto", "fullfield-m", "fullfield-s", "tvl1")
 # Nuke's settings for Python and libraries, which must not reach the Python of fullfield.
 NUKES_OWN = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 

@@ -41,7 +41,7 @@ def pairs(scene: Path) -> Path:
 def test_evaluate_prints_table_and_writes_folder(cli: Any, pairs: Path) -> None:
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("runs/mine/tvl1: tvl1 fast on mine, 2 pairs (")
+    assert ran.out.startswith("runs/mine/tvl1: tvl1 (preset fast) on mine, 2 pairs (")
     for word in ("epe ", "runtime ", "utilisation ", "2 images, averaging pooled"):
         assert word in ran.out
     result = json.loads(Path("runs/mine/tvl1/result.json").read_text())

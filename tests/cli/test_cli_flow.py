@@ -40,7 +40,7 @@ def test_flow_output_suffix_selects_format(cli: Any, scene: Path, suffix: str) -
     expected = estimate("a.png", "b.png", "tvl1", config=CONFIG).flow
     assert valid.all()
     assert (flow - expected).abs().max() <= (1 / 128 + 1e-6 if suffix == ".png" else 0)
-    assert ran.out.startswith(f"out{suffix}: 64x48, tvl1 fast")
+    assert ran.out.startswith(f"out{suffix}: 64x48, tvl1 (preset fast)")
 
 
 def test_flow_default_preset_estimates_motion(cli: Any, made: Scene) -> None:

@@ -119,7 +119,7 @@ def test_words_for_people(cli: Any, film: str) -> None:
     ran = cli("live", film, "--rate", "max", *QUICK, "--viz", "v.mkv", "--max-motion", "5")
     assert ran.code == 0
     first, second = ran.out.splitlines()
-    assert first.startswith("film.mp4: 64x48 at 10 frames a second, tvl1 fast")
+    assert first.startswith("film.mp4: 64x48 at 10 frames a second, tvl1 (preset fast)")
     assert "7 flows of 7 pairs, 0 dropped" in first
     assert "ms median" in first
     assert "ms p99" in first

@@ -53,7 +53,9 @@ def test_flow_method_selects_network(cli: Any, weights: str) -> None:
     ran = cli(*PAIR, "--method", "raft-small", "--weights", weights, "--updates", "3", "--padding", "kitti")
     assert ran.code == 0, ran.err
     backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
-    assert ran.out.startswith(f"out.flo: 64x48, raft-small default, on cpu (backend {backend}), longest motion")
+    assert ran.out.startswith(
+        f"out.flo: 64x48, raft-small (preset default), on cpu (backend {backend}), longest motion"
+    )
     expected = estimate(
         "a.png", "b.png", "raft-small", config=RAFTSettings(weights=weights, updates=3, padding="kitti")
     )
@@ -89,7 +91,7 @@ def test_json(cli: Any, weights: str) -> None:
 def test_random_weights_are_marked(cli: Any) -> None:
     ran = cli(*PAIR, "--method", "sea-raft", "--weights", "random", "--updates", "1")
     assert ran.code == 0, ran.err
-    assert "64x48, sea-raft-m default, random weights, on cpu (" in ran.out
+    assert "64x48, sea-raft-m (preset default), random weights, on cpu (" in ran.out
     report = cli(*PAIR, "--method", "raft-small", "--weights", "random", "--updates", "1", "--json").json
     assert report["parameters"]["weights"] == "random"
     assert report["parameters"]["weights_sha256"] is None

@@ -62,6 +62,16 @@ def test_retime_does_not_darken_what_one_plate_lacks(run: CommandLine) -> None:
         assert np.abs(light(f"slow.{number}.exr") - 0.5).max() < 1e-5, number
 
 
+def test_warp_along_flow_without_known_vectors_warns_once(run: CommandLine) -> None:
+    for number in (1, 2):
+        write_vectors(f"no.{number}.exr", {"forward": torch.full((2, HEIGHT, WIDTH), torch.nan)})
+    _, err = run.done("warp", "p.%d.exr", "--flow", "no.%d.exr", "-o", "w.%d.exr")
+    assert (err.count("warning:"), err.count("no.1.exr")) == (1, 1)
+    assert not light("w.1.exr").any()
+    _, err = run.done("warp", "p.%d.exr", "--flow", "mv.%d.exr", "-o", "v.%d.exr")
+    assert "warning:" not in err
+
+
 def test_read_raw_keeps_the_colour_where_depth_is_infinite(tmp_path: Path) -> None:
     pixels = np.full((HEIGHT, WIDTH, 6), 0.5)
     names = ("R", "G", "B", "A", "Z", "position.Y")

@@ -263,7 +263,7 @@ def _print_result(
     refined = flow.parameters.get("refinement") is not None
     title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
     text = (
-        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}{', refined' if refined else ''}, "
+        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}{', refined by TV-L1' if refined else ''}, "
         f"on {choice.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
         f"{seconds['estimate']:.2f} s"
     )

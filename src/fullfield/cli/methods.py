@@ -56,7 +56,7 @@ class MethodChoice:
     def title(self) -> str:
         """Method and preset, with a note if the weights are random."""
         random = getattr(self.config, "weights", None) == RANDOM
-        return f"{self.method} {self.preset}" + (", random weights" if random else "")
+        return f"{self.method} (preset {self.preset})" + (", random weights" if random else "")
 
     def describe_method(self, source: Any = None) -> dict[str, Any]:
         """Return the method and its settings for a report, as the flow ``source`` has them, else the estimator."""

@@ -352,7 +352,9 @@ def _print_result(
     summary = f"{len(outcome.written)} frames written, {existing} kept"
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
-    summary += f", {choice.title}{', refined' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
+    summary += (
+        f", {choice.title}{', refined by TV-L1' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
+    )
     text = f"{report.make_printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if outcome.is_good:
         text += report.format_next_step(args, "fullfield", "view", args.output)

@@ -435,7 +435,8 @@ def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None
             if path.is_file():
                 return Origin(name, path=path)
             if path.name != name or path.suffix:
-                description = "is a folder" if path.is_dir() else "no such file"
+                special = "is no regular file" if path.exists() else "no such file"
+                description = "is a folder" if path.is_dir() else special
                 raise MissingFileError(
                     f"weights: {name}: {description}; 'fullfield weights list' names the published ones"
                 )

@@ -66,6 +66,10 @@ class InputReader:
         if text:
             self._outcome.dead_pictures[number] = text
 
+    def add_unknown_flow(self, number: int, name: str) -> None:
+        """Add the message on flow without a known vector."""
+        self._outcome.unknown_flows[number] = f"{name}: holds no known vector, so the picture along it is black"
+
     def __enter__(self) -> InputReader:
         return self
 

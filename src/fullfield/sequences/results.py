@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,6 +124,8 @@ class Outcome:
     """Frames without a picture, because the shot ends there."""
     dead_pictures: dict[int, str] = field(default_factory=dict)
     """Messages by frame, for pictures in which pixels are NaN or infinite."""
+    unknown_flows: dict[int, str] = field(default_factory=dict)
+    """Messages by frame, for flow without a known vector, along which a warped picture is black."""
     stopped: str | None = None
     """Reason why the run ended early."""
     busy_s: float = 0.0
@@ -137,6 +140,7 @@ class Outcome:
         """Add the result of another part."""
         self.collect(other, "written", "incomplete", "cuts", "duplicates", "problems")
         self.dead_pictures |= other.dead_pictures
+        self.unknown_flows |= other.unknown_flows
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
         total = StageTimes()
@@ -158,6 +162,10 @@ class Outcome:
             items.sort()
         self.wall_s = time.perf_counter() - start_s
         warn_of_dead_pictures(self.dead_pictures)
+        if self.unknown_flows:
+            others = len(self.unknown_flows) - 1
+            further = f"; so are {others} further pictures" if others else ""
+            warnings.warn(f"{self.unknown_flows[min(self.unknown_flows)]}{further}", stacklevel=2)
         return self
 
     @property

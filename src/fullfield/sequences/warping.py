@@ -319,6 +319,8 @@ class WarpJob(PictureJob):
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)
+        if flow.isnan().all():
+            reader.add_unknown_flow(number, self.flow.path(number))
         flow = fit_flow(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
         valid = None if raw.valid is None else raw.valid.to(device)
         return raw._replace(pixels=warp_image(pixels, flow, valid)[0])
