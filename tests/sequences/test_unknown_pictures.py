@@ -62,6 +62,7 @@ def test_retime_does_not_darken_what_one_plate_lacks(run: CommandLine) -> None:
         assert np.abs(light(f"slow.{number}.exr") - 0.5).max() < 1e-5, number
 
 
+@pytest.mark.filterwarnings("default::UserWarning")
 def test_warp_along_flow_without_known_vectors_warns_once(run: CommandLine) -> None:
     for number in (1, 2):
         write_vectors(f"no.{number}.exr", {"forward": torch.full((2, HEIGHT, WIDTH), torch.nan)})

@@ -262,8 +262,9 @@ def _print_result(
     longest = max(viz.flow_scale(result.flow, result.valid) for result in flows)
     refined = flow.parameters.get("refinement") is not None
     title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
+    title += ", refined by TV-L1" if refined else ""
     text = (
-        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}{', refined by TV-L1' if refined else ''}, "
+        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}, "
         f"on {choice.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
         f"{seconds['estimate']:.2f} s"
     )
