@@ -54,6 +54,31 @@ def test_bound_follows_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch
     assert buffer_bytes() == expected << 30
 
 
+def test_item_that_was_read_can_be_seen_before_it_is_taken() -> None:
+    go_on = threading.Event()
+
+    def read(key: int) -> int:
+        if key == 1:
+            raise ValueError("bad")
+        if key == 2:
+            go_on.wait(10)
+        return key + 10
+
+    with ReadAhead(read, lambda _: 1, threads=1) as reads:
+        reads.add_keys(range(3))
+        assert reads.take_item(0) == 10
+        with pytest.raises(ValueError, match="bad"):
+            reads.take_item(1)
+        assert reads.get_read_item(2) is None, "not read yet"
+        assert reads.get_read_item(7) is None, "not announced"
+        go_on.set()
+        assert reads.take_item(2) == 12
+        reads.add_keys([3])
+        while reads.get_read_item(3) is None:
+            time.sleep(0.001)
+        assert reads.take_item(3) == 13
+
+
 def test_read_ahead_raises_error_for_its_key() -> None:
     def read(key: int) -> int:
         if key == 1:

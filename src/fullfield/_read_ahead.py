@@ -93,6 +93,11 @@ class ReadAhead(Generic[Key, Item]):
         self._submit_pending()
         return item
 
+    def get_read_item(self, key: Key) -> Item | None:
+        """Return an item that has been read and not yet taken; None where there is none."""
+        future = self._pending.get(key)
+        return None if future is None or not future.done() or future.exception() is not None else future.result()
+
     def discard_keys(self, is_unneeded: Callable[[Key], bool]) -> None:
         """Forget keys that will not be taken, so that their items do not occupy the place of others."""
         self._queue = deque(key for key in self._queue if not is_unneeded(key))

@@ -80,6 +80,8 @@ class Engine:
         self._frames: dict[int, Plate | Problem] = {}
         self._grey: dict[int, GreyPicture] = {}
         self._on_device: dict[int, Tensor] = {}
+        self._uploads: dict[int, Any] = {}
+        self._upload_stream = torch.cuda.Stream(self._device) if plates.pinned else None  # type: ignore[no-untyped-call]
         self._valid_on_device: dict[int, Tensor | None] = {}
         self._in_box: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
@@ -115,6 +117,8 @@ class Engine:
                     for frame in self._settings.list_input_frames(self._plates, number):
                         self._wait_for_frame(reads, frame)
                 self._request_more_frames(remaining, reads)
+                if remaining:
+                    self._upload_ahead(reads, remaining[0])
                 with self.stages.measure("estimate"):
                     result = self._estimate_frame(number)
                 self._release_frames(remaining[0] if remaining else None)
@@ -164,9 +168,22 @@ class Engine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
+    def _upload_ahead(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+        """Copy plates of a later result to the GPU during the estimation, if they have been read."""
+        if self._upload_stream is None or self._plates.by_data:
+            return
+        for frame in self._settings.list_input_frames(self._plates, number):
+            item = None if frame in self._frames or frame in self._on_device else reads.get_read_item(frame)
+            if item is not None:
+                with torch.cuda.stream(self._upload_stream):
+                    self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)
+                    self._uploads[frame] = self._upload_stream.record_event()
+
     def _release_frames(self, following: int | None) -> None:
         """Release what no later frame needs."""
-        by_frame: tuple[dict[int, Any], ...] = (self._frames, self._grey, self._on_device, self._valid_on_device)
+        by_frame: tuple[dict[int, Any], ...] = (
+            self._frames, self._grey, self._on_device, self._uploads, self._valid_on_device
+        )  # fmt: skip
         by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (self._flows, self._refined, self._log_scales)
         self._in_box.clear()  # each is on the grid of one result
         if following is None:
@@ -413,7 +430,12 @@ class Engine:
         if number not in self._on_device:
             frame = self._get_plate(number).frame[None]
             self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
-        return self._on_device[number]
+        frame, upload = self._on_device[number], self._uploads.pop(number, None)
+        if upload is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(upload)
+            frame.record_stream(stream)
+        return frame
 
     def _get_plate(self, number: int) -> Plate:
         plate = self._frames[number]
