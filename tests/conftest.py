@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import os
+import platform
 import subprocess
 import sys
 import warnings
@@ -91,6 +92,8 @@ def _unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.node.get_closest_marker("unit") is None:
         return
 
+    platform.processor()  # starts uname once, as the import of h5py does
+
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a unit test starts no process and compiles nothing; remove the mark")
 
@@ -113,15 +116,41 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[]
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[Callable[..., str]]:
-    """``forked(script, *arguments)``: what the script printed in a process of its own, whose PyTorch is imported."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("memory is read from Linux's /proc")
+def _server() -> Iterator[Any]:
+    """A process that has imported PyTorch and forks; on Linux."""
     from forked import Server
 
     server = Server()
-    yield server.run
+    yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def forked(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """``forked(script, *arguments)``: what a script that looks at its memory printed in a process of its own."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("memory is read from Linux's /proc")
+    measure: Callable[..., str] = request.getfixturevalue("_server").measure
+    return measure
+
+
+@pytest.fixture(scope="session")
+def fresh(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """``fresh(script, *arguments)``: what the script printed in a process that had imported at most PyTorch and numba.
+
+    On Linux a fork, which need not import PyTorch anew; elsewhere a new Python.
+    """
+    if sys.platform.startswith("linux"):
+        run: Callable[..., str] = request.getfixturevalue("_server").run
+        return run
+
+    def start(script: str, *arguments: object) -> str:
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return start
 
 
 @pytest.fixture(scope="session")

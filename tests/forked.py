@@ -5,6 +5,7 @@ For what wants memory that nobody has used yet. What is about imports, or about 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -18,18 +19,21 @@ class Server:
 
     def __init__(self) -> None:
         pipe = subprocess.PIPE
-        # glibc raises this threshold as blocks are freed and keeps what is below it: the peak of memory would depend on
-        # what ran before. A threshold that is set stays, and each larger block goes back to the system when it is free.
-        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "131072"}
-        command = [sys.executable, __file__]
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        self._process = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True)
 
     def run(self, script: str, *arguments: object) -> str:
         """What ``script`` printed in a fork; RuntimeError with its last words where it failed."""
+        return self._run(script, arguments, is_measured=False)
+
+    def measure(self, script: str, *arguments: object) -> str:
+        """The same, of a script that looks at the memory that it takes: free blocks go back to the system at once."""
+        return self._run(script, arguments, is_measured=True)
+
+    def _run(self, script: str, arguments: tuple[object, ...], *, is_measured: bool) -> str:
         asked, told = self._process.stdin, self._process.stdout
         if asked is None or told is None:
             raise RuntimeError("the process has no pipes")
-        asked.write(json.dumps([script, *map(str, arguments)]) + "\n")
+        asked.write(json.dumps([is_measured, script, *map(str, arguments)]) + "\n")
         asked.flush()
         answer: dict[str, Any] = json.loads(told.readline())
         if answer["status"]:
@@ -40,7 +44,18 @@ class Server:
         self._process.communicate()
 
 
-def _fork(words: list[str]) -> dict[str, Any]:
+def _fix_allocator() -> None:
+    """Let glibc return every block of 128 KiB or more to the system when it is free.
+
+    It raises this threshold as blocks are freed and keeps what is below it: the peak of memory would depend on what ran
+    before. A threshold that is set stays.
+    """
+    threshold = -3  # M_MMAP_THRESHOLD
+    if not ctypes.CDLL(None).mallopt(threshold, 131072):
+        raise OSError("mallopt: the threshold cannot be set")
+
+
+def _fork(is_measured: bool, words: list[str]) -> dict[str, Any]:
     """Run a script with its arguments in a child; how it ended, and its stdout and stderr together."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -50,6 +65,8 @@ def _fork(words: list[str]) -> dict[str, Any]:
             for stream in (1, 2):
                 os.dup2(writing, stream)
             sys.argv = ["-c", *words[1:]]
+            if is_measured:
+                _fix_allocator()
             exec(compile(words[0], "script", "exec"), {"__name__": "__main__"})
             status = 0
         except BaseException:  # noqa: BLE001 - it ends here and is told
@@ -70,7 +87,8 @@ def _serve() -> None:
 
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     for line in sys.stdin:
-        print(json.dumps(_fork(json.loads(line))), file=answers, flush=True)
+        is_measured, *words = json.loads(line)
+        print(json.dumps(_fork(is_measured, words)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

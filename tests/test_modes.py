@@ -35,7 +35,7 @@ Once = Callable[[str, Callable[[], Any]], Any]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def told(request: pytest.FixtureRequest, once: Once) -> Told:
+def told(request: pytest.FixtureRequest, once: Once, fresh: Callable[..., str]) -> Told:
     """What every case gave in every mode. On a GPU, what works on the CPU alone says so in one line."""
     import torch
 
@@ -44,10 +44,8 @@ def told(request: pytest.FixtureRequest, once: Once) -> Told:
         pytest.skip("needs a CUDA device")
 
     def told_by_a_process() -> Told:
-        command = [sys.executable, str(_CASES), device]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr
-        found: Told = json.loads(run.stdout)
+        said = fresh("import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", _CASES, device)
+        found: Told = json.loads(said.splitlines()[-1])
         return found
 
     return once(f"modes-{device}", told_by_a_process)  # type: ignore[no-any-return]

@@ -37,7 +37,6 @@ forked(2)
 """
 
 
-@pytest.mark.unit
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_estimate_refuses_forked_child_after_parent_computed(forked: Callable[..., str]) -> None:
     before, one_thread, two_threads = forked(SCRIPT).splitlines()

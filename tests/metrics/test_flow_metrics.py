@@ -407,18 +407,18 @@ from fullfield.metrics import FlowMetrics
 from peak_memory import PeakMemory
 small = torch.ones(2, 64, 4096)
 FlowMetrics().update(small, small, None, small[0] > 2)
-pred, truth = torch.full((2, 1716, 4096), 1.5), torch.full((2, 1716, 4096), 2.5)
-occluded = torch.zeros(1716, 4096, dtype=torch.bool)
+pred, truth = torch.full((2, 858, 4096), 1.5), torch.full((2, 858, 4096), 2.5)
+occluded = torch.zeros(858, 4096, dtype=torch.bool)
 occluded[500:700] = True
 with PeakMemory() as memory:
     FlowMetrics().update(pred, truth, None, occluded)
-print(memory.grown * 2**20 / (4 * 1716 * 4096))
+print(memory.grown * 2**20 / (4 * 858 * 4096))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
 def test_flow_metrics_peak_memory_is_few_planes(forked):
-    """A quarter of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
+    """An eighth of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
     assert 0.5 < float(forked(MEMORY)) <= 3.5
 
 

@@ -433,15 +433,15 @@ from peak_memory import PeakMemory
 small = torch.ones(2, 80, 4096)
 viz.flow_to_image(small)
 viz.overlay(small, torch.ones(1, 80, 4096), arrows=32)
-flow = torch.full((2, 3432, 4096), 1.5)
+flow = torch.full((2, 1716, 4096), 1.5)
 with PeakMemory() as memory:
     viz.flow_to_image(flow)
     viz.error_map(flow, flow)
-print(memory.grown * 2**20 / (3 * 3432 * 4096))
+print(memory.grown * 2**20 / (3 * 1716 * 4096))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
 def test_peak_memory_is_the_picture(forked):
-    """Half of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
+    """A quarter of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
     assert 1 <= float(forked(MEMORY)) <= 2.5
