@@ -19,7 +19,7 @@ def test_warm_prepares_the_method_and_reports(cli: Any) -> None:
     assert ran.json["seconds"].keys() == {"prepare", "estimate", "total"}
     assert Path(ran.json["cache"]).is_dir()
     text = cli("warm", "--method", "tvl1", "--preset", "fast", "--size", "40x24").out
-    assert text.startswith("tvl1 (preset fast) (cpu) on cpu: ready in ")
+    assert text.startswith("tvl1 (preset fast), backend cpu, on cpu: ready in ")
 
 
 @pytest.mark.long

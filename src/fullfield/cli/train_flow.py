@@ -364,7 +364,7 @@ def _print_result(
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
         "device": str(device),
-        "seconds": watch.seconds(),
+        "seconds": watch.get_seconds(),
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     }
     cached = "no cache folder can be written" if folder is None else f"kernels in {report.make_printable(folder)}"
     text = (
-        f"{choice.title} ({flow.backend}) on {choice.device}: ready in {watch.get_seconds()['total']:.1f} s, {cached}"
+        f"{choice.title}, backend {flow.backend}, on {choice.device}: "
+        f"ready in {watch.get_seconds()['total']:.1f} s, {cached}"
     )
     report.print_report(args, properties, text)
     return 0
