@@ -124,12 +124,15 @@ class Journal:
             is_new = self._inputs.add_checksum(path, identity)
         if is_new:
             absolute = os.path.abspath(path)  # noqa: PTH100
-            self._append_line({"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum})
+            line = {"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum}
+            self._append_line(line, on_disk=False)  # the record of what was made from it follows
 
-    def _append_line(self, entry: Mapping[str, Any]) -> None:
+    def _append_line(self, entry: Mapping[str, Any], *, on_disk: bool = True) -> None:
+        """Append a line; with ``on_disk`` it and those before it are on the disk at the end."""
         line = json.dumps(entry).encode() + b"\n"
-        with self._lock:
-            self._folder.mkdir(exist_ok=True)
-            with (self._folder / f"{self._name or name_process()}.jsonl").open("ab", buffering=0) as file:
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / f"{self._name or name_process()}.jsonl").open("ab", buffering=0) as file:
+            with self._lock:
                 file.write(line)
+            if on_disk:  # not inside the lock: it waits for the disk, and the system writes for all threads at once
                 os.fsync(file.fileno())
