@@ -151,7 +151,7 @@ class Ray(ModuleType):
             return SimpleNamespace(remote=lambda *given: begin(kind(*given)))
 
         def begin(maker: Any) -> Any:
-            return SimpleNamespace(write=SimpleNamespace(remote=lambda chunk: partial(maker.write, chunk)))
+            return SimpleNamespace(write_chunk=SimpleNamespace(remote=lambda chunk: partial(maker.write_chunk, chunk)))
 
         return SimpleNamespace(options=options)
 

@@ -49,7 +49,8 @@ class MethodChoice:
         from fullfield.estimators.cascaded import AtScale
         from fullfield.estimators.estimation import build
 
-        estimator = build(self.method, config=self.config, backend=self.backend)
+        with rename_in_errors(**map_arguments_to_options(self.method)):
+            estimator = build(self.method, config=self.config, backend=self.backend)
         return estimator if self.scale == "1" else AtScale(estimator, self.scale)
 
     @property

@@ -60,14 +60,14 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
         busy: dict[Any, tuple[Any, list[int]]] = {}
         for actor in actors[: len(chunks)]:
             chunk = chunks.pop(0)
-            busy[actor.write.remote(chunk)] = (actor, chunk)
+            busy[actor.write_chunk.remote(chunk)] = (actor, chunk)
         while busy:
             (task,), _ = ray.wait(list(busy), num_returns=1)
             actor, chunk = busy.pop(task)
             _add_result(ray, task, chunk, outcome, report)
             if chunks and outcome.stopped is None:
                 following = chunks.pop(0)
-                busy[actor.write.remote(following)] = (actor, following)
+                busy[actor.write_chunk.remote(following)] = (actor, following)
     finally:
         if not was_connected:
             ray.shutdown()

@@ -548,20 +548,20 @@ def test_tvl1_cuda_records_each_batch_size_once() -> None:
     warm, _ = solver.queue_pair(*frames, start, None)
     graph = solver._graph
     assert graph is not None
-    again, _ = solver.queue(*frames, None, None)
+    again, _ = solver.queue_pair(*frames, None, None)
     assert solver._graph is graph
     assert torch.equal(again, flow)
     assert int(flags) == 0
     engine = Engine(2, 35, 40, config, CPU)
     assert torch.equal(warm, solved(engine, frames, start))
     frames[1][1, 0, 20, 20] = float("nan")
-    assert int(solver.queue(*frames, None, None)[1]) & 2
+    assert int(solver.queue_pair(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
     everything = {tensor.data_ptr() for tensor in solver._engine.tensors()}
     assert {tensor.data_ptr() for tensor in solver._engine._passes.tables()} < everything
-    alone, flags = solver.queue(frames[0][:1], frames[1][:1], None, None)
+    alone, flags = solver.queue_pair(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
     assert int(flags) == 0
