@@ -145,6 +145,15 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
             waiting += ast.iter_child_nodes(node)
 
 
+def top_level_names(content: bytes) -> set[str]:
+    """Return the names that a module of Python gives, its imports among them."""
+    tree = ast.parse(content)
+    assigned = (each for node in tree.body for each in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign))
+    stored = {each.id for each in assigned if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return stored | defined | {bound for _, _, bound in _imported(tree)}
+
+
 class _Essence(ast.NodeTransformer):
     """Removal of docstrings, annotations, messages of errors, and imports."""
 

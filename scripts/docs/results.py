@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from benchmarks.code_changes import SUFFIXES, is_same_code  # noqa: E402
+from benchmarks.code_changes import SUFFIXES, is_same_code, top_level_names  # noqa: E402
 from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks read their results
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
@@ -114,8 +114,8 @@ def is_renamed(commit: str, module: str, old_name: str, new_name: str) -> bool:
     path = f"src/{module.replace('.', '/')}.py"
     if path not in files_of_commit(commit) or not (ROOT / path).is_file():
         return False
-    before = set(re.findall(r"\w+", stored_content(files_of_commit(commit)[path]).decode()))
-    now = set(re.findall(r"\w+", (ROOT / path).read_text("utf-8")))
+    before = top_level_names(stored_content(files_of_commit(commit)[path]))
+    now = top_level_names((ROOT / path).read_bytes())
     return old_name in before - now and new_name in now - before
 
 
