@@ -14,14 +14,14 @@ from fullfield.viz import flow_to_image
 
 
 @pytest.mark.parametrize("suffix", [".flo", ".flo5", ".pfm", ".npy", ".exr"])
-def test_lossless_formats_report_nothing(cli: Any, made: Scene, suffix: str) -> None:
+def test_convert_reports_nothing_for_lossless_formats(cli: Any, made: Scene, suffix: str) -> None:
     ran = cli("convert", "truth.flo", f"out{suffix}")
     assert (ran.code, ran.err) == (0, "")
     assert torch.equal(read_flow(f"out{suffix}").flow, made.flow)
 
 
 @pytest.mark.parametrize(("out", "options"), [("out.exr", ("--half",)), ("out.png", ())])
-def test_rounding_is_reported(cli: Any, made: Scene, out: str, options: tuple[str, ...]) -> None:
+def test_convert_reports_rounding(cli: Any, made: Scene, out: str, options: tuple[str, ...]) -> None:
     ran = cli("convert", "truth.flo", out, *options, "--json")
     loss = ran.json["loss"]
     worst = float((read_flow(out).flow - made.flow).norm(dim=0).max())
@@ -30,7 +30,7 @@ def test_rounding_is_reported(cli: Any, made: Scene, out: str, options: tuple[st
     assert ran.err.startswith(f"fullfield: note: {out}: vectors are rounded by")
 
 
-def test_unknown_vectors_stay_unknown(cli: Any, made: Scene) -> None:
+def test_convert_keeps_unknown_vectors(cli: Any, made: Scene) -> None:
     valid = made.flow[0] > 0
     write_flow("holes.png", made.flow, valid)
     ran = cli("convert", "holes.png", "holes.flo", "--json")
@@ -70,7 +70,7 @@ def test_convert_keeps_old_file_when_flow_exceeds_format(refused: Any, scene: Pa
         ("sheet", ()),
     ],
 )
-def test_kinds(cli: Any, kind: str, options: tuple[str, ...]) -> None:
+def test_viz_draws_every_kind(cli: Any, kind: str, options: tuple[str, ...]) -> None:
     ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *options)
     assert (ran.code, ran.err) == (0, "")
     picture = read_frame("v.png")
@@ -86,7 +86,7 @@ def test_viz_max_motion_fixes_scale_and_prints_it(cli: Any, made: Scene) -> None
     assert f"colour scale: 0 to {longest:.4g} px" in cli("viz", "truth.flo", "-o", "v.png").out
 
 
-def test_still_and_unknown_flow_can_be_drawn(cli: Any) -> None:
+def test_viz_draws_still_and_unknown_flow(cli: Any) -> None:
     write_flow("still.flo", torch.zeros(2, 48, 64))
     write_flow("unknown.flo", torch.zeros(2, 48, 64), torch.zeros(48, 64, dtype=torch.bool))
     for name in ("still", "unknown"):

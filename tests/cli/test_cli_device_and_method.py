@@ -33,7 +33,7 @@ def _frames(cli: Any) -> None:  # noqa: ARG001 - works in its folder
     write_image("b.png", scene.frame2)
 
 
-def test_method_of_the_users_own(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_option_takes_user_class(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_method.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_method", raising=False)
@@ -62,7 +62,7 @@ def test_device_auto_is_the_default(cli: Any, monkeypatch: pytest.MonkeyPatch) -
     assert requested[0] == "auto"
 
 
-def test_processes_of_an_evaluation_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _choose_device("auto", "cuda:0") == "cuda:0"
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("fullfield._check.device", torch.device)
@@ -72,7 +72,7 @@ def test_processes_of_an_evaluation_take_their_own_gpu(monkeypatch: pytest.Monke
     assert _choose_device("auto", "cpu") == "cpu"
 
 
-def test_processes_of_a_training_take_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield._check.device", torch.device)
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
     assert ranks.choose_own_device("auto") == ranks.choose_own_device("cuda") == torch.device("cuda:0")

@@ -49,7 +49,7 @@ def test_export_keeps_old_file_on_full_disk(cli: Any, monkeypatch: pytest.Monkey
     assert not list(Path().glob(".*"))
 
 
-def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_passes_options_to_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
     def noted(model: Any, path: str, *size: int, **options: object) -> None:

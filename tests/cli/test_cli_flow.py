@@ -48,7 +48,7 @@ def test_flow_default_preset_estimates_motion(cli: Any, made: Scene) -> None:
     assert epe(read_flow("out.flo").flow, made.flow, ~made.occluded) < 0.3
 
 
-def test_json_is_one_complete_object(cli: Any) -> None:
+def test_flow_json_is_one_object(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--lambda", "0.2", *FAST, "--json")
     report = ran.json
     config = dataclasses.replace(PRESETS["fast"], lambda_=0.2, iterations=3, warps=2)
@@ -104,7 +104,7 @@ def _plates(corners: dict[str, tuple[int, int]]) -> None:
         write_picture(Path(f"{name}.exr"), "openexr", pixels, ("R", "G", "B"), Header(window=window))
 
 
-def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
+def test_flow_places_data_windows(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
     ran = cli("flow", "a.exr", "b.exr", "-o", "out.exr", "--st-map", "st.exr", "--window", "data", *FAST[:4])
     assert ran.code == 0, ran.err
@@ -120,7 +120,7 @@ def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
     assert torch.allclose(s * 100 - 0.5 - (torch.arange(69) + 20 - 10), flow[0], atol=1e-3)
 
 
-def test_windows_in_display_mode(cli: Any) -> None:
+def test_flow_window_display_covers_display_window(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
     assert cli("flow", "a.exr", "b.exr", "-o", "out.exr", *FAST).code == 0
     assert read_flow_window("out.exr") == FrameWindow((10, 0, 100, 90), (10, 0, 100, 90), 2.0)
@@ -129,7 +129,7 @@ def test_windows_in_display_mode(cli: Any) -> None:
     assert cli("viz", "out.exr", "-o", "v.png", "--kind", "overlay", "--frame", "a.exr").code == 0
 
 
-def test_windows_that_do_not_fit(refused: Callable[..., str], cli: Any) -> None:
+def test_flow_refuses_mismatched_windows(refused: Callable[..., str], cli: Any) -> None:
     _plates({"a": (0, 0), "b": (56, 40), "c": (50, 42)})
     write_image("d.exr", torch.rand(3, 48, 64))
     options = ("-o", "out.exr", "--window", "data", *FAST)
@@ -150,7 +150,7 @@ def test_flow_initial_layer_selects_exr_layer(cli: Any) -> None:
     assert torch.equal(read_flow("out.flo").flow, expected)
 
 
-def test_quiet_holds_for_the_kernels(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_quiet_silences_compilation(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def look(*args: Any, **named: Any) -> Any:
@@ -164,7 +164,7 @@ def test_quiet_holds_for_the_kernels(cli: Any, monkeypatch: pytest.MonkeyPatch) 
     assert "FULLFIELD_QUIET" not in os.environ
 
 
-def test_half_and_compression_reach_the_file(cli: Any) -> None:
+def test_flow_half_and_compression_are_stored(cli: Any) -> None:
     assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--half", "--compression", "piz", *FAST).code == 0
     spec = oiio.ImageInput.open("out.exr").spec()
     assert str(spec.format) == "half"
@@ -172,7 +172,7 @@ def test_half_and_compression_reach_the_file(cli: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sheet", "flow", "overlay", "warped"])
-def test_pictures(cli: Any, kind: str) -> None:
+def test_flow_viz_writes_pictures(cli: Any, kind: str) -> None:
     chosen = () if kind == "sheet" else ("--viz-kind", kind)
     scale = () if kind == "warped" else ("--max-motion", "7")
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", *chosen, *scale, *FAST)
@@ -193,7 +193,7 @@ def test_flow_viz_warped_resembles_first_frame(cli: Any, made: Scene) -> None:
     assert (warped - first)[:, seen].abs().mean() < 0.4 * (read_frame("b.png") - first)[:, seen].abs().mean()
 
 
-def test_initial_flow_is_the_start(cli: Any) -> None:
+def test_flow_initial_flow_starts_estimation(cli: Any) -> None:
     write_flow("start.flo", torch.full((2, 48, 64), 0.5), torch.arange(64).expand(48, 64) > 0)
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--initial-flow", "start.flo", *FAST)
     start = torch.full((2, 48, 64), 0.5)
@@ -214,7 +214,7 @@ def test_flow_transfer_option_changes_frames(cli: Any) -> None:
     assert (same - raw).abs().max() > 0.05
 
 
-def test_threads_do_not_change_the_flow(cli: Any) -> None:
+def test_flow_is_independent_of_threads(cli: Any) -> None:
     for threads in (1, 2):
         assert cli("flow", "a.png", "b.png", "-o", f"{threads}.flo", "--threads", threads, *FAST).code == 0
         assert torch.get_num_threads() == threads
@@ -257,9 +257,7 @@ def test_flow_direction_both_stores_both_layers(cli: Any) -> None:
     assert (read_flow("out.exr.float.exr", layer="backward").flow == 70000).all()
 
 
-def test_other_complaints_of_the_writer_are_no_rescue(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flow_writer_error_stores_no_other_file(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise InputError("something else")
 
@@ -268,7 +266,7 @@ def test_other_complaints_of_the_writer_are_no_rescue(
     assert not Path("out.png.npy").exists()
 
 
-def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
+def test_flow_refine_writes_occlusion_and_confidence(cli: Any, refused: Callable[..., str]) -> None:
     files = ("-o", "out.exr", "--occlusion", "--confidence", "--viz", "hidden.png", "--viz-kind", "occlusion")
     report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
     expected = estimate(
@@ -326,7 +324,7 @@ def test_help_shows_the_usual_options_first(cli: Any, verb: str) -> None:
 
 
 @pytest.mark.long
-def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
+def test_flow_of_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
     scene = data_dir / "flow" / "middlebury" / "RubberWhale"
     out = tmp_path / "out.flo"
     assert cli("flow", scene / "frame10.png", scene / "frame11.png", "-o", out, "--preset", "fast").code == 0

@@ -36,7 +36,7 @@ def film(scene: Path) -> str:
     return "film.mp4"
 
 
-def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> None:
+def test_live_rate_max_computes_every_pair(cli: Any, film: str) -> None:
     ran = cli("live", film, "--rate", "max", "--preset", "fast", "--json", "--viz", "out.mp4", "-q")
     told = ran.json
     assert ran.err == ""
@@ -66,7 +66,7 @@ def test_live_plays_file_at_its_rate(cli: Any, film: str) -> None:
 
 
 @pytest.mark.parametrize("old", [b"", b"an old film"])
-def test_interrupted_before_the_first_picture_nothing_is_lost(
+def test_live_interrupted_before_first_picture_keeps_old_file(
     cli: Any, film: str, scene: Path, monkeypatch: pytest.MonkeyPatch, old: bytes
 ) -> None:
     if old:
@@ -115,7 +115,7 @@ def test_live_reports_wait_for_missing_frames(cli: Any, scene: Path, monkeypatch
     assert "--rate max does not wait" in ran.err
 
 
-def test_words_for_people(cli: Any, film: str) -> None:
+def test_live_prints_readable_summary(cli: Any, film: str) -> None:
     ran = cli("live", film, "--rate", "max", *QUICK, "--viz", "v.mkv", "--max-motion", "5")
     assert ran.code == 0
     first, second = ran.out.splitlines()
@@ -154,7 +154,7 @@ class Stopping:
         self.closed = True
 
 
-def test_ctrl_c_ends_a_camera_and_the_report_comes(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_interrupted_camera_prints_report(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Stopping()
     monkeypatch.setattr(importlib.import_module("fullfield.io.video"), "open_video", lambda _: source)
     monkeypatch.setattr(importlib.import_module("fullfield.io"), "open_video", lambda _: source)
@@ -174,7 +174,7 @@ def test_ctrl_c_ends_a_camera_and_the_report_comes(cli: Any, monkeypatch: pytest
     assert source.closed
 
 
-def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_uploads_each_frame_once_on_gpu(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     class Persistent:
@@ -202,7 +202,7 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
     assert calls == ["pair", "pair", *["step"] * 6], "one to warm up, one pair, then frame after frame"
 
 
-def test_when_the_persistent_solver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_uses_persistent_solver_for_tvl1_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(backend: str | None = None, **changes: Any) -> bool:
         estimator = TVL1Estimator(PRESETS["fast"].replace(**changes), backend=backend)
         return estimator.create_video_solver((48, 64), torch.device("cpu")) is not None
@@ -251,7 +251,7 @@ def test_live_status_line_fits_terminal(cli: Any, film: str, monkeypatch: pytest
     assert {len(line) for line in drawn} == {39}
 
 
-def test_errors_of_the_solver_are_one_line(refused: Callable[..., str], film: str) -> None:
+def test_live_reports_solver_error_in_one_line(refused: Callable[..., str], film: str) -> None:
     assert "cuda" in refused("live", film, *QUICK, "--backend", "cuda", "--device", "cpu")
 
 

@@ -50,7 +50,7 @@ def cv2(monkeypatch: pytest.MonkeyPatch) -> Cv2:
     return fake
 
 
-def test_pictures_are_shown_blue_first_until_a_key(cv2: Cv2) -> None:
+def test_live_preview_shows_bgr_until_key(cv2: Cv2) -> None:
     window = Window("flow")
     picture = torch.zeros(3, 2, 5, dtype=torch.uint8)
     picture[0] = 200

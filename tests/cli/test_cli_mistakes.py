@@ -363,7 +363,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("start", "end", "words"), [(start, *row) for start in MISTAKES for row in MISTAKES[start]])
-def test_mistakes(
+def test_commands_refuse_bad_input_in_one_line(
     refused: Refused, tmp_path: Path, furnished: Path, monkeypatch: pytest.MonkeyPatch, start: str, end: str, words: str
 ) -> None:
     """In a folder that all have in common: a mistake changes nothing there."""
@@ -432,7 +432,7 @@ def test_internal_error_keeps_traceback(cli: Any, monkeypatch: pytest.MonkeyPatc
             cli("flow", "a.png", "b.png", "-o", "out.flo")
 
 
-def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_exit_with_130_when_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -451,7 +451,7 @@ def test_commands_report_looping_link_in_one_line(refused: Refused, scene: Path)
     assert (scene / "loop.flo").is_symlink()
 
 
-def test_flow_that_is_not_finite(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_refuses_nonfinite_result(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = TVL1Estimator.__call__
 
     def nan(*args: Any, **named: Any) -> Any:
@@ -486,7 +486,7 @@ HOSTILE = "a\x1b[2J\r\nfullfield: error: made up\x9b31m\u202eb\x7f"
 SHOWN = r"\x1b[2J"
 
 
-def test_names_cannot_steer_a_terminal_or_forge_a_line(cli: Any, scene: Path) -> None:
+def test_commands_escape_control_characters_in_names(cli: Any, scene: Path) -> None:
     (scene / "truth.flo").rename(scene / f"{HOSTILE}.flo")
     for argv in (
         ("convert", f"{HOSTILE}.flo", f"{HOSTILE}.pfm"),
@@ -512,14 +512,14 @@ def test_names_in_json_and_tables_are_escaped_too(cli: Any, scene: Path) -> None
     assert ran.json["input"] == f"{HOSTILE}.flo"
 
 
-def test_printable() -> None:
+def test_make_printable_escapes_control_characters() -> None:
     assert make_printable("plain Ünïcode 漢字 👩\u200d🔬 \udcff") == "plain Ünïcode 漢字 👩\u200d🔬 \udcff"
     assert make_printable("a\x1b\x00\x85\u2028\u202e\n\t") == r"a\x1b\x00\x85\u2028\u202e\n\t"
     assert make_printable("a\n\x07", "\n") == "a\n\\x07"
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
-def test_frames_of_another_range_are_questioned_once(cli: Any, scene: Path) -> None:
+def test_commands_warn_once_about_value_range(cli: Any, scene: Path) -> None:
     for name in ("a", "b"):
         values = np.random.default_rng(1).random((48, 64)).astype("<f4") * 127
         (scene / f"{name}.pfm").write_bytes(b"Pf\n64 48\n-1\n" + values.tobytes())

@@ -62,7 +62,7 @@ def test_flow_method_selects_network(cli: Any, weights: str) -> None:
     assert torch.equal(read_flow("out.flo").flow, expected.flow)
 
 
-def test_auto_by_name(cli: Any) -> None:
+def test_flow_method_auto_reports_network(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--method", "auto", "--json")
     assert ran.code == 0, ran.err
     report = ran.json
@@ -71,7 +71,7 @@ def test_auto_by_name(cli: Any) -> None:
     assert torch.equal(read_flow("out.flo").flow, estimate("a.png", "b.png", "auto").flow)
 
 
-def test_json(cli: Any, weights: str) -> None:
+def test_flow_json_describes_network(cli: Any, weights: str) -> None:
     chosen = ("--method", "raft-small", "--weights", weights, "--updates", "2", "--cascade", "--backend", "dense")
     report = cli(*PAIR, *chosen, "--preset", "fast", "--json").json
     assert (report["method"], report["preset"], report["backend"]) == ("raft-small", "fast", "dense")
@@ -97,7 +97,7 @@ def test_random_weights_are_marked(cli: Any) -> None:
     assert report["parameters"]["weights_sha256"] is None
 
 
-def test_warm_start(cli: Any, weights: str) -> None:
+def test_flow_warm_start_uses_initial_flow(cli: Any, weights: str) -> None:
     start = torch.randn(2, 48, 64)
     write_flow("start.flo", start)
     chosen = ("--method", "raft-small", "--weights", weights, "--updates", "2")
@@ -136,13 +136,13 @@ def test_models_of_ptlflow(cli: Any, refused: Callable[..., str]) -> None:
     assert "--weights: none.ckpt: no such file" in refused(*PAIR, *chosen[:2], "--weights", "none.ckpt")
 
 
-def test_without_ptlflow(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_names_missing_ptlflow(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ptlflow", None)
     line = refused(*PAIR, "--method", "ptlflow:dpflow")
     assert "--method: ptlflow:NAME needs the package ptlflow, which cannot be imported" in line
 
 
-def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
+def test_flow_uses_cached_weights(cli: Any, weights: str, cache: Path) -> None:
     ran = cli(*PAIR, "--method", "raft-small")
     assert ran.code == 2
     note, error = ran.err.splitlines()
@@ -193,7 +193,9 @@ def test_weights_prints_path_of_entry(cli: Any, refused: Callable[..., str], cac
     assert report == {"name": "raft-small", "path": str(cache / "raft-small.pth")}
 
 
-def test_fetching_weights(cli: Any, refused: Callable[..., str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_fetch_downloads_file(
+    cli: Any, refused: Callable[..., str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "small: no such entry" in refused("weights", "fetch", "raft-small", "small")
     assert "cannot be reached; fetch " in refused("weights", "fetch", "raft-small")
     assert not list(cache.glob("*.pth"))
@@ -212,7 +214,7 @@ def test_fetching_weights(cli: Any, refused: Callable[..., str], cache: Path, mo
     assert "required: WHAT" in refused("weights")
 
 
-def test_doctor(cli: Any, cache: Path, weights: str) -> None:
+def test_doctor_lists_networks(cli: Any, cache: Path, weights: str) -> None:
     cache.mkdir(parents=True)
     (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
     out = cli("doctor").out
@@ -225,7 +227,7 @@ def test_doctor(cli: Any, cache: Path, weights: str) -> None:
     assert report["networks"]["raft"]["path"] is None
 
 
-def test_demo(cli: Any, weights: str) -> None:
+def test_demo_runs_with_network(cli: Any, weights: str) -> None:
     small = ("--size", "64x48", "--method", "raft-small", "--weights", weights, "--updates", "1")
     ran = cli("demo", "-o", "made", *small, "--json")
     assert ran.code == 0, ran.err

@@ -62,7 +62,7 @@ def test_pairs_report_full_disk_in_one_line(refused: Callable[..., str], cli: An
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:
+def test_pairs_refuses_bad_input(refused: Callable[..., str], cli: Any, scene: Path) -> None:
     (scene / "file").write_text("x", "utf-8")
     assert "--seed: expected a whole number >= 0, got -1" in refused(*OUT, 1, "--seed", "-1")
     assert "absent.zip: no such file" in refused(*OUT, 1, "--textures", "absent.zip")

@@ -61,7 +61,7 @@ def test_closed_stdout_ends_without_traceback(scene: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_full_streams(scene: Path) -> None:
+def test_commands_survive_full_streams(scene: Path) -> None:
     with Path("/dev/full").open("w") as full:
         weights = [*COMMAND, "weights", "list"]  # a report of a command that does not import PyTorch
         ran = subprocess.run(weights, stdout=full, stderr=subprocess.PIPE, text=True, cwd=scene)
@@ -71,7 +71,7 @@ def test_full_streams(scene: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are told by /proc")
-def test_its_processes_end_with_it(tmp_path: Path) -> None:
+def test_child_processes_end_with_command(tmp_path: Path) -> None:
     """As the workers of a training do that something still refers to when it is done."""
     script = tmp_path / "verb.py"
     script.write_text(

@@ -42,12 +42,12 @@ def _run(
     return stream.getvalue()
 
 
-def test_short_work_is_silent(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_of_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert _run(monkeypatch, clock, live=True, seconds=0.9) == ""
     assert _run(monkeypatch, clock, live=False, seconds=0.9) == ""
 
 
-def test_quiet_is_silent(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert _run(monkeypatch, clock, live=True, seconds=90, quiet=True) == ""
 
 
@@ -71,7 +71,7 @@ def test_progress_on_terminal_redraws_and_clears_line(monkeypatch: pytest.Monkey
     assert drawn[-1].strip() == ""
 
 
-def test_parts_share_the_bar(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_spans_share_bar(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     stream = Stream(False)
     monkeypatch.setattr("sys.stderr", stream)
     progress = ProgressBar("flow")

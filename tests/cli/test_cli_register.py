@@ -33,7 +33,7 @@ def scans(scene: Path) -> Path:
     return scene
 
 
-def test_register_writes_what_it_finds(cli: Any, scans: Path) -> None:
+def test_register_writes_pose_and_report(cli: Any, scans: Path) -> None:
     np.savetxt(scans / "near.txt", TRUTH)
     ran = cli("register", "a.ply", "b.npy", "-o", "moved.ply", "--viz", "check.png", "--json", "--voxel", "0.09")
     assert ran.code == 0

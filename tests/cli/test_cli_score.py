@@ -14,7 +14,7 @@ from fullfield.metrics import FlowMetrics
 from fullfield.testing.scenes import Scene
 
 
-def test_keys_and_values(cli: Any, made: Scene) -> None:
+def test_score_json_keys_and_values(cli: Any, made: Scene) -> None:
     ran = cli("score", "close.flo", "truth.flo", "--occlusion", "occluded.png", "--json")
     report = ran.json
     metrics = FlowMetrics()
@@ -52,7 +52,7 @@ def test_score_max_epe_fails_without_valid_pixels(cli: Any) -> None:
     assert ran.json["pixels"] == 0
 
 
-def test_masks(cli: Any) -> None:
+def test_score_masks_select_pixels(cli: Any) -> None:
     left = torch.zeros(3, 48, 64)
     left[:, :, :20] = 1 / 255  # the darkest value that is not black
     write_image("left.png", left)
@@ -98,7 +98,7 @@ def test_score_requires_option_for_truth_of_twice_the_size(cli: Any, refused: An
         assert ran.json["truth_values"] == 4
 
 
-def test_layers_of_an_exr(cli: Any, made: Scene) -> None:
+def test_score_reads_exr_layers(cli: Any, made: Scene) -> None:
     write_flow("both.exr", torch.zeros_like(made.flow), backward=made.flow)
     report = cli("score", "both.exr", "both.exr", "--pred-layer", "backward", "--truth-part", "0", "--json").json
     assert report["epe"] == pytest.approx(float(made.flow.norm(dim=0).mean()), rel=1e-4)
@@ -106,7 +106,7 @@ def test_layers_of_an_exr(cli: Any, made: Scene) -> None:
     assert report["epe"] == pytest.approx(0.25 * 2**0.5, rel=1e-5)
 
 
-def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene) -> None:
+def test_score_matches_folders_by_name(cli: Any, refused: Any, scene: Path, made: Scene) -> None:
     for folder in ("pred", "truth", "masks"):
         (scene / folder).mkdir()
     for name, offset in (("one", 1.0), ("two", 3.0)):
@@ -131,14 +131,14 @@ def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene)
     assert "one.flo has the same name" in refused("score", "pred", "truth")
 
 
-def test_error_map(cli: Any) -> None:
+def test_score_draws_error_map(cli: Any) -> None:
     assert cli("score", "close.flo", "truth.flo", "--error-map", "e.png", "--max-error", "2").code == 0
     picture = read_frame("e.png")
     assert picture.shape == (3, 48, 64)
     assert (picture == picture[:, :1, :1]).all()
 
 
-def test_sintel(cli: Any, data_dir: Path) -> None:
+def test_score_of_sintel_pair(cli: Any, data_dir: Path) -> None:
     truth = data_dir / "flow" / "sintel" / "truth"
     masks = ("--occlusion", truth / "occlusions_0002.png", "--invalid", truth / "invalid_0002.png")
     report = cli("score", truth / "frame_0002.flo", truth / "frame_0002.flo", *masks, "--json").json

@@ -26,7 +26,7 @@ def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.unit
-def test_copies_that_are_none_and_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_device_copies_only_between_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.rand(4)
     assert copies.to_host(values) is values
     assert copies.to_device(values, torch.device("cpu")) is values
@@ -38,7 +38,7 @@ def test_copies_that_are_none_and_copies_that_wait(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_between_host_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_device_and_to_host_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(copies, "_CHUNK", 1 << 20)
     values = torch.rand(3, 1000, 1003)

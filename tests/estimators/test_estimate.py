@@ -27,7 +27,7 @@ SCENE = textured_scene(48, 64, seed=3)
 FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
 
 
-def test_kinds_of_frames_agree(tmp_path: Path) -> None:
+def test_estimate_agrees_for_every_frame_type(tmp_path: Path) -> None:
     eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     for path, frame in zip(paths, eight, strict=True):
@@ -71,7 +71,7 @@ def test_estimate_reads_both_files_in_parallel(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(flow.flow, estimate(*frames, TVL1Estimator(TVL1Config(scales=1))).flow)
 
 
-def test_pil_images() -> None:
+def test_estimate_takes_pil_images() -> None:
     image = pytest.importorskip("PIL.Image")
     eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
     arrays = [f.permute(1, 2, 0).numpy() for f in eight]
@@ -89,7 +89,7 @@ def test_pil_images() -> None:
     assert torch.equal(as_frame(sixteen), eight[0][:1] / 255)
 
 
-def test_batches() -> None:
+def test_estimate_batch_equals_singles() -> None:
     first = torch.stack((SCENE.frame1, SCENE.frame2, SCENE.frame1))
     second = torch.stack((SCENE.frame2, SCENE.frame1, SCENE.frame1))
     alone = [estimate(a, b, **FAST).flow for a, b in zip(first, second, strict=True)]
@@ -121,7 +121,7 @@ def test_flow_to_moves_all_tensors() -> None:
     refuses("valid: expected device meta", Flow, flow.flow.to("meta"), flow.valid)
 
 
-def test_values_are_checked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_checks_values_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy of a few numbers to the host for the frames, none for integers, and one of a bool for the flow."""
     asked: list[tuple[int, ...]] = []
     real = torch.Tensor.tolist
@@ -135,7 +135,7 @@ def test_values_are_checked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_results_stay_on_the_gpu(tmp_path: Path) -> None:
+def test_estimate_keeps_result_on_gpu(tmp_path: Path) -> None:
     frames = [f.cuda() for f in (SCENE.frame1, SCENE.frame2)]
     flow = estimate(*frames, "fullfield-s", device="cuda", reliability=True)
     assert flow.confidence is not None
@@ -153,7 +153,7 @@ def test_results_stay_on_the_gpu(tmp_path: Path) -> None:
     assert again.device.type == "cuda"
 
 
-def test_grey_kinds() -> None:
+def test_estimate_takes_grey_frames() -> None:
     grey = [f.mean(0) for f in (SCENE.frame1, SCENE.frame2)]
     expected = estimate(*[g[None] for g in grey], **FAST).flow
     assert torch.equal(estimate(*[g.numpy() for g in grey], **FAST).flow, expected)
@@ -162,7 +162,7 @@ def test_grey_kinds() -> None:
     assert torch.allclose(mixed, expected, atol=1e-2)
 
 
-def test_result_describes_itself(tmp_path: Path) -> None:
+def test_flow_states_method_and_parameters(tmp_path: Path) -> None:
     flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=TVL1Config.preset("fast").replace(lambda_=0.2))
     assert isinstance(flow, Flow)
     assert (flow.height, flow.width) == (48, 64)
@@ -181,14 +181,14 @@ def test_result_describes_itself(tmp_path: Path) -> None:
     assert again.method == ""
 
 
-def test_scene_is_solved() -> None:
+def test_estimate_solves_textured_scene() -> None:
     scene = textured_scene(64, 80, seed=3)
     flow = estimate(scene.frame1, scene.frame2).flow
     seen = scene.valid & ~scene.occluded
     assert (flow - scene.flow).norm(dim=0)[seen].mean() < 0.5 * scene.flow.norm(dim=0)[seen].mean()
 
 
-def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
+def test_estimate_takes_estimator_and_initial_flow(tmp_path: Path) -> None:
     estimator = TVL1Estimator()
     assert isinstance(estimator, Estimator)
     first = estimate(SCENE.frame1, SCENE.frame2, estimator)
@@ -220,11 +220,11 @@ def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
         (([[1, 2], [3, 4]],) * 2, "frame1: expected a path, an array, a PIL image or a tensor, got list"),
     ],
 )
-def test_bad_frames(frames: tuple[object, object], message: str) -> None:
+def test_estimate_refuses_bad_frames(frames: tuple[object, object], message: str) -> None:
     refuses(message, estimate, *frames)
 
 
-def test_bad_names_and_configurations(tmp_path: Path) -> None:
+def test_estimate_refuses_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta.* mean lambda_\?"):
@@ -268,7 +268,7 @@ def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
         estimate_batch(torch.zeros(2, 1, 4, 4), torch.from_numpy(values)[None, None].expand(2, -1, -1, -1), "tvl1")
 
 
-def test_values_far_from_0_to_1_are_questioned_once() -> None:
+def test_estimate_warns_once_about_value_range() -> None:
     frames = torch.rand(2, 1, 20, 24) * 4000
     with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
         estimate(*frames, "tvl1", config=TVL1Config(scales=1, iterations=1, warps=1), transfer="linear")
@@ -286,7 +286,7 @@ def test_values_far_from_0_to_1_are_questioned_once() -> None:
 
 
 @pytest.mark.unit
-def test_arrays_are_encoded_and_files_questioned(tmp_path: Path) -> None:
+def test_estimate_transfer_applies_to_arrays_and_warns_of_files(tmp_path: Path) -> None:
     linear = torch.full((3, 4, 4), 0.2140)
     assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
     assert torch.equal(linear, torch.full((3, 4, 4), 0.2140)), "the caller's frame must stay as it is"

@@ -119,7 +119,7 @@ def test_slot_returns_newest_pair_and_counts_drops() -> None:
 
 
 @pytest.mark.unit
-def test_frames_that_never_came_are_counted() -> None:
+def test_live_statistics_count_missing_frames() -> None:
     """Two are lost after the third, and the last comes a little late."""
     statistics = LiveStatistics()
     assert statistics.missing == 0
@@ -211,7 +211,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
 
 
 @pytest.mark.unit
-def test_closing_ends_everybody_who_waits() -> None:
+def test_slot_close_ends_waiting_threads() -> None:
     pairs: Slot[int] = Slot(wait=True)
     assert pairs.put(1)
     blocked = threading.Thread(target=pairs.put, args=(2,), daemon=True)
@@ -226,7 +226,7 @@ def test_closing_ends_everybody_who_waits() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("where", ["source", "computation"])
-def test_errors_reach_whoever_takes_the_results(where: str) -> None:
+def test_slot_take_raises_error_of_producer(where: str) -> None:
     def frames() -> Iterator[Captured]:
         yield from (Captured(Frame(n), n, 0.0) for n in range(2))
         if where == "source":

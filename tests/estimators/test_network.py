@@ -109,7 +109,7 @@ def test_network_estimator_equals_model(make: Made, model: RAFT, weights: Path) 
     assert result.parameters == estimator.parameters
 
 
-def test_grey_frames_and_batches(make: Made, model: RAFT) -> None:
+def test_network_estimator_takes_grey_frames_and_batches(make: Made, model: RAFT) -> None:
     grey = [frame.mean(1, keepdim=True) for frame in PAIR]
     estimator = make(updates=2)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_grey_frames_and_batches(make: Made, model: RAFT) -> None:
         refuses(message, estimator, *wrong)
 
 
-def test_warm_start(make: Made, model: RAFT) -> None:
+def test_network_estimator_starts_from_initial_flow(make: Made, model: RAFT) -> None:
     start = torch.randn(1, 2, 48, 64)
     with torch.no_grad():
         expected = model(*PAIR, updates=2, initial_flow=start)
@@ -165,14 +165,14 @@ def test_network_is_cached_until_file_changes(make: Made, weights: Path, loads: 
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_autocast_changes_nothing(make: Made, precision: str) -> None:
+def test_network_estimator_ignores_autocast(make: Made, precision: str) -> None:
     estimator = make(updates=2, precision=precision)
     expected = estimator(*PAIR)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(estimator(*PAIR), expected)
 
 
-def test_calls_from_threads_wait_for_each_other(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_serializes_threads(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once, most = 0, 0
     forward = RAFT.forward
 
@@ -194,7 +194,7 @@ def test_calls_from_threads_wait_for_each_other(make: Made, monkeypatch: pytest.
     assert all(torch.equal(flow, expected) for flow in flows)
 
 
-def test_copies_load_for_themselves(make: Made, loads: list[nn.Module]) -> None:
+def test_network_estimator_copies_load_weights(make: Made, loads: list[nn.Module]) -> None:
     estimator = make(updates=1)
     flow = estimator(*PAIR)
     for other in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
@@ -214,7 +214,7 @@ def test_estimate_keeps_the_last_two_networks(weights: Path, loads: list[nn.Modu
     release_memory()
 
 
-def test_progress_counts_updates(make: Made) -> None:
+def test_network_estimator_progress_counts_updates(make: Made) -> None:
     told: list[tuple[float, str]] = []
     make(updates=4)(*PAIR, progress=lambda done, where: told.append((done, where)))
     assert [done for done, _ in told] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
@@ -291,7 +291,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
         assert 0.5 < near[1].float().mean() < 1
 
 
-def test_double_takes_what_the_network_is_surer_of() -> None:
+def test_double_selects_more_confident_flow() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
     told: list[tuple[float, str]] = []
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=2))
@@ -392,7 +392,7 @@ WHOLE = slice(None), slice(None)
         pytest.param("ambush_2", WHOLE, marks=pytest.mark.long),
     ],
 )
-def test_double_finds_thin_things_and_keeps_long_motion(data_dir: Path, pair: str, part: tuple[slice, slice]) -> None:
+def test_double_finds_thin_objects_and_long_motion(data_dir: Path, pair: str, part: tuple[slice, slice]) -> None:
     rows, columns = part
     folder = data_dir / "flow" / "sintel" / "hard" / pair
     known = read_flow(folder / "frame_0001.flo")
@@ -428,7 +428,7 @@ def test_every_estimator_can_be_cascaded(make: Made) -> None:
         refuses(r"estimator: expected one that does not cascade itself \(cascade=False\)", CascadedEstimator, cascading)
 
 
-def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_uses_requested_backend(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str | None] = []
     pyramid = RAFT.build_pyramid
 
@@ -515,7 +515,7 @@ def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_on_the_gpu(make: Made, precision: str) -> None:
+def test_network_estimator_on_gpu_equals_cpu(make: Made, precision: str) -> None:
     expected = make(updates=3)(*PAIR)
     estimator = make(updates=3, precision=precision)
     frames = [frame.cuda() for frame in PAIR]
@@ -570,7 +570,9 @@ def test_random_weights_are_seeded() -> None:
     release_memory()
 
 
-def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path, model: RAFT) -> None:
+def test_network_estimator_names_missing_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path, model: RAFT
+) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     asked = []
 
@@ -592,7 +594,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.unit
-def test_mistakes(weights: Path) -> None:
+def test_network_estimator_refuses_bad_arguments(weights: Path) -> None:
     for arguments, message in (
         ({"updates": -1}, "updates: expected an integer >= 0"),
         ({"coarse_updates": 2, "cascade": False}, "coarse_updates: expected None without a cascade, got 2"),

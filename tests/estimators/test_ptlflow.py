@@ -27,7 +27,7 @@ def frames() -> Any:
     return torch.rand(2, 1, 3, 130, 141, generator=torch.Generator().manual_seed(0))
 
 
-def test_it_is_an_estimator_and_runs_on_our_lookups(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ptlflow_estimator_uses_patched_lookup(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
     told: list[float] = []
     patched = PtlflowEstimator("raft_small", RANDOM)
     assert isinstance(patched, Estimator)
@@ -54,7 +54,7 @@ def test_it_is_an_estimator_and_runs_on_our_lookups(frames: Any, capsys: pytest.
     assert captured.out == captured.err == ""
 
 
-def test_frames_arrive_as_ptlflow_wants_them(frames: Any, ptlflow: Any) -> None:
+def test_ptlflow_estimator_passes_bgr_frames(frames: Any, ptlflow: Any) -> None:
     torch.manual_seed(0)
     model = ptlflow.get_model_reference("raft_small")(iters=2).eval()
     estimator = PtlflowEstimator("raft_small", RANDOM.replace(patched=False))
@@ -78,7 +78,7 @@ def test_ptlflow_model_without_correlation_runs_unpatched(frames: Any) -> None:
     refuses("not one number", PtlflowEstimator("flownets", RANDOM), *frames)
 
 
-def test_weights_from_a_file(tmp_path: Path, frames: Any) -> None:
+def test_ptlflow_estimator_loads_weights_file(tmp_path: Path, frames: Any) -> None:
     source = PtlflowEstimator("raft_small", RANDOM)
     source.prepare()
     state = {name: value + 1e-4 for name, value in source._model.state_dict().items()}
@@ -133,7 +133,7 @@ def test_frames_too_small_for_a_model_are_one_line(monkeypatch: pytest.MonkeyPat
         plain(*torch.rand(2, 1, 3, 128, 128))
 
 
-def test_output_and_warnings_come_back(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ptlflow_estimator_restores_output_and_warnings(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
     estimator = PtlflowEstimator("raft_small", RANDOM.replace(updates=1))
     estimator(*frames, progress=lambda share, _: sys.stderr.write(f"{share}\n"))
     assert capsys.readouterr().err == "0.0\n1.0\n"
@@ -159,7 +159,7 @@ def test_random_weights_leave_the_generators_alone(monkeypatch: pytest.MonkeyPat
         assert torch.equal(one, two)
 
 
-def test_mistakes(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptlflow_estimator_refuses_bad_arguments(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="backend: expected None with patched=False"):
         PtlflowEstimator("raft", RANDOM.replace(patched=False), backend="cpu")
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))

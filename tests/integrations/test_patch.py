@@ -60,7 +60,7 @@ def close(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-def test_values_gradients_and_the_way_back(model: Any, frames: Any, blocks: list[Any]) -> None:
+def test_patch_keeps_values_and_gradients_and_restores(model: Any, frames: Any, blocks: list[Any]) -> None:
     names = dict(vars(foreign_network))
     expected = model(*frames)
     expected.sum().backward()
@@ -100,7 +100,7 @@ def test_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.unit
-def test_errors_a_second_patch_and_the_generator(model: Any) -> None:
+def test_patch_refuses_patched_model_and_keeps_generator(model: Any) -> None:
     with pytest.raises(KeyError), fullfield.patch(model):
         raise KeyError
     assert not is_patched(model)
@@ -209,7 +209,7 @@ def test_copies_are_patched_and_pickles_are_not(model: Any, frames: Any) -> None
     assert twin.encoder is not model.encoder
 
 
-def test_sea_raft(frames: Any) -> None:
+def test_patch_sea_raft_equals_original(frames: Any) -> None:
     torch.manual_seed(0)
     model = foreign_network.Searaft()
     expected = model(*frames)
@@ -242,7 +242,7 @@ def test_autocast_rounds_the_features_as_the_original_does(model: Any, frames: A
     assert torch.allclose(found.float(), expected, atol=0.05)
 
 
-def test_compiled(model: Any, frames: Any, blocks: list[Any]) -> None:
+def test_patch_compiles(model: Any, frames: Any, blocks: list[Any]) -> None:
     with fullfield.patch(model), torch.no_grad():
         expected = model(*frames)
         found = torch.compile(model, backend="eager", fullgraph=True)(*frames)
@@ -265,7 +265,7 @@ def test_patch_uses_requested_backend_without_extension(model: Any, frames: Any)
 
 
 @pytest.mark.unit
-def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_refuses_unsuitable_models(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: Any, match: str, **options: Any) -> None:
         refuses(match, fullfield.patch, model, **options)
         assert not isinstance(model, torch.nn.Module) or not is_patched(model)
@@ -348,7 +348,7 @@ def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.unit
-def test_forms() -> None:
+def test_patch_recognizes_block_signatures() -> None:
     class Guided:
         def __init__(self, fmap1: Any, fmap2: Any, guide: Any, num_levels: int = 4, radius: int = 4) -> None: ...
 
@@ -381,7 +381,7 @@ def test_options_of_a_block_that_change_its_result_are_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(model: Any, frames: Any) -> None:
+def test_patch_on_gpu_equals_original(model: Any, frames: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     fmap1, fmap2 = (model.encoder(f) for f in frames)

@@ -111,7 +111,7 @@ def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("name", split_by_length(RUNS))
-def test_patched_is_the_original(name: str, build: Callable[[str], Any]) -> None:
+def test_patch_ptlflow_model_equals_original(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)
     if name == "rapidflow":
         model.train()  # in evaluation its weights' graph is kept from call to call

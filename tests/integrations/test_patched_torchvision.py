@@ -25,7 +25,7 @@ def run(model: Any, frames: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return flow.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def test_values_gradients_and_the_way_back(model: Any) -> None:
+def test_patch_torchvision_keeps_values_and_gradients(model: Any) -> None:
     frames = torch.rand(2, 1, 3, 128, 136, generator=torch.Generator().manual_seed(1)) * 2 - 1
     block = model.corr_block
     before = dict(vars(block))

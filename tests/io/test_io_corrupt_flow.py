@@ -62,11 +62,11 @@ def flo(magic: float = 202021.25, width: int = 3, height: int = 2, floats: int =
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_corrupt_flow(tmp_path: Path, suffix: str, data: bytes, what: str) -> None:
+def test_read_flow_refuses_corrupt_files(tmp_path: Path, suffix: str, data: bytes, what: str) -> None:
     refused(tmp_path / f"a{suffix}", data, what, read_flow)
 
 
-def test_corrupt_npz(tmp_path: Path) -> None:
+def test_read_flow_refuses_corrupt_npz(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     for content, what in (
         ({"flow": np.zeros((3, 4))}, r"expected flow \[H, W, 2\] or \[2, H, W\], got shape \[3, 4\]"),
@@ -83,7 +83,7 @@ def test_corrupt_npz(tmp_path: Path) -> None:
         read_flow(path)
 
 
-def test_zip_bomb(tmp_path: Path) -> None:
+def test_read_flow_refuses_zip_bomb(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     bomb = npy("(60000, 60000)", "<f4") + bytes(1 << 20)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -98,7 +98,7 @@ def test_zip_bomb(tmp_path: Path) -> None:
         read_flow(path)
 
 
-def test_corrupt_flo5(tmp_path: Path) -> None:
+def test_read_flow_refuses_corrupt_flo5(tmp_path: Path) -> None:
     path = tmp_path / "a.flo5"
 
     def check(what: str) -> None:

@@ -38,7 +38,7 @@ def write(path: Path, side: int = 5) -> None:
 
 
 @pytest.mark.unit
-def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
+def test_write_atomically_shows_file_at_end_of_block(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with write_atomically(target) as temporary:
         assert temporary.parent == tmp_path
@@ -112,7 +112,7 @@ def test_atomic_path_accepts_long_name(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("name", WRITERS)
-def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+def test_write_atomically_names_unwritable_paths(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"cannot write into this folder: .*nowhere") as error:
         write(tmp_path / "nowhere" / name)
     complaint(error)
@@ -213,7 +213,7 @@ def test_atomic_path_leaves_no_partial_file_when_killed(tmp_path: Path, forked: 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".tiff"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_integers_are_exact(tmp_path: Path, suffix: str, channels: int, dtype: type) -> None:
+def test_write_image_keeps_integers(tmp_path: Path, suffix: str, channels: int, dtype: type) -> None:
     full = np.iinfo(dtype).max
     pixels = np.random.default_rng(0).integers(0, full + 1, (7, 9, channels)).astype(dtype)
     path = tmp_path / f"a{suffix}"
@@ -227,7 +227,7 @@ def test_integers_are_exact(tmp_path: Path, suffix: str, channels: int, dtype: t
 
 @pytest.mark.unit
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
-def test_frames_are_rounded_and_clamped(tmp_path: Path, suffix: str) -> None:
+def test_write_image_rounds_and_clamps_floats(tmp_path: Path, suffix: str) -> None:
     frame = torch.tensor([-1.0, 0.0, 0.1, 0.5, 1.0, 7.0]).expand(3, 2, 6)
     write_image(tmp_path / f"a{suffix}", frame)
     expected = torch.tensor([0, 0, 26, 128, 255, 255]) / 255
@@ -236,7 +236,7 @@ def test_frames_are_rounded_and_clamped(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("channels", [1, 3])
-def test_exr_gives_the_frame_back(tmp_path: Path, channels: int) -> None:
+def test_write_image_exr_round_trip(tmp_path: Path, channels: int) -> None:
     frame = torch.from_numpy(samples((channels, 11, 12))) * 4
     write_image(tmp_path / "a.exr", frame)
     assert torch.allclose(read_frame(tmp_path / "a.exr"), frame, rtol=1e-6, atol=1e-6)
@@ -247,7 +247,7 @@ def test_exr_gives_the_frame_back(tmp_path: Path, channels: int) -> None:
 
 
 @pytest.mark.unit
-def test_jpeg(tmp_path: Path) -> None:
+def test_write_image_jpeg_is_close(tmp_path: Path) -> None:
     smooth = torch.linspace(0, 1, 64).expand(3, 64, 64)
     for suffix in (".jpg", ".JPEG"):
         write_image(tmp_path / f"a{suffix}", smooth)
@@ -290,7 +290,7 @@ def test_write_image_refuses_other_shapes(tmp_path: Path, image: object) -> None
 
 
 @pytest.mark.unit
-def test_unknown_image_suffix(tmp_path: Path) -> None:
+def test_write_image_refuses_unknown_suffix(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.gif: .*\.png, \.jpg.*, got '\.gif'") as error:
         write_image(tmp_path / "a.gif", torch.zeros(3, 4, 4))
     complaint(error)

@@ -64,7 +64,9 @@ def check_round_trip(written: FlowData, flow: Tensor, valid: Tensor) -> None:
 @pytest.mark.parametrize("suffix", EXACT)
 @settings(max_examples=30, deadline=None)
 @given(data=flows())
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, data: tuple[Tensor, Tensor]) -> None:
+def test_write_flow_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, data: tuple[Tensor, Tensor]
+) -> None:
     path = tmp_path_factory.getbasetemp() / f"flow{suffix}"
     write_flow(path, *data)
     check_round_trip(read_flow(path), *data)
@@ -142,7 +144,7 @@ def test_compression_of_flo5(tmp_path: Path, compression: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
-def test_other_tensors(tmp_path: Path, suffix: str) -> None:
+def test_write_flow_takes_other_tensors(tmp_path: Path, suffix: str) -> None:
     flow = (some_flow(6, 5) * 64).round() / 64
     path = tmp_path / f"a{suffix.upper()}"
     for given_ in (flow.double(), flow.transpose(1, 2).contiguous().transpose(1, 2), flow.clone().requires_grad_()):
@@ -237,7 +239,7 @@ def test_npy_of_two_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("saver", [np.savez, np.savez_compressed])
-def test_viper(tmp_path: Path, saver) -> None:  # type: ignore[no-untyped-def]
+def test_read_flow_of_viper(tmp_path: Path, saver) -> None:  # type: ignore[no-untyped-def]
     u, v = hand_made()
     saver(tmp_path / "a.npz", u=u, v=v.astype(np.float16))
     check_hand_made(read_flow(tmp_path / "a.npz"))
@@ -263,7 +265,7 @@ def mark(tmp_path: Path, suffix: str) -> FlowData:
     return found
 
 
-def test_marks(tmp_path: Path) -> None:
+def test_read_flow_reads_marks_of_unknown_vectors(tmp_path: Path) -> None:
     for suffix in FLOW_WRITE_SUFFIXES:
         mark(tmp_path, suffix)
     values = np.frombuffer((tmp_path / "a.flo").read_bytes()[12:], "<f4").reshape(2, 3, 2)
@@ -362,7 +364,7 @@ def test_write_flow_refuses_other_shapes(tmp_path: Path, flow: object, valid: ob
     refuse(tmp_path / "a.flo", r"(flow|valid): expected", flow, valid)
 
 
-def test_unknown_suffix(tmp_path: Path) -> None:
+def test_read_flow_refuses_unknown_suffix(tmp_path: Path) -> None:
     known = re.escape(", ".join(FLOW_WRITE_SUFFIXES))
     refuse(tmp_path / "a.txt", rf"a\.txt: .*{known}, got '\.txt'", torch.zeros(2, 3, 4))
     with pytest.raises(InputError, match=rf"{re.escape(', '.join(FLOW_SUFFIXES))}, got ''"):
@@ -432,7 +434,7 @@ def test_layer_and_part_belong_to_exr(tmp_path: Path) -> None:
             read_flow(tmp_path / "a.flo", **options)  # type: ignore[arg-type]
 
 
-def test_st_map(tmp_path: Path) -> None:
+def test_write_st_map_equals_definition(tmp_path: Path) -> None:
     flow = torch.zeros(2, 3, 4)
     flow[0, 0, 1], flow[1, 0, 1] = 2, 1
     write_st_map(tmp_path / "a.exr", flow)
@@ -444,7 +446,7 @@ def test_st_map(tmp_path: Path) -> None:
     assert np.allclose(pixels[0, 1], [(1 + 2 + 0.5) / 4, 1 - (0 + 1 + 0.5) / 3])
 
 
-def test_st_map_refuses(tmp_path: Path) -> None:
+def test_write_st_map_refuses_bad_input(tmp_path: Path) -> None:
     flow = torch.zeros(2, 3, 4)
     with pytest.raises(InputError, match=r"written as an ST map with a suffix out of \.exr"):
         write_st_map(tmp_path / "a.png", flow)

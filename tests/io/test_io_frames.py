@@ -167,7 +167,7 @@ def test_read_frame_finds_channels_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("R", "G", "B"), ("red", "green", "blue"), ("r", "g", "b")])
-def test_layers(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_read_frame_selects_layer(tmp_path: Path, names: tuple[str, ...]) -> None:
     pixels = samples((5, 6, 12))
     channels = (*names, "A", *(f"diffuse.{n}" for n in names), *(f"spec.left.{n}" for n in names), "N.x", "N.y")
     path = save(tmp_path / "a.exr", ExrPart(pixels, channels))
@@ -224,7 +224,7 @@ def many_parts(tmp_path: Path) -> tuple[Path, list[np.ndarray]]:
     return save(tmp_path / "parts.exr", *parts), content
 
 
-def test_parts(many_parts: tuple[Path, list[np.ndarray]]) -> None:
+def test_read_frame_selects_part(many_parts: tuple[Path, list[np.ndarray]]) -> None:
     path, content = many_parts
     wanted = ((None, 1), (1, 1), ("beauty.left", 1), (2, 2), ("2", 2), ("beauty.right", 2), (3, 3), ("7", 3))
     for part, index in wanted:
@@ -260,7 +260,7 @@ def test_pages_of_a_tiff(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tile", [0, 16])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("compression", ["none", "zip", "piz", "rle", "zips"])
-def test_exr_storage(tmp_path: Path, tile: int, dtype: str, compression: str) -> None:
+def test_read_frame_of_every_exr_storage(tmp_path: Path, tile: int, dtype: str, compression: str) -> None:
     pixels = samples((40, 48, 3)).astype(dtype)
     part = ExrPart(pixels, ("R", "G", "B"), tile=tile, attributes={"compression": compression})
     frame = read_frame(save(tmp_path / "a.exr", part), transfer="srgb")
@@ -305,7 +305,9 @@ def test_tall_frames_are_read_in_bands(tmp_path: Path, monkeypatch: pytest.Monke
         ((50, 50), (0, 0, 9, 7)),  # nowhere in it
     ],
 )
-def test_windows(tmp_path: Path, origin: tuple[int, int], display: tuple[int, int, int, int], tile: int) -> None:
+def test_read_frame_selects_window(
+    tmp_path: Path, origin: tuple[int, int], display: tuple[int, int, int, int], tile: int
+) -> None:
     pixels = samples((16, 24, 3)) + 0.1
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B"), origin=origin, display=display, tile=tile))
     stored = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
@@ -347,7 +349,7 @@ def test_values_that_are_not_finite(tmp_path: Path, bad: float) -> None:
 # files that are no frames
 
 
-def test_missing_folder_empty_and_other(tmp_path: Path) -> None:
+def test_read_frame_names_missing_and_empty_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no\.png"):
         read_frame(tmp_path / "no.png")
     with pytest.raises(IsADirectoryError, match="folder"):
@@ -372,7 +374,7 @@ def test_read_frame_refuses_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [{"alpha": "maybe"}, {"window": "full"}, {"transfer": "nonsense"}])
-def test_unknown_options(tmp_path: Path, option: dict[str, str]) -> None:
+def test_read_frame_refuses_unknown_options(tmp_path: Path, option: dict[str, str]) -> None:
     path = save(tmp_path / "a.exr", ExrPart(samples((4, 4, 3)), ("R", "G", "B")))
     with pytest.raises(InputError, match=f"{next(iter(option))}: expected one of"):
         read_frame(path, **option)  # type: ignore[arg-type]
@@ -380,7 +382,7 @@ def test_unknown_options(tmp_path: Path, option: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
 @pytest.mark.parametrize("suffix", [s for s in FRAME_SUFFIXES if s not in (".pbm", ".pnm")])
-def test_truncated(tmp_path: Path, suffix: str, keep: float) -> None:
+def test_read_frame_refuses_truncated_files(tmp_path: Path, suffix: str, keep: float) -> None:
     path = tmp_path / f"a{suffix}"
     made(path)
     read_frame(path)
@@ -557,7 +559,7 @@ def test_multipart_stereo_exr(data_dir: Path) -> None:
         ("frames/real_1080p/image1.jpg", (3, 1080, 1920)),
     ],
 )
-def test_real_frames(data_dir: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_read_frame_of_real_files(data_dir: Path, name: str, shape: tuple[int, ...]) -> None:
     frame = read_frame(data_dir / name)
     assert frame.shape == shape
     expected = planes(np.asarray(Image.open(data_dir / name).convert("RGB")), 255)

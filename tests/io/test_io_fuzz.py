@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [250, pytest.param(2000, marks=pytest.mark.long)])
-def test_damaged_files(folder: Path, files: int) -> None:
+def test_readers_refuse_damaged_files(folder: Path, files: int) -> None:
     pytest.importorskip("av")
     pytest.importorskip("laspy")
     found = fuzz_readers.run(folder, range(files), seed=0)

@@ -112,7 +112,7 @@ def pcd(form: str, points: NDArray[Any] = XYZ) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["ascii", "binary", "binary_compressed"])
-def test_pcd(tmp_path: Path, form: str) -> None:
+def test_read_point_cloud_of_pcd(tmp_path: Path, form: str) -> None:
     points = XYZ.copy()
     points[2] = np.nan  # organised clouds mark what the sensor did not see
     cloud = read_point_cloud(saved(tmp_path, "a.pcd", pcd(form, points)))
@@ -121,7 +121,7 @@ def test_pcd(tmp_path: Path, form: str) -> None:
     assert list(cloud.attributes) == ["label"]
 
 
-def test_numpy_and_kitti(tmp_path: Path) -> None:
+def test_read_point_cloud_of_numpy_and_kitti(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", XYZ)
     assert equal(read_point_cloud(tmp_path / "a.npy"), XYZ)
     np.save(tmp_path / "b.npy", np.concatenate([UTM, UTM[:, :1]], 1))
@@ -136,7 +136,7 @@ def test_numpy_and_kitti(tmp_path: Path) -> None:
     assert np.array_equal(kitti.attributes["intensity"], XYZ[:, 0])
 
 
-def test_las(tmp_path: Path) -> None:
+def test_read_point_cloud_of_las(tmp_path: Path) -> None:
     laspy = pytest.importorskip("laspy")
     header = laspy.LasHeader(point_format=2, version="1.2")
     header.offsets, header.scales = UTM.min(0), [1e-4] * 3
@@ -157,7 +157,7 @@ def test_las(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [0, 3, 6, 7, 8])
 @pytest.mark.parametrize("extra", [False, True])
-def test_laz(tmp_path: Path, form: int, extra: bool) -> None:
+def test_read_point_cloud_of_laz(tmp_path: Path, form: int, extra: bool) -> None:
     """Several chunks of 50,000 points: their lengths are checked before a decompressor sees them."""
     laspy = pytest.importorskip("laspy")
     pytest.importorskip("lazrs", reason="LAZ needs a decompressor (pip install lazrs)")
@@ -300,7 +300,9 @@ GOOD_PLY = ply(XYZ_COLUMNS, "binary_little_endian")
         ("a.xyz", b"1 2 3", "unknown format '.xyz'"),
     ],
 )
-def test_files_that_lie_get_one_line(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_read_point_cloud_refuses_wrong_headers_in_one_line(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
     refused(tmp_path / name, data, message)
 
 

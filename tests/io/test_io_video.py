@@ -57,7 +57,7 @@ def noisy(path: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".mov"])
-def test_written_and_read(tmp_path: Path, suffix: str) -> None:
+def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
     source = open_video(str(film(tmp_path / f"a{suffix}")))
     assert (source.width, source.height, source.is_live) == (64, 48, False)
     assert source.rate == pytest.approx(25.0)
@@ -200,7 +200,7 @@ def test_video_writer_failure_keeps_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_real_video(data_dir: Path) -> None:
+def test_open_video_of_real_file(data_dir: Path) -> None:
     source = open_video(str(data_dir / "video" / "bbb_1080p_2s.mp4"))
     assert (source.width, source.height, source.rate) == (1920, 1080, 24.0)
     times = [frame.time for frame in source]
@@ -407,7 +407,7 @@ def test_silent_stream_address_times_out(
         serving.join(5)
 
 
-def test_without_a_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_video_writer_names_missing_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("av"), "codecs_available", {"gif"})
     with pytest.raises(InputError, match=r"writes none of libx264"):
         VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0)

@@ -44,7 +44,9 @@ def gradients(call: object, field: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     [((2, 3, 5), torch.float32, False), ((1, 4, 3), torch.bfloat16, True), ((3, 1, 1), torch.float16, True)],
     ids=str,
 )
-def test_loss_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, channels_last: bool) -> None:
+def test_convex_loss_kernels_equal_reference(
+    shape: tuple[int, int, int], dtype: torch.dtype, channels_last: bool
+) -> None:
     field, mask, truth, counted = draw(*shape, dtype)
     if channels_last:
         mask = mask.contiguous(memory_format=torch.channels_last)

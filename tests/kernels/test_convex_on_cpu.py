@@ -41,7 +41,9 @@ def draw(batch: int, channels: int, height: int, width: int, dtype: torch.dtype)
     ],
     ids=str,
 )
-def test_result_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dtype, channels_last: bool) -> None:
+def test_convex_upsample_kernels_equal_reference(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, channels_last: bool
+) -> None:
     field, mask, grad = draw(*shape, dtype)
     if channels_last:
         mask = mask.contiguous(memory_format=torch.channels_last)

@@ -31,7 +31,7 @@ def atlas() -> PictureAtlas:
 @pytest.mark.parametrize(
     ("size", "style"), [((24, 33), "usual"), ((40, 50), "bodies"), ((40, 50), "meshes"), ((40, 50), "figures")], ids=str
 )
-def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
+def test_renderer_kernels_equal_reference(size: tuple[int, int], style: str) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)
     assert held.meshes is not None

@@ -106,7 +106,7 @@ def test_processes_share_a_cold_cache_and_may_be_quiet(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("numba-*/*.compiled"))) == 1
 
 
-def test_unwritable_places_are_passed_over(tmp_path: Path) -> None:
+def test_cache_folder_skips_unwritable_folders(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     out, said = finish(start([FEW], str(blocked / "cache"), TMPDIR=str(tmp_path)))
@@ -115,7 +115,7 @@ def test_unwritable_places_are_passed_over(tmp_path: Path) -> None:
     assert list(tmp_path.glob("fullfield-*/numba-*/*.compiled"))
 
 
-def test_nowhere_to_write_still_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
     assert numba_cache.find_cache_folder(__file__) is None
     script = f"from fullfield._kernels import cache_folder\ncache_folder.is_usable = lambda _: False\n{RUN_FEW}"

@@ -35,7 +35,7 @@ def test_compile_errors_contain_compiler_log() -> None:
 
 
 @needs_nvrtc
-def test_targets() -> None:
+def test_choose_target_follows_device_and_compiler() -> None:
     compiler = nvrtc.load_nvrtc()
     assert compiler.choose_target((9, 0)) == "sm_90a"
     assert compiler.choose_target((8, 7)) == "sm_87"
@@ -84,7 +84,7 @@ def test_code_that_cannot_be_cached_is_reported(cache: Path, capfd: pytest.Captu
 
 
 @needs_nvrtc
-def test_many_share_a_cold_cache(cache: Path) -> None:
+def test_compiler_processes_share_cold_cache(cache: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         codes = list(pool.map(lambda _: Compiler("sm_80", "test kernels").compile([TRIVIAL]), range(8)))
     assert all(code == codes[0] for code in codes)
@@ -92,7 +92,7 @@ def test_many_share_a_cold_cache(cache: Path) -> None:
 
 
 @needs_nvrtc
-def test_nowhere_to_write_still_compiles(
+def test_compiler_works_without_writable_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
 ) -> None:
     monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
@@ -101,7 +101,7 @@ def test_nowhere_to_write_still_compiles(
     assert not cache.exists()
 
 
-def test_absence_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "list_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
     monkeypatch.setattr(nvrtc, "_open_by_pathfinder", lambda: None)
     nvrtc._find_newest.cache_clear()
@@ -114,7 +114,7 @@ def test_absence_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         nvrtc._find_newest.cache_clear()
 
 
-def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's wheels for CUDA 13 and 12, and PyTorch's own folder, by the names of this system."""
     names = [nvrtc._library_names(major)[0] for major in (13, 12)]
     places = [tmp_path / "nvidia/cu13/lib" / names[0], tmp_path / "nvidia/cuda_nvrtc/lib" / names[1]]

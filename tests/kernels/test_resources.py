@@ -258,7 +258,7 @@ OPERATORS: list[Callable[[str], Limits]] = [
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("limits", OPERATORS, ids=lambda limits: limits.__name__)
-def test_resources(limits: Callable[[str], Limits], arch: str) -> None:
+def test_kernel_registers_and_spills_are_limited(limits: Callable[[str], Limits], arch: str) -> None:
     for source, names, registers, spilled in limits(arch):
         found = resources(source, arch)
         assert found

@@ -30,7 +30,7 @@ def _arithmetic(a, b, out):  # type: ignore[no-untyped-def]
     simd.store(out, 176, simd.is_above(x, y))
 
 
-def test_lanes() -> None:
+def test_simd_lanes_match_numpy() -> None:
     a = RNG.uniform(-4, 4, 19).astype(np.float32)
     a[5] = 2.0
     b = RNG.uniform(0.5, 4, 16).astype(np.float32)

@@ -64,7 +64,7 @@ def source() -> str:
     return "\n".join(parts) + "\n"
 
 
-def test_every_kernels_structure_is_looked_at() -> None:
+def test_structures_of_every_kernel_are_compared() -> None:
     known = {name for _, found in declarations() for name in found}
     taken = set()
     for path in ROOM.rglob("*.cu"):
@@ -94,7 +94,7 @@ def test_structures_match_gpu_compiler_layout() -> None:
     nvrtc.load_nvrtc().compile(Source(source()), "sm_80")
 
 
-def test_declarations() -> None:
+def test_structures_parse_declarations() -> None:
     text = """
     #define MOST 3  // of something
     struct Inner { int one; const float *const *two; };

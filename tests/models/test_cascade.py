@@ -145,7 +145,7 @@ def test_resampled_flow_is_the_same_motion() -> None:
     assert resample_flow(same, 5, 6) is same
 
 
-def test_mistakes() -> None:
+def test_cascade_refuses_bad_arguments() -> None:
     network = Known((8, 8))
     for arguments, message in (
         ({"updates": -1}, "updates: expected an integer >= 0, got int -1"),

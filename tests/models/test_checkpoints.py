@@ -47,7 +47,7 @@ def equal(one: Network, other: Network) -> bool:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_files_of_every_kind(tmp_path: Path, name: str) -> None:
+def test_load_weights_reads_every_file_kind(tmp_path: Path, name: str) -> None:
     source = model(1, name)
     state = source.state_dict()
     everything = official(state, name)
@@ -83,7 +83,7 @@ def test_load_weights_reads_hugging_face_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(target.fnet.layer2[0].downsample[1].weight, source.fnet.layer2[0].downsample[1].weight)
 
 
-def test_official_files(data_dir: Path) -> None:
+def test_load_weights_reads_official_files(data_dir: Path) -> None:
     for name, config in (("things", RAFTConfig.large()), ("sintel", RAFTConfig.large()), ("small", RAFTConfig.small())):
         path = data_dir / "weights" / f"raft-{name}.pth"
         if not path.is_file():
@@ -159,7 +159,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_pytorch_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
+def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
     state, name = read_state(path)

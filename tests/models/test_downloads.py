@@ -165,7 +165,7 @@ def test_encryption_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     download("http://here/file.bin", tmp_path / "file.bin", sha256=SUM)
 
 
-def test_many_ask_and_one_fetches(server: Server, tmp_path: Path) -> None:
+def test_download_runs_once_for_many_processes(server: Server, tmp_path: Path) -> None:
     target = tmp_path / "file.bin"
     callers = [threading.Thread(target=download, args=(server.url(), target), kwargs={"sha256": SUM}) for _ in range(6)]
     for caller in callers:

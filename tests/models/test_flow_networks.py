@@ -29,7 +29,7 @@ def model(name: str) -> Network:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 50), (8, 8), (17, 16), (40, 9), (64, 72), (61, 71), (65, 95)])
-def test_any_size(model: Network, size: tuple[int, int]) -> None:
+def test_networks_take_any_size(model: Network, size: tuple[int, int]) -> None:
     """The padding is the original's: evenly on both sides, the odd pixel right and below."""
     height, width = size
     frames = pair(*size)

@@ -52,7 +52,7 @@ def close(got: Tensor, right: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_same_flow_as_the_module(name: str) -> None:
+def test_prepared_flow_equals_module(name: str) -> None:
     model = network(name)
     first, second = frames(2)
     fast = PreparedFlow(model, *SIZE, batch=2, precision="exact")
@@ -193,7 +193,7 @@ def test_prepared_empty_batch_equals_module(name: str) -> None:
             assert flow.dtype == right.dtype
 
 
-def test_mistakes() -> None:
+def test_prepared_flow_refuses_bad_arguments() -> None:
     model = network("raft")
     first, second = frames()
     fast = PreparedFlow(model, *SIZE, precision="exact")

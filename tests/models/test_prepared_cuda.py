@@ -65,7 +65,7 @@ def off(got: Tensor, right: Tensor) -> float:
 
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
 @pytest.mark.parametrize("size", [(64, 64), (99, 133), SIZE])
-def test_close_to_the_module(name: str, size: tuple[int, int]) -> None:
+def test_prepared_flow_is_close_to_module(name: str, size: tuple[int, int]) -> None:
     model = network(name)
     first, second = textured(size, 2)
     start = 2 * torch.randn(2, 2, 9, 11, device="cuda")
@@ -79,7 +79,7 @@ def test_close_to_the_module(name: str, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
 @pytest.mark.parametrize("size", [(1, 1), (8, 700), (301, 16)])
-def test_strange_sizes(name: str, size: tuple[int, int]) -> None:
+def test_prepared_flow_of_unusual_sizes(name: str, size: tuple[int, int]) -> None:
     model = network(name)
     torch.manual_seed(2)
     first, second = torch.rand(2, 3, 3, *size, device="cuda")
@@ -146,7 +146,7 @@ def test_streams_and_threads_take_turns() -> None:
 
 
 @pytest.mark.parametrize("name", ["raft", "sea-raft"])
-def test_letting_go_does_not_wait_and_disturbs_nothing(name: str) -> None:
+def test_prepared_flow_deletion_does_not_synchronize(name: str) -> None:
     """The object goes while a stream still works with its memory, and others ask for memory."""
     model, pair = network(name), textured((128, 256))
     right = PreparedFlow(model, 128, 256)(*pair)
@@ -172,7 +172,7 @@ def test_letting_go_does_not_wait_and_disturbs_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("where", ["features", "context", "update"])
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
-def test_overflow_shows(name: str, where: str) -> None:
+def test_prepared_flow_overflow_is_not_finite(name: str, where: str) -> None:
     """Activations past 65 504, in a layer that float32 holds, do not give a flow that looks like one."""
     model = network(name)
     module: Any = model
@@ -188,7 +188,7 @@ def test_overflow_shows(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "most"), [("sea-raft", (864, 2048), 0.6), ("raft", (1728, 4096), 1.5)])
-def test_memory(name: str, size: tuple[int, int], most: float) -> None:
+def test_prepared_flow_peak_memory(name: str, size: tuple[int, int], most: float) -> None:
     model = network(name)
     first, second = textured(size)
     torch.cuda.empty_cache()

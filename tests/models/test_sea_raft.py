@@ -36,7 +36,7 @@ def as_images(frame1: Tensor, frame2: Tensor) -> dict[str, Tensor]:
     return {"images": torch.stack((frame1, frame2), 1).flip(2)}
 
 
-def test_equals_ptlflow(ptlflow: Any) -> None:
+def test_sea_raft_equals_ptlflow(ptlflow: Any) -> None:
     """The medium form; the large one has more updates, and gradients are compared in the small one."""
     theirs, ours = both_networks(ptlflow, "m")
     frame1, frame2 = pair(130, 141)
@@ -203,7 +203,7 @@ OFFICIAL = {
 }
 
 
-def test_configurations() -> None:
+def test_sea_raft_configurations_are_published_sizes() -> None:
     small, medium, large = SEARAFTConfig.small(), SEARAFTConfig.medium(), SEARAFTConfig.large()
     assert (small.backbone, medium.backbone, large.backbone) == ("resnet18", "resnet34", "resnet34")
     assert (small.updates, medium.updates, large.updates) == (4, 4, 12)

@@ -149,7 +149,7 @@ def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.M
         assert loaded.training == (loaded is mine)
 
 
-def test_mistakes_are_named(served: Path) -> None:
+def test_load_weights_names_bad_arguments(served: Path) -> None:
     for arguments, message in (
         (("flownet",), r"^model: expected one of fullfield-s, fullfield-m, raft, raft-small, sea-raft-s"),
         (

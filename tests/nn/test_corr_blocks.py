@@ -302,7 +302,7 @@ def droid_maps(pairs: int, seed: int = 0, channels: int = 12) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("channels", [12, 256])
-def test_droid(channels: int) -> None:
+def test_droid_corr_block_equals_original(channels: int) -> None:
     fmap1, fmap2 = (torch.unflatten(t, 0, (2, 3)) for t in maps((9, 11), channels, 6))
     coords = torch.unflatten(positions(fmap1.flatten(0, 1)).permute(0, 2, 3, 1), 0, (2, 3))
 
@@ -358,7 +358,7 @@ def unimatch_definition(fmap1: Tensor, fmap2: Tensor, flow: Tensor, radius: int)
     return torch.cat([found[:, tap :: 2 * radius + 1] for tap in range(2 * radius + 1)], 1)
 
 
-def test_unimatch() -> None:
+def test_local_correlation_with_flow_equals_unimatch() -> None:
     fmap1, fmap2 = maps((9, 11))
     flow = 2.5 * torch.randn(2, 2, 9, 11, generator=torch.Generator().manual_seed(2))
 

@@ -21,7 +21,7 @@ def maps(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 8, 6, 9, dtype=dtype), torch.randn(2, 8, 7, 5, dtype=dtype)
 
 
-def test_contract() -> None:
+def test_correlation_pyramid_contract() -> None:
     look = CorrelationPyramid(*maps(torch.float16))
     assert (look.levels, look.radius, look.out_channels, look.backend) == (4, 4, 324, "cpu")
     out = look(torch.zeros(2, 2, 6, 9))

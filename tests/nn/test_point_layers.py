@@ -87,7 +87,7 @@ def test_hooks_are_called_where_both_are_one_step(
     assert seen == [1]
 
 
-def test_pooling(geometry: PointGeometry, features: Tensor) -> None:
+def test_point_pool_and_cloud_pool_equal_definition(geometry: PointGeometry, features: Tensor) -> None:
     for mode in ("max", "mean"):
         assert torch.equal(PointPool(mode)(features, geometry), point_pool(features, geometry, mode))
         with pytest.raises(InputError, match=r"^mode: "):

@@ -19,14 +19,14 @@ def example(factor: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
 
 @pytest.mark.unit
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-def test_formula(factor: int) -> None:
+def test_convex_upsample_equals_formula(factor: int) -> None:
     field, mask = example(factor)
     torch.testing.assert_close(convex_upsample(field, mask, factor), definition(field, mask, factor))
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("elements", [1, 3000, 9000])
-def test_strips_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convex_upsample_is_independent_of_strips(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     field, mask = example(8)
     whole = convex_upsample(field, mask, 8)
     monkeypatch.setattr(upsampling, "_ELEMENTS", elements)
@@ -34,7 +34,7 @@ def test_strips_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.unit
-def test_gradients() -> None:
+def test_convex_upsample_gradients() -> None:
     # With one place inside, and borders on every side.
     field, mask = (whole[..., :3, :3].clone().requires_grad_() for whole in example(2, torch.float64))
     assert torch.autograd.gradcheck(lambda f, m: convex_upsample(f, m, 2), (field, mask))
@@ -60,7 +60,7 @@ def test_it_can_be_compiled_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(compiled(field, mask, 4), definition(field, mask, 4))
 
 
-def test_mistakes() -> None:
+def test_convex_upsample_refuses_bad_arguments() -> None:
     field, mask = example(4)
     with pytest.raises(InputError, match="mask: expected shape"):
         convex_upsample(field, mask, 8)
@@ -72,7 +72,7 @@ def test_mistakes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("factor", [2, 4, 8, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_on_a_gpu(factor: int, dtype: torch.dtype) -> None:
+def test_convex_upsample_on_gpu_equals_cpu(factor: int, dtype: torch.dtype) -> None:
     field, mask = (t.cuda() for t in example(factor))
     mask = mask.to(dtype)
     whole = convex_upsample(field, mask, factor)

@@ -125,5 +125,5 @@ def test_matching(dtype: torch.dtype) -> None:
     ],
     ids=["neighbours", "point norm"],
 )
-def test_others(check: Callable[[], None]) -> None:
+def test_other_operators_on_turing(check: Callable[[], None]) -> None:
     check()

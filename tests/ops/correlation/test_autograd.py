@@ -362,7 +362,7 @@ def test_prepared_pair_works_in_compiled_updates() -> None:
         assert torch.equal(update(coords), 2 * look(coords))
 
 
-def test_exports() -> None:
+def test_correlation_lookup_exports() -> None:
     class Model(torch.nn.Module):
         def forward(self, fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
             return model(fmap1, fmap2, coords, None)
@@ -375,7 +375,7 @@ def test_exports() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck of PyTorch 2.15
 @pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("grad", [True, False])
-def test_opcheck(backend: str, grad: bool) -> None:
+def test_correlation_operators_pass_opcheck(backend: str, grad: bool) -> None:
     fmap1, fmap2, coords = (t if grad else t.detach() for t in leaves())
     ops = torch.ops.fullfield
     # The operators are the same for all of them: one is traced, too.

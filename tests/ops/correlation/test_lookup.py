@@ -58,7 +58,7 @@ def results(backend: Backend, case: Case, weight: Tensor) -> Any:
 
 @pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
-def test_equals_python_loops(backend: str, motion: str) -> None:
+def test_correlation_lookup_equals_python_loops(backend: str, motion: str) -> None:
     case = make_case((5, 11), (7, 9), batch=1, channels=19, levels=3, radius=2, motion=motion)
     case = case if backend == "cpu" else case.double()
     expected = lookup_by_loops(case.fmap1, case.pyramid(), case.coords, case.radius)
@@ -510,7 +510,7 @@ def test_changing_the_features_in_place_does_not_change_the_pair(backend: Backen
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 @on_gpu
-def test_large_maps(backend: Backend, motion: str) -> None:
+def test_correlation_lookup_of_large_maps(backend: Backend, motion: str) -> None:
     """Enough tiles for the persistent grid to go around, against a sample of pixels."""
     case = backend.make((224, 320), batch=2, channels=64, levels=4, radius=4, motion=motion)
     rows = slice(100, 104)
@@ -551,7 +551,7 @@ def test_sums_of_lookups_that_move(
 
 
 @pytest.mark.parametrize("backend", ["emulated"], indirect=True)
-def test_patches_begun_anew_in_parts(backend: Backend) -> None:
+def test_lookup_gradients_of_restarted_patches(backend: Backend) -> None:
     """Of a large radius, which do not fit in the memory of a block at once; gradients of 16 bits."""
     grad = torch.float16
     case = rounded(make_case((6, 9), (20, 24), channels=16, levels=1, radius=7), torch.bfloat16)
@@ -800,7 +800,7 @@ def test_explicit_backend_does_not_fall_back() -> None:
 
 
 @on_gpu
-def test_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlation_backends_explain_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     case = backend.make()
     with pytest.raises(InputError, match=r"cuda: needs float32, float16 or bfloat16 features, got torch.float64"):
         look(case.double(), "cuda")

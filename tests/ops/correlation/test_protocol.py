@@ -187,7 +187,7 @@ def test_pooling_backend_works_in_compiled_code(seen: list[int]) -> None:
         assert_within(a, b, 1e-4, "gradient")
 
 
-def test_fold_is_the_adjoint_of_pool() -> None:
+def test_fold_level_gradients_is_adjoint_of_pool_levels() -> None:
     fmap2 = torch.randn(1, 2, 13, 6, dtype=torch.float64, requires_grad=True)
     grads = [torch.randn_like(level) for level in pool_levels(fmap2, 5)]
     together = sum((level * grad).sum() for level, grad in zip(pool_levels(fmap2, 5), grads, strict=True))

@@ -61,7 +61,7 @@ def off(found: Tensor, truth: Tensor) -> float:
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("channels", [16, 13])
-def test_matching_is_the_matrix(device: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_matching_equals_matrix(device: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "ELEMENTS", 999)  # several parts
     one, two, values = maps(2, channels, 9, 13, device=device)
     exact = [t.double() for t in (one, two, values)]
@@ -75,7 +75,7 @@ def test_matching_is_the_matrix(device: str, channels: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_half_precision_knows_the_place(device: str, dtype: torch.dtype) -> None:
+def test_global_matching_half_precision_keeps_positions(device: str, dtype: torch.dtype) -> None:
     """On a map whose coordinates half precision could not hold to a cell's tenth."""
     one, two, _ = maps(1, 64, 3, 700, dtype=dtype, device=device)
     found = graded(global_matching, one, two)
@@ -153,7 +153,7 @@ def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(lambda a, b, c: local_attention(a, b, c, 1), (one, two, values))
 
 
-def test_windows_are_the_formula() -> None:
+def test_local_matching_equals_formula() -> None:
     one, two, values = (t.double() for t in maps(1, 5, 4, 6))
     flow, spread = local_matching(one, two, 2), local_attention(one, two, values, 1)
     for h in range(4):

@@ -133,7 +133,7 @@ def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tup
 
 @pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 40 * 2048 + 5])
-def test_sums(machine: Emulator, count: int, schedule: int) -> None:
+def test_prefix_sums_equal_numpy(machine: Emulator, count: int, schedule: int) -> None:
     machine.schedule = schedule
     numbers = torch.randint(0, 2**31, (count,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     blocks = max(1, -(-count // 2048))
@@ -283,7 +283,7 @@ def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @emulated
 @pytest.mark.usefixtures("cells_where")
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (2, 5, 7), (8, 8, 8), (1, 1, 1)])
-def test_triplets(kernel: tuple[int, int, int]) -> None:
+def test_triplets_cuda_equal_reference(kernel: tuple[int, int, int]) -> None:
     points, centers = surface(200), torch.cat([surface(200)[::2], cloud(30, 8)])
     for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
         near = radius_search(points, radius, centers, backend="reference")
@@ -334,7 +334,7 @@ def geometries() -> list[PointGeometry]:
     [("max", torch.float32), ("max", torch.bfloat16), ("mean", torch.float64), ("mean", torch.float16)],
     ids=str,
 )
-def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype) -> None:
+def test_point_pool_cuda_equals_reference(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype) -> None:
     for number, geometry in enumerate(geometries()):
         generator = torch.Generator().manual_seed(number)
         features = torch.randn(150, 5, generator=generator).mul(2).round().div(2).to(dtype)  # ties
@@ -383,7 +383,7 @@ def test_neighbors_cuda_listing_equals_reference(order: str) -> None:
 @gpu
 @pytest.mark.parametrize("place", ["volume", "lattice", "surveyed"])
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (5, 5, 5), (2, 4, 7)])
-def test_geometries(place: str, kernel: tuple[int, int, int]) -> None:
+def test_geometries_cuda_equal_reference(place: str, kernel: tuple[int, int, int]) -> None:
     points = places(3000)[place]
     for centers in (None, points[::5]):
         there = None if centers is None else centers.cuda()

@@ -177,7 +177,7 @@ def test_radius_search_in_wide_cloud(backend: Backend) -> None:
     assert same(*(radius_search(points, 0.01, far, backend=b) for b in (backend.name, "reference")))
 
 
-def test_threads_change_nothing() -> None:
+def test_search_is_independent_of_threads() -> None:
     points, threads = cloud(3000), torch.get_num_threads()
     results = []
     try:

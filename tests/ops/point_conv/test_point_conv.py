@@ -286,7 +286,7 @@ def test_point_count_stays_symbolic_in_graph() -> None:
             check_rows(features, points + 1, features.device)
 
 
-def test_autocast() -> None:
+def test_point_conv_ignores_autocast() -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, _ = case(4, 6, 1, geometry)
     with torch.autocast("cpu", torch.bfloat16):

@@ -106,7 +106,9 @@ def test_within_float64_budget(number: int) -> None:
     [((64, 64), 1, torch.float16), ((17, 130), 1, torch.float32), ((12, 18), 6, torch.bfloat16)],
     ids=str,
 )
-def test_turing(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
+def test_point_conv_on_turing_equals_reference(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, channels: tuple[int, int], groups: int
+) -> None:
     emulate_as(monkeypatch, TURING)
     check(random_geometry(70, 50, 900), channels, groups, dtype)
 
@@ -123,7 +125,7 @@ def test_turing_at_medium_precision_multiplies_float16(monkeypatch: pytest.Monke
     [("mirrored", torch.float32), ("strided", torch.bfloat16), ("kernel 5", torch.float16)],
     ids=str,
 )
-def test_clouds(machine: Emulator, kind: str, dtype: torch.dtype) -> None:
+def test_point_conv_cuda_of_clouds_equals_reference(machine: Emulator, kind: str, dtype: torch.dtype) -> None:
     """Several tiles, warps and segments; other orders of threads and of copies."""
     generator = torch.Generator().manual_seed(1)
     points = torch.rand(330, 3, generator=generator)
@@ -219,7 +221,7 @@ HOPPER_CASES = [
 
 
 @pytest.mark.parametrize(("channels", "groups", "dtype"), HOPPER_CASES, ids=str)
-def test_hopper(
+def test_point_conv_hopper_equals_reference(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch, channels: tuple[int, int], groups: int, dtype: torch.dtype
 ) -> None:
     """Three units of rows for two blocks, several rounds of the ring of weights; hundreds of triplets in a cell."""
@@ -380,7 +382,7 @@ def test_point_conv_cuda_without_triplets_is_zero(sizes: tuple[int, int]) -> Non
 
 
 @pytest.mark.usefixtures("machine")
-def test_long_rows() -> None:
+def test_point_conv_cuda_of_long_rows() -> None:
     """Thousands of points in one cell of one centre; rows without any beside it."""
     points = torch.rand(3000, 3, generator=torch.Generator().manual_seed(2)) * 0.1
     centers = torch.tensor([[5.0, 5.0, 5.0], [0.05, 0.05, 0.05], [-5.0, 0.0, 0.0]])

@@ -93,7 +93,7 @@ def test_strided_and_upsampled() -> None:
     assert all((int(kept.indices[j]), j, 13) in found(up) for j in range(len(coarse)))
 
 
-def test_knn() -> None:
+def test_knn_geometry_equals_definition() -> None:
     points, offsets = ragged((40, 3), seed=1)
     geometry = knn_geometry(points, 0.1, 6, offsets=offsets)
     assert geometry.forward.rows.diff().tolist() == [6] * 40 + [3] * 3
@@ -133,7 +133,7 @@ def test_mirrored_rows_are_the_transposed_ones() -> None:
         assert {*zip(j.tolist(), i.tolist(), (geometry.cells - 1 - k).tolist(), strict=True)} == found(geometry)
 
 
-def test_voxels() -> None:
+def test_voxel_geometry_equals_definition() -> None:
     points, offsets = ragged((60, 80), seed=4)
     points = points - 0.5  # voxels on both sides of zero
     geometry = voxel_geometry(points, 0.15, (3, 5, 1), offsets=offsets)

@@ -248,7 +248,7 @@ class TestOnTheGpu:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("rows", "channels"), [(36_410, 64), (2_782, 128), (777, 1000), (1_001, 37)])
-    def test_gradients(self, kind: str, dtype: torch.dtype, rows: int, channels: int) -> None:
+    def test_point_norm_gradients(self, kind: str, dtype: torch.dtype, rows: int, channels: int) -> None:
         tensors = draw(rows, channels, dtype, "cuda")
         sizes = (rows // 2, 0, rows - rows // 2)
         allowed = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]

@@ -57,7 +57,7 @@ def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0, batch: 
         ("all median", (5, 130)),
     ],
 )
-def test_backends_agree(name: str, size: tuple[int, int]) -> None:
+def test_refine_flow_backends_agree(name: str, size: tuple[int, int]) -> None:
     inputs = inputs_of(*size, batch=2)
     exact = refine_flow(**{key: value.double() for key, value in inputs.items()}, config=CONFIGS[name])
     assert exact.dtype == torch.float64
@@ -77,7 +77,7 @@ def test_refine_flow_treats_frame_sides_as_no_boundary() -> None:
     assert (found - expected).abs().max() < 1e-3
 
 
-def test_threads_change_nothing() -> None:
+def test_refine_flow_is_independent_of_threads() -> None:
     inputs, before = pair(150, 90), torch.get_num_threads()
     found = []
     try:
@@ -208,7 +208,7 @@ def test_forward_backward_distance() -> None:
         forward_backward_distance(flow, back[:, :, :3])
 
 
-def test_contract() -> None:
+def test_refine_flow_contract() -> None:
     inputs = pair(20, 30, channels=1)
     refiner = FlowRefiner(20, 30)
     expected = refiner(**inputs)
@@ -408,7 +408,7 @@ def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner
 
 
 @pytest.mark.usefixtures("machine")
-def test_passes_and_what_remains_of_them() -> None:
+def test_refine_flow_passes_keep_shares_of_change() -> None:
     inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
     exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
     found = by_kernels(23, 37, config)(**inputs)

@@ -76,7 +76,7 @@ def test_limits_of_parameters_are_among_them(kind: type[Config], name: str) -> N
             kind(**{name: beyond})
 
 
-def test_unknown_names() -> None:
+def test_tvl1_refuses_unknown_names() -> None:
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper"):
         TVL1Config.preset("best")
     assert TVL1Config.preset("default") == TVL1Config() == PRESETS["default"]

@@ -81,13 +81,13 @@ def check(
 @pytest.mark.parametrize("machine", [AMPERE, TURING], indirect=True, ids=["ampere", "turing"])
 @pytest.mark.parametrize("borders", ["adjoint", "clamp"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_like_the_reference(dtype: torch.dtype, borders: str) -> None:
+def test_tvl1_iterations_equal_reference(dtype: torch.dtype, borders: str) -> None:
     check(make_term(2, 19, 75, borders), dtype, TVL1Config(borders=borders))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 37), (40, 1), (2, 65), (31, 2)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_thin_frames(dtype: torch.dtype, size: tuple[int, int]) -> None:
+def test_tvl1_iterations_of_thin_frames(dtype: torch.dtype, size: tuple[int, int]) -> None:
     for borders in ("adjoint", "clamp"):
         check(make_term(1, *size, borders), dtype, TVL1Config(borders=borders))
 

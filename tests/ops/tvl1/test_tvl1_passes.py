@@ -120,7 +120,7 @@ def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int
 @pytest.mark.parametrize("side", [0, 3, 5])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_median(side: int, dtype: torch.dtype, size: tuple[int, int]) -> None:
+def test_median_pass_equals_reference(side: int, dtype: torch.dtype, size: tuple[int, int]) -> None:
     level = Level(2, *size, dtype, CPU)
     level.front = 1
     flow = torch.randn(2, 2, *size) * 3
@@ -148,7 +148,7 @@ def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
+def test_linearise_pass_equals_reference(dtype: torch.dtype, size: tuple[int, int]) -> None:
     first, second, flow = smooth(2, *size), smooth(2, *size), torch.randn(2, 2, *size) * 4
     first[:, :, : size[1] // 3], second[:, :, : size[1] // 3] = 7.0, 7.0  # flat: no gradient to follow
     flow[1, :, 0, 0] = float("nan")
@@ -389,7 +389,7 @@ def test_tvl1_solve_with_iteration_kernels_equals_reference(precision: str) -> N
 
 @pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("size", [(1, 40), (40, 1), (17, 16), (2, 1)])
-def test_odd_sizes(size: tuple[int, int]) -> None:
+def test_tvl1_cuda_of_odd_sizes(size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=5, scale_factor=0.7)
     frames = scene(*size)
     error = (solved(Engine(1, *size, config, CPU), frames).double() - expected(frames, config)).abs()

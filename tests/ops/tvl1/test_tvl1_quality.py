@@ -31,7 +31,7 @@ def mean_error(folder: Path, preset: str) -> float:
         ("paper", SCENES, 1.4),
     ],
 )
-def test_middlebury_average(data_dir: Path, preset: str, scenes: tuple[str, ...], bar: float) -> None:
+def test_tvl1_error_on_middlebury(data_dir: Path, preset: str, scenes: tuple[str, ...], bar: float) -> None:
     errors = [mean_error(data_dir / "flow" / "middlebury" / scene, preset) for scene in scenes]
     assert sum(errors) / len(errors) <= bar
 
@@ -44,7 +44,7 @@ def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "bar"), [("clean", 0.22), pytest.param("final", 0.25, marks=pytest.mark.long)])
-def test_sintel(data_dir: Path, version: str, bar: float) -> None:
+def test_tvl1_error_on_sintel(data_dir: Path, version: str, bar: float) -> None:
     frames = data_dir / "flow" / "sintel" / version
     truth = read_flow(data_dir / "flow" / "sintel" / "truth" / "frame_0002.flo")
     flow = estimate(frames / "frame_0002.png", frames / "frame_0003.png", "tvl1").flow
