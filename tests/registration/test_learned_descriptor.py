@@ -60,7 +60,7 @@ def room() -> Floats:
     return cloud - (cloud.min(0) + cloud.max(0)) / 2
 
 
-def test_shapes_are_what_they_say_in_every_pose() -> None:
+def test_local_surfaces_are_independent_of_pose() -> None:
     draw = np.random.default_rng(1)
     plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
     ball = draw.normal(size=(3000, 3))
@@ -291,14 +291,14 @@ def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_hardly_any_points_are_described(count: int) -> None:
+def test_learned_descriptor_describes_few_points(count: int) -> None:
     descriptor = LearnedDescriptor(DescriptorNetwork(DescriptorConfig(channels=4, layers=1, scales=2)))
     found = descriptor(np.zeros((count, 3)) + np.arange(count)[:, None], np.arange(count))
     assert found.shape == (count, WIDTH)
     assert np.isfinite(found).all()
 
 
-def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
+def test_learned_descriptor_save_and_load_round_trip(tmp_path: Path, room: Floats) -> None:
     first = untrained()
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
@@ -430,7 +430,7 @@ def wrong_files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_wrong_files_are_one_clear_line(tmp_path: Path) -> None:
+def test_learned_descriptor_load_refuses_wrong_files_in_one_line(tmp_path: Path) -> None:
     for name, message in wrong_files(tmp_path).items():
         caught = refuses(message, LearnedDescriptor.load, tmp_path / f"{name}.safetensors")
         assert str(tmp_path / name) in caught, name
@@ -446,7 +446,7 @@ def test_wrong_files_are_one_clear_line(tmp_path: Path) -> None:
         ({"layers": -1}, "layers: expected an integer >= 0"),
     ],
 )
-def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
+def test_descriptor_config_names_bad_values(change: dict[str, Any], message: str) -> None:
     refuses(message, DescriptorConfig, **{**vars(SMALL), **change})
 
 

@@ -107,7 +107,7 @@ def test_ransac_alone_neither_refines_nor_refuses(room: tuple[Floats, Floats]) -
     refuses("samples: expected an integer >= 3", register_by_ransac, source, other, samples=2)
 
 
-def test_surveyed_coordinates_and_open3d(room: tuple[Floats, Floats]) -> None:
+def test_register_takes_surveyed_coordinates_and_open3d_clouds(room: tuple[Floats, Floats]) -> None:
     source, target = room
     utm = np.array([[500_000.0, 5_200_000.0, 250.0]])
     clouds = (SimpleNamespace(points=points + utm, colors=[], normals=[]) for points in (source, target))
@@ -129,7 +129,7 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
     assert there == pytest.approx((lost.fitness, lost.rmse), rel=1e-6, nan_ok=True)
 
 
-def test_different_rooms_are_refused() -> None:
+def test_register_refuses_different_rooms() -> None:
     found = register(room_scan(21, 4500), room_scan(22, 4500))
     assert not found.success
     assert found.transform is None
@@ -152,7 +152,7 @@ def test_register_refuses_mirrored_scan() -> None:
     assert found.untried == ()
 
 
-def test_progress_duplicates_and_too_few_matches(room: tuple[Floats, Floats]) -> None:
+def test_register_reports_progress_and_refuses_too_few_matches(room: tuple[Floats, Floats]) -> None:
     told: list[tuple[float, str]] = []
     register_clouds(*room, Settings(voxel=0.09), lambda fraction, words: told.append((fraction, words)))
     assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
@@ -184,7 +184,7 @@ def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) ->
     refuses("max_distance: expected a number > 0", alignment_errors, source, target, max_distance=0.0)
 
 
-def test_poses_that_are_one_and_poses_that_are_none() -> None:
+def test_check_pose_accepts_rigid_transforms_only() -> None:
     points = np.random.default_rng(0).random((50, 3)) * 20
     poses = [np.eye(4) for _ in range(3)]
     poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0
@@ -204,7 +204,7 @@ def test_poses_that_are_one_and_poses_that_are_none() -> None:
         (np.random.default_rng(0).random((5000, 3)) * (4, 0, 0), "lie in a plane|points are left|at the same place"),
     ],
 )
-def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], points: Floats, reason: str) -> None:
+def test_register_refuses_clouds_without_overlap(room: tuple[Floats, Floats], points: Floats, reason: str) -> None:
     for pair, which in (((points, room[1]), "source"), ((room[0], points), "target")):
         found = register(*pair)
         if reason == "at the same place":
@@ -233,11 +233,11 @@ def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], poin
         ),
     ],
 )
-def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+def test_register_names_bad_arguments(arguments: dict[str, object], message: str) -> None:
     refuses(message, register, **{"source": np.eye(3), "target": np.eye(3), **arguments})
 
 
-def test_poses_from_files(tmp_path: Path) -> None:
+def test_read_pose_reads_every_format(tmp_path: Path) -> None:
     truth = pose(4)
     np.savetxt(tmp_path / "a.txt", truth)
     np.savetxt(tmp_path / "b.txt", truth[:3].reshape(1, 12))

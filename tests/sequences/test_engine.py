@@ -24,7 +24,7 @@ from fullfield.testing import textured_scene
 from refusals import refuses
 
 
-def test_every_frame_has_what_single_pairs_have(shot: Path, estimator: TVL1Estimator) -> None:
+def test_engine_equals_single_pairs(shot: Path, estimator: TVL1Estimator) -> None:
     found = list(estimate_sequence("plate.%04d.png", estimator, direction="both"))
     assert [flows.number for flows in found] == list(range(11, 19))
     assert found[0].backward is None
@@ -97,7 +97,7 @@ def test_engine_reads_each_frame_once_in_bounded_memory(
     assert sorted(read) == list(range(1, 31))
 
 
-def test_stopping_half_way_leaves_no_thread_and_grey_mixes_with_colour(estimator: TVL1Estimator) -> None:
+def test_engine_stopped_early_leaves_no_thread(estimator: TVL1Estimator) -> None:
     before = threading.active_count()
     flows = estimate_sequence(moving(12), estimator)
     next(flows)
@@ -134,7 +134,7 @@ def test_engine_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) 
     assert next(str(p) for f in asked for p in f.problems) == "plate.0019.png: no such file"
 
 
-def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) -> None:
+def test_engine_warm_start_is_moved_previous_flow(estimator: TVL1Estimator) -> None:
     from fullfield.ops._splatting import move_forward
 
     frames = moving(4)
@@ -161,7 +161,7 @@ def test_engine_reports_cuts_and_duplicates(estimator: TVL1Estimator) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_cuts_are_not_seen_in_motion(seed: int) -> None:
+def test_is_cut_is_false_for_motion(seed: int) -> None:
     scene = textured_scene(120, 160, seed=seed, max_motion=10)
     other = textured_scene(120, 160, seed=seed + 20)
     a, b, c = (reduce_frame(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
@@ -207,7 +207,7 @@ def test_shot_of_changing_data_windows_has_no_cut(
     assert "shot changes" not in capsys.readouterr().err
 
 
-def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_pins_plates_for_gpu(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
     real = torch.empty
 
@@ -309,7 +309,7 @@ def test_engine_refuses_flow_of_other_size(estimator: TVL1Estimator) -> None:
     assert f"the flow of half: expected shape [2, {HEIGHT}, {WIDTH}]" in first.problems[0].reason
 
 
-def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
+def test_engine_returns_occlusion_with_flow(estimator: TVL1Estimator) -> None:
     frames = moving(3)
     for direction in ("forward", "both"):
         found = list(
@@ -324,7 +324,7 @@ def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
         assert ("backward" in found[1].occlusion) == (direction == "both")
 
 
-def test_mistakes(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+def test_engine_refuses_bad_settings(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
     for arguments, word in (
         ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
         ({"step": 0}, "step: expected an integer >= 1"),

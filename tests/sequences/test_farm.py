@@ -67,7 +67,7 @@ def test_farm_tasks_write_complete_shot(shot: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("folder", ["a \"b\" 'c'", "$(touch forged);{{Param.Frames}}", "a\nopenjd_fail: forged"])
-def test_names_reach_the_command_as_they_are(shot: Path, capsys: pytest.CaptureFixture[str], folder: str) -> None:
+def test_farm_tasks_pass_names_unchanged(shot: Path, capsys: pytest.CaptureFixture[str], folder: str) -> None:
     (shot / folder).mkdir()
     for path in shot.glob("plate.*.png"):
         path.rename(shot / folder / path.name)
@@ -165,7 +165,7 @@ class Ray(ModuleType):
 
 
 @pytest.mark.parametrize("fatal", [None, 16])
-def test_actors_make_what_one_machine_makes(
+def test_run_on_cluster_with_stand_in_equals_single_machine(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fatal: int | None
 ) -> None:
     ray, threads = Ray(fatal, 2.0), list[int]()

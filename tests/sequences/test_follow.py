@@ -62,7 +62,7 @@ def mean_error(flow: Tensor, shot: SyntheticShot, first: int, second: int) -> fl
     return float(torch.linalg.vector_norm(flow - truth.flow, dim=0)[truth.visible].mean())
 
 
-def test_truth_of_a_synthetic_shot_maps_one_frame_onto_another(shot: SyntheticShot) -> None:
+def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
     first, second, truth = shot.render_frame(2), shot.render_frame(6), shot.compute_truth(2, 6)
     warped, inside = warp(second[None], truth.flow[None])
     visible = truth.visible & inside[0]
@@ -78,7 +78,7 @@ def test_truth_of_a_synthetic_shot_maps_one_frame_onto_another(shot: SyntheticSh
     assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
 
 
-def test_errors_do_not_add_up_where_the_direct_match_is_good(shot: SyntheticShot) -> None:
+def test_tracker_prefers_good_direct_match(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     matcher = OracleMatcher(shot, frames, bias_px=0.2)
     tracker = Tracker(frames[0], matcher, None)
@@ -322,7 +322,7 @@ def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.Monkey
     assert str(error) in content
 
 
-def test_sides_do_not_share_frames() -> None:
+def test_split_into_sides_shares_no_frames() -> None:
     assert split_into_sides([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
     assert split_into_sides([5, 4], 9) == [[4, 5]]
     assert split_into_sides([], 9) == []

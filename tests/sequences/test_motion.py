@@ -57,7 +57,7 @@ def hdr(seed: int = 0) -> torch.Tensor:
     return made
 
 
-def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
+def test_raw_picture_round_trip(tmp_path: Path) -> None:
     window = FrameWindow((0, 0, WIDTH, HEIGHT), (0, 0, WIDTH, HEIGHT), 2.0)
     raw = Raw(hdr() - 0.5, ("R", "G", "B", "A"), "float", window)
     write_raw(tmp_path / "a.exr", raw)
@@ -99,14 +99,14 @@ def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> 
     assert (read_raw(tmp_path / "b.exr").pixels[0] <= raw.pixels[0] + 1e-6)[opaque].all(), "light, no longer encoded"
 
 
-def test_flows_after_each_other_add_up() -> None:
+def test_add_flows_equals_composition() -> None:
     total = add_flows(steady(1.5, 0.5), steady(2.0, -1.0))
     inner = total[:, 2:-2, 2:-4]
     torch.testing.assert_close(inner, steady(3.5, -0.5)[:, 2:-2, 2:-4])
     assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
 
 
-def test_accumulation_goes_both_ways_and_stops_where_a_flow_is_missing() -> None:
+def test_accumulate_flow_goes_both_ways_and_stops_at_missing_flow() -> None:
     def backward(number: int) -> torch.Tensor:
         if number == 13:
             raise InputError("mv.0013.exr: no such file")
@@ -147,7 +147,7 @@ def test_warp_keeps_highlights_of_paint(cli: CommandLine) -> None:
     assert "--overwrite" in err
 
 
-def test_neighbours_are_pulled_onto_their_frames(cli: CommandLine) -> None:
+def test_warp_moves_neighbors_onto_frames(cli: CommandLine) -> None:
     for number, frame in enumerate(moving(3), 1):
         write_image(f"p.{number}.png", frame)
     stored(1, 3, -2.0)
@@ -433,7 +433,7 @@ def test_warped_exr_keeps_float_values(cli: CommandLine) -> None:
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "p.%d.png"), "is also an input"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(cli: CommandLine, arguments: tuple[str, ...], word: str) -> None:
+def test_warp_and_retime_report_mistakes_in_one_line(cli: CommandLine, arguments: tuple[str, ...], word: str) -> None:
     stored(1, 2, 1.0)
     for name in ("p.png", "p.1.png", "p.2.png"):
         write_image(name, torch.rand(3, HEIGHT, WIDTH))

@@ -118,7 +118,7 @@ def test_find_frames_refuses_two_sequences(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_refusals(shot: Path) -> None:
+def test_find_frames_refuses_bad_names(shot: Path) -> None:
     refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frames, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
         choose_frames(find_frames("plate.%04d.exr"), "1-5")
@@ -157,7 +157,7 @@ def test_refusals(shot: Path) -> None:
         ("1-10x20", [1]),
     ],
 )
-def test_spellings(text: str, frames: list[int]) -> None:
+def test_parse_frames_reads_every_spelling(text: str, frames: list[int]) -> None:
     assert parse_frames(text) == frames
 
 
@@ -188,7 +188,7 @@ def test_format_frames_spells_ranges() -> None:
 
 @pytest.mark.unit
 @given(st.sets(st.integers(-200, 200), min_size=1, max_size=40))
-def test_words_and_back(numbers: set[int]) -> None:
+def test_format_frames_and_parse_frames_are_inverse(numbers: set[int]) -> None:
     assert parse_frames(format_frames(numbers)) == sorted(numbers)
 
 

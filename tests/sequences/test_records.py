@@ -353,7 +353,7 @@ def test_records_ignore_damaged_lines_of_shot(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
-def test_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_stops_at_once_on_full_disk(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import raw
 
     assert cli(*SHOT, "--direction", "both")[0] == 0

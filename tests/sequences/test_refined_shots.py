@@ -33,7 +33,7 @@ class Counting(TVL1Estimator):
 
 @pytest.mark.parametrize("wrap", [lambda estimator: estimator, RefinedEstimator], ids=["setting", "estimator"])
 @pytest.mark.parametrize(("direction", "calls"), [("both", 6), ("forward", 6), ("backward", 6)])
-def test_refined_as_single_pairs_are(wrap: Callable[[Any], Any], direction: str, calls: int) -> None:
+def test_refined_shot_equals_single_pairs(wrap: Callable[[Any], Any], direction: str, calls: int) -> None:
     frames, counting = moving(4), Counting()
     estimator = wrap(counting)
     settings = ShotSettings(direction, occlusion=True, refine=estimator is counting)

@@ -85,7 +85,7 @@ def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> Non
     assert ends["backward"].any()
 
 
-def test_half_and_y_down(flow: CommandLine) -> None:
+def test_shot_stores_half_and_y_down(flow: CommandLine) -> None:
     assert flow("plate.%04d.png", "--frames", "12", "-o", "mv.%04d.exr", "--half", "--y-axis", "down")[0] == 0
     assert flow("plate.%04d.png", "--frames", "12", "-o", "up.%04d.exr")[0] == 0
     down, up = read_flow("mv.0012.exr").flow, read_flow("up.0012.exr").flow
@@ -97,7 +97,7 @@ def test_half_and_y_down(flow: CommandLine) -> None:
     assert np.array_equal(file.read_image("float")[..., 1], -up[1].numpy())
 
 
-def test_overscan_lies_where_it_belongs(flow: CommandLine, shot: Path) -> None:
+def test_shot_places_overscan(flow: CommandLine, shot: Path) -> None:
     wide = moving(3)
     display = (0, 0, WIDTH - 16, HEIGHT - 10)
     for number, frame in enumerate(wide, 1):
@@ -112,7 +112,7 @@ def test_overscan_lies_where_it_belongs(flow: CommandLine, shot: Path) -> None:
     assert read_flow_window("d.0002.exr").data == display
 
 
-def test_other_formats_and_names(flow: CommandLine, shot: Path) -> None:
+def test_shot_writes_other_formats(flow: CommandLine, shot: Path) -> None:
     assert flow("plate.%04d.png", "-o", "v_@@@.flo", "--frames", "17-18")[0] == 0
     assert Path("v_017.flo").exists()
     assert not Flow.load("v_018.flo").flow.any()
@@ -299,7 +299,7 @@ def test_shot_names_plate_replaced_during_run(flow: CommandLine, shot: Path, mon
     assert torch.equal(read_flow("mv.0013.exr").flow, alone.flow)
 
 
-def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: CommandLine, shot: Path) -> None:
+def test_shot_killed_at_random_moments_equals_one_run(flow: CommandLine, shot: Path) -> None:
     arguments = ["plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--occlusion", "--warm-start", "--half"]
     reference = [word.replace("mv.", "ref.") for word in arguments]
     assert flow(*reference)[0] == 0
@@ -321,7 +321,7 @@ def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: CommandLi
     assert not list(shot.glob(".*.part.exr"))
 
 
-def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
+def test_run_on_devices_equals_one_process_and_survives_death(
     flow: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fullfield.sequences import pool
@@ -345,7 +345,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_memory_does_not_grow_with_the_shot(tmp_path: Path) -> None:
+def test_shot_memory_is_bounded(tmp_path: Path) -> None:
     """``long_shot.py`` goes through 1,000 frames."""
     more, passing = grown(tmp_path, 60, settled=20)
     assert passing > 60
@@ -385,7 +385,7 @@ def test_shot_of_a_stack_names_the_option_that_it_does_not_take(flow: CommandLin
     assert message in flow.refused("film.gif", "-o", "m.%d.exr", f"--{option}", "x.png")
 
 
-def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
+def test_shot_prints_openjd_progress(flow: CommandLine) -> None:
     _, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--farm", "openjd")
     lines = [line for line in out.splitlines() if line.startswith("openjd_progress: ")]
     assert len(lines) == 8
@@ -424,7 +424,7 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
         (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
     ],
 )
-def test_mistakes_are_one_line(flow: CommandLine, arguments: tuple[str, ...], word: str) -> None:
+def test_shot_reports_mistakes_in_one_line(flow: CommandLine, arguments: tuple[str, ...], word: str) -> None:
     code, out, err = flow(*arguments)
     assert code == 2
     assert word in err
@@ -496,7 +496,7 @@ def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     assert left.take_following(0) == []
 
 
-def test_rooms_are_used_again_by_one_at_a_time() -> None:
+def test_line_buffers_are_reused_by_one_writer_at_a_time() -> None:
     class Taken(list[torch.Tensor]):
         """Empty once it is looked into."""
 
@@ -516,7 +516,7 @@ def test_rooms_are_used_again_by_one_at_a_time() -> None:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
 
 
-def test_stages_add_up_from_every_thread() -> None:
+def test_stage_times_sum_over_threads() -> None:
     stages = StageTimes()
 
     def work() -> None:

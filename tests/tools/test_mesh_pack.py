@@ -214,7 +214,9 @@ def test_damaged_mesh_pack_is_refused_in_one_line() -> None:
         (("-q", "-q --skip same|good"), "models: expected at least one usable model, found none"),
     ],
 )
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], change: tuple[str, str], message: str) -> None:
+def test_mesh_pack_reports_mistakes_in_one_line(
+    capsys: pytest.CaptureFixture[str], change: tuple[str, str], message: str
+) -> None:
     assert main(WORDS.replace(*change).split()) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -239,7 +239,7 @@ def test_occlusion_of_a_moving_square() -> None:
     assert bool(occluded(forward, backward, ~everywhere).all())
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_reports_mistakes_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*arguments: str) -> str:
         assert main(["render", *arguments]) == 2
         message = capsys.readouterr().err.strip()

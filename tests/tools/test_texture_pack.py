@@ -249,7 +249,7 @@ def test_texture_pack_refuses_other_pictures() -> None:
     assert why_not_texture(photo(1, 130, 600), None) == "long and thin"
 
 
-def test_near_duplicates() -> None:
+def test_texture_pack_leaves_out_near_duplicates() -> None:
     seen = np.stack([fingerprint(photo(1)), fingerprint(photo(2))])
     shrunk = np.asarray(Image.fromarray(photo(1)).resize((140, 130)))
     assert is_duplicate(fingerprint(shrunk), seen)
@@ -278,7 +278,7 @@ def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
     assert silhouette((alpha > 0).astype(np.uint8) * 120) is None  # half-transparent
 
 
-def test_own_pictures(tmp_path: Path) -> None:
+def test_texture_pack_takes_own_pictures(tmp_path: Path) -> None:
     save(tmp_path / "photos/b.png", photo(1))
     save(tmp_path / "photos/sub/a.jpg", photo(2))
     (tmp_path / "photos/broken.png").write_bytes(b"\x89PNG none")

@@ -60,7 +60,9 @@ def test_own_pictures_and_their_list(scene: Path, capsys: pytest.CaptureFixture[
         ("-o pack.zip --archives archives -q", "dpkg-deb"),
     ],
 )
-def test_mistakes(scene: Path, capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
+def test_textures_command_reports_mistakes(
+    scene: Path, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
     (scene / "empty").mkdir()
     (scene / "bad.zip").write_bytes(b"no")
     (scene / "archives").mkdir()

@@ -77,7 +77,7 @@ def test_gradients_reach_every_descriptor() -> None:
         (3, torch.zeros(4, 3), "moved: expected shape"),
     ],
 )
-def test_bad_input_is_named(number: int, value: Tensor, message: str) -> None:
+def test_contrastive_loss_names_bad_input(number: int, value: Tensor, message: str) -> None:
     given: list[Any] = list(case())
     given[number] = value
     refuses(message, contrastive_loss, *given)

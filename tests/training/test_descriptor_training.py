@@ -237,7 +237,7 @@ def test_train_descriptor_names_unusable_clouds(tmp_path: Path) -> None:
         ({"descriptor": None}, "descriptor: expected a DescriptorConfig"),
     ],
 )
-def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
+def test_descriptor_training_names_bad_values(change: dict[str, Any], message: str) -> None:
     refuses(message, DescriptorTraining, **change)
 
 
@@ -307,7 +307,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_training_on_a_gpu(tmp_path: Path) -> None:
+def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
     found = train_descriptor(tmp_path, TINY, device="cuda", every=4)
     assert np.isfinite(found.history[-1].loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL

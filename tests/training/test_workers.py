@@ -57,7 +57,7 @@ def test_worker_ends_with_killed_parent_without_leftovers(tmp_path: Path) -> Non
     assert not (tmp_path / "sockets").exists()
 
 
-def test_all_workers_end_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_worker_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(batches, "end_with_the_parent", seen.append)
     monkeypatch.setattr(batches, "_arguments", None, raising=False)

@@ -153,7 +153,7 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
 
 
 @pytest.mark.unit
-def test_half_precision_flow():
+def test_flow_to_image_takes_half_precision():
     flow = random_flow(5).half()
     assert_close_pictures(viz.flow_to_image(flow), viz.flow_to_image(flow.float()), 0)
 
@@ -420,7 +420,7 @@ FLOW, FRAME, PICTURE = torch.zeros(2, 8, 9), torch.zeros(3, 8, 9), torch.zeros(3
         (lambda: viz.sheet([("a", PICTURE)], columns=0), "columns"),
     ],
 )
-def test_wrong_input_is_named(call, message):
+def test_viz_names_wrong_input(call, message):
     with pytest.raises(InputError, match=f"^{message}"):
         call()
 

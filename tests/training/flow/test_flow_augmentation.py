@@ -162,7 +162,7 @@ def test_augment_marks_pixels_leaving_window_as_occluded(change: dict[str, Any])
     assert after.occluded[leaving & after.valid].all()
 
 
-def test_seeds() -> None:
+def test_augment_depends_on_seed_alone() -> None:
     batch = smooth(7)
     usual = Augmentation.usual((48, 48))
     first, again, other = (augment(batch, usual, seed) for seed in ((1, 1), (1, 1), (2, 1)))

@@ -107,7 +107,7 @@ def test_far_errors_and_narrow_scales_stay_finite() -> None:
     assert info.grad.isfinite().all()
 
 
-def test_pixels_that_count() -> None:
+def test_loss_mask_selects_pixels() -> None:
     flow = torch.zeros(1, 2, 1, 5)
     flow[0, :, 0, 1] = torch.tensor([30.0, 40.0])
     flow[0, 0, 0, 2] = float("nan")

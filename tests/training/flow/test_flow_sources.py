@@ -90,7 +90,7 @@ def test_windows_are_parts_of_pairs_with_their_truth(dataset: Pairs) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_reading_ahead_gives_the_same(dataset: Pairs, workers: int) -> None:
+def test_dataset_pairs_read_ahead_equal_direct_reads(dataset: Pairs, workers: int) -> None:
     random = torch.get_rng_state()  # which workers do not take: a run that stopped would go on with others
     plain = DatasetPairs(dataset, (24, 32))
     ahead = DatasetPairs(dataset, (24, 32), workers=workers)

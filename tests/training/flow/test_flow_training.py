@@ -320,7 +320,7 @@ class Masked(Tiny):
     ],
     ids=["dropout", "channels last", "mask", "updates"],
 )
-def test_every_kind_of_run_goes_on_where_it_was(
+def test_train_flow_continues_every_kind_of_run(
     tmp_path: Path, kind: type[nn.Module], more: dict[str, Any], change: dict[str, Any]
 ) -> None:
     training = TRAINING.replace(**change)
@@ -833,11 +833,11 @@ def test_train_flow_names_untrainable_arguments(tmp_path: Path, scenes: Scenes) 
         ({"channels_last": 1}, "channels_last: expected True or False"),
     ],
 )
-def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
+def test_flow_training_names_bad_values(change: dict[str, Any], message: str) -> None:
     refuses(message, FlowTraining, **change)
 
 
-def test_schedules() -> None:
+def test_learning_rate_schedules() -> None:
     cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
     rates = [cycle.compute_learning_rate(done / 100) for done in range(101)]
     assert rates[0] == pytest.approx(0.04)

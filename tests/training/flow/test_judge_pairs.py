@@ -127,7 +127,7 @@ def test_judge_pairs_keeps_scores_of_absent_pairs(
     assert methods.RESULT.read_bytes() == before
 
 
-def test_styles_are_read(judge: ModuleType) -> None:
+def test_judge_pairs_reads_styles(judge: ModuleType) -> None:
     assert judge.style_of("usual=0.4") == (SceneStyle(), 0.4)
     style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "blur": 0.0, "instants": 7})
     assert judge.style_of("bodies:blur~0,instants~7=1") == (style, 1.0)

@@ -110,7 +110,7 @@ def test_points_behind_camera_have_no_flow() -> None:
     assert not bool(found.flow.any())
 
 
-def test_mistakes_are_named() -> None:
+def test_render_pairs_names_bad_arguments() -> None:
     held = scene()
     for change, word in (
         ({"paint": held.paint[..., :-1]}, "paint"),
@@ -130,7 +130,7 @@ def test_mistakes_are_named() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("style", PRESETS.values(), ids=PRESETS)
-def test_kernels_on_a_gpu(style: SceneStyle) -> None:
+def test_render_pairs_on_gpu_equals_reference(style: SceneStyle) -> None:
     held = atlas("cuda")
     meshes = procedural_meshes(5)
     held.meshes = meshes.to("cuda")

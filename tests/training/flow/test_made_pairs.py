@@ -62,7 +62,7 @@ def test_scenes_generated_ahead_are_equal(pictures: PicturePack) -> None:
     assert drawn == [5]
 
 
-def test_makers_share_an_atlas(pictures: PicturePack) -> None:
+def test_pair_generators_share_atlas(pictures: PicturePack) -> None:
     first = PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW)
     second = PairGenerator(SMALL, seed=3, pictures=first.atlas, style=FEW)
     assert second.atlas is first.atlas
@@ -156,7 +156,7 @@ def test_scenes_of_a_seed_stay_what_they_are() -> None:
         assert found.noise[[0, 3, 7]].tolist() == [721827976, 1650216091, 302239393]  # the last that is drawn
 
 
-def test_thin_things_are_longer_and_more() -> None:
+def test_scene_style_thin_draws_more_and_longer_cards() -> None:
     def sides(found: Drawn) -> scene.Floats:
         """How much longer the longer side of an object is."""
         axes = (found.bodies.along, found.bodies.across)
@@ -238,7 +238,7 @@ def test_half_of_the_figures_have_one_picture_and_colour() -> None:
     assert (shapes[:, 1:] == SQUARE).mean() == pytest.approx(0.75, abs=0.05)
 
 
-def test_mistakes_are_named(pictures: PicturePack) -> None:
+def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
     for arguments, word in (
         ({"size": (4, 40)}, "size"),
         ({"seed": -1}, "seed"),

@@ -34,7 +34,7 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
     ("height", "width", "crops"),
     [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
 )
-def test_squares(height: int, width: int, crops: int) -> None:
+def test_cut_squares_covers_picture(height: int, width: int, crops: int) -> None:
     found = cut_squares(photo(2, height, width), 512)
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
@@ -88,7 +88,7 @@ def digest(pack: PicturePack) -> str:
     return hashlib.sha256(pack.pictures.numpy().tobytes() + pack.shapes.numpy().tobytes()).hexdigest()[:16]
 
 
-def test_drawn_pictures() -> None:
+def test_procedural_pictures_are_distinct() -> None:
     assert digest(procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
     assert digest(procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
     pack = procedural_pictures(20, 64, 3, shapes=8)
