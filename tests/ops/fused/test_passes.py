@@ -197,9 +197,11 @@ def compare(
 
     def pack(m: ModuleType) -> list[Tensor]:
         first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
-        m.pack(y, shift, [Target(first[..., 32:]), Target(second[..., 8:-8], True)], (coords, channels - 2))
+        m.write_activations(
+            y, shift, [Target(first[..., 32:]), Target(second[..., 8:-8], True)], (coords, channels - 2)
+        )
         third = poisoned(batch, height, width, channels + 32)
-        m.pack(y, None, [Target(third[..., :channels])])
+        m.write_activations(y, None, [Target(third[..., :channels])])
         return [first, second, third]
 
     def windows(m: ModuleType) -> list[Tensor]:
@@ -271,7 +273,7 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
         y, x, state, zr = values(16), torch.randn(1, 9, 11, 16, device="cuda").to(dtype), values(16), values(32)
         still = torch.zeros_like(zr), torch.zeros_like(x)
         out = [torch.empty_like(y) for _ in range(4)]
-        m.pack(y, torch.zeros(16, device="cuda"), [Target(out[0])])
+        m.write_activations(y, torch.zeros(16, device="cuda"), [Target(out[0])])
         m.apply_reset_gate(state, zr, still[0], Target(out[1]))
         m.apply_update_gate(state, zr, still[0], x, still[1], [Target(out[2])])
         m.apply_update_gate(x, zr, still[0], y, still[1], [Target(out[3])])

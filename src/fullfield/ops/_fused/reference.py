@@ -146,14 +146,17 @@ def add_flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 def gelu_(y: Tensor) -> None:
     """Compute y Φ(y)."""
-    y.copy_(functional.gelu(y))
+    torch.ops.aten.gelu.out(y, out=y)
 
 
 def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
     channels = x.shape[-1]
-    filters = weight.t().reshape(channels, 1, 7, 7).to(torch.float32)
-    convolved = functional.conv2d(x.permute(0, 3, 1, 2).to(torch.float32), filters, bias, padding=3, groups=channels)
+    # A CPU with instructions for bfloat16 sums in float32; the rounded result is as good for what follows the norm.
+    dtype = torch.bfloat16 if x.device.type == "cpu" and x.dtype == torch.bfloat16 else torch.float32
+    filters = weight.t().reshape(channels, 1, 7, 7).to(dtype)
+    activations = x.permute(0, 3, 1, 2).to(dtype)
+    convolved = functional.conv2d(activations, filters, bias.to(dtype), padding=3, groups=channels)
     out.copy_(functional.layer_norm(convolved.permute(0, 2, 3, 1), (channels,), eps=epsilon))
 
 
