@@ -250,7 +250,7 @@ class _Loop:
             **run.recipe,
             "training": self.training.as_dict(),
             "loss": stepper.loss,
-            "after": None if run.after is None else os.fspath(run.after),
+            "after": None if run.after is None else Path(run.after).name,
         }
         after = None if run.after is None else Path(run.after)
         if after is not None and not (has_state(folder) or has_state(after)):
