@@ -129,8 +129,10 @@ def networks_table() -> str:
     for precision in (SINGLE, HALF):
         rows += [row for case, results in result if (row := network_row(case, results, precision))]
     compiled = [row["first_call_s"] for case, _ in result for row in of(case, ("compiled, half",)) if "median_s" in row]
+    rounded = sorted({run["weights"] for _, run in result if "weights" in run})
     notes = [
         "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random ones.",
+        *(f"RAFT's weights: {each}." for each in rounded),
         "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
         "Half precision: our prepared form replays CUDA graphs, ptlflow runs in eager calls.",
     ]
