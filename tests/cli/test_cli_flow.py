@@ -120,7 +120,7 @@ def test_flow_places_data_windows(cli: Any) -> None:
     assert torch.allclose(s * 100 - 0.5 - (torch.arange(69) + 20 - 10), flow[0], atol=1e-3)
 
 
-def test_flow_window_display_covers_display_window(cli: Any) -> None:
+def test_flow_keeps_display_windows(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
     assert cli("flow", "a.exr", "b.exr", "-o", "out.exr", *FAST).code == 0
     assert read_flow_window("out.exr") == FrameWindow((10, 0, 100, 90), (10, 0, 100, 90), 2.0)

@@ -150,7 +150,7 @@ def test_ransac_finds_the_pose_among_wrong_matches() -> None:
 
 
 @pytest.mark.unit
-def test_find_contacts_skips_points_without_partners() -> None:
+def test_refiner_ignores_points_without_partners() -> None:
     """A search far from the other cloud takes ten times as long as one beside it."""
     pytest.importorskip("small_gicp")
     rng = np.random.default_rng(0)

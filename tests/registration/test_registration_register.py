@@ -184,7 +184,7 @@ def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) ->
     refuses("max_distance: expected a number > 0", alignment_errors, source, target, max_distance=0.0)
 
 
-def test_check_pose_accepts_rigid_transforms_only() -> None:
+def test_equal_poses_are_left_out_and_non_rigid_poses_refused() -> None:
     points = np.random.default_rng(0).random((50, 3)) * 20
     poses = [np.eye(4) for _ in range(3)]
     poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0

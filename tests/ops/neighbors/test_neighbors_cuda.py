@@ -133,7 +133,7 @@ def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tup
 
 @pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 40 * 2048 + 5])
-def test_prefix_sums_equal_numpy(machine: Emulator, count: int, schedule: int) -> None:
+def test_prefix_sums_equal_cumsum(machine: Emulator, count: int, schedule: int) -> None:
     machine.schedule = schedule
     numbers = torch.randint(0, 2**31, (count,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     blocks = max(1, -(-count // 2048))
