@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fullfield._ledger.notes import read_notes, write_first_notes, write_notes
+from fullfield._ledger.notes import read_notes, write_notes, write_notes_unless_exist
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
@@ -107,7 +107,7 @@ def test_settings_name_three_changes_and_the_method_first(tmp_path: Path) -> Non
 def test_settings_of_the_first_process_stay(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     for number in range(3):
-        write_first_notes(path, {"number": number})
+        write_notes_unless_exist(path, {"number": number})
     assert read_notes(path) == {"number": 0}
     write_notes(path, {"number": float("inf")})
     assert read_notes(path) == {"number": None}
@@ -120,6 +120,6 @@ def test_settings_without_links_are_written(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "link", refuse)
     for number in range(2):
-        write_first_notes(tmp_path / "settings.json", {"number": number})
+        write_notes_unless_exist(tmp_path / "settings.json", {"number": number})
     assert read_notes(tmp_path / "settings.json") == {"number": 0}
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]

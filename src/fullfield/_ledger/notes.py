@@ -39,7 +39,7 @@ def write_notes(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(_format_json(content), "utf-8")
 
 
-def write_first_notes(path: Path, content: Mapping[str, Any]) -> None:
+def write_notes_unless_exist(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, unless another process has written the file before."""
     try:
         with write_atomically(path) as temporary:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError, list_differences
-from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_first_notes, write_notes
+from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_notes, write_notes_unless_exist
 
 _NAMED_CHANGES = 3
 
@@ -90,7 +90,7 @@ class SettingsFile:
                     f"{self._describe_owner}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_first_notes(self.path, content)
+            write_notes_unless_exist(self.path, content)
         elif self.list_changes(stored, content):
             with lock():
                 if overwrite or not has_results():

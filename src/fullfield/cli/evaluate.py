@@ -93,7 +93,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import AtScale, read_scale, reduced
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import check_submission, record_shortage
+    from fullfield.evaluation.predict import get_submission_layout, record_out_of_memory
     from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import wait_for_all
 
@@ -104,7 +104,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
-        check_submission(dataset)
+        get_submission_layout(dataset)
         paths.check_new_folder(args.submission, "--submission")
     folder = Path(args.output or build_default_folder(dataset, args.method, scale))
     paths.check_new_folder(os.fspath(folder), "--output")
@@ -125,7 +125,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
                 wait_for_all(process)  # the first process downloads the weights and compiles for all
             estimator = choice.estimator if scale == 1 else AtScale(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with record_shortage(estimator, dataset, folder, settings):
+            with record_out_of_memory(estimator, dataset, folder, settings):
                 choice.prepare(reduced((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)

@@ -84,7 +84,7 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
 
 
 @contextmanager
-def record_shortage(
+def record_out_of_memory(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
@@ -248,7 +248,7 @@ def evaluate(
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with record_shortage(estimator, dataset, folder, settings):
+    with record_out_of_memory(estimator, dataset, folder, settings):
         prepare_estimator(estimator, settings.torch_device)
     run = Run(folder, describe_run(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
@@ -318,7 +318,7 @@ def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
 _LAYOUTS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KITTI2015: "kitti", Spring: "spring"}
 
 
-def check_submission(dataset: FlowDataset) -> str:
+def get_submission_layout(dataset: FlowDataset) -> str:
     """Return the layout of a data set's site; InputError for a set without one."""
     layout = _LAYOUTS.get(type(dataset))
     if layout is None:
@@ -337,7 +337,7 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     Nothing is written unless every pair has its prediction. Returns the files. InputError for a set without a site, a
     pair that was not predicted, or motion beyond KITTI's ±512 px.
     """
-    layout = check_submission(dataset)
+    layout = get_submission_layout(dataset)
     lacking = [record.name for record in dataset.records if run.read_info(record.name) is None]
     if lacking:
         raise InputError(

@@ -52,5 +52,5 @@ def _depthwise_operator(x: Tensor, filters: Tensor) -> Tensor:
 
 
 @_depthwise_operator.register_fake
-def _(x: Tensor, _: Tensor) -> Tensor:
+def _depthwise_fake(x: Tensor, _: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)

@@ -130,7 +130,13 @@ tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve, mutates_args=(), sc
 
 
 @tvl1_op.register_fake
-def _(frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, backend: str | None, **parameters: Any) -> Tensor:  # noqa: ARG001
+def _solve_fake(
+    frame1: Tensor,
+    frame2: Tensor,
+    initial_flow: Tensor | None,
+    backend: str | None,
+    **parameters: Any,  # noqa: ARG001
+) -> Tensor:
     batch, _, height, width = frame1.shape
     return frame1.new_empty(batch, 2, height, width, dtype=_choose_dtype(frame1))
 

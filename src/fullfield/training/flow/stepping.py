@@ -111,7 +111,7 @@ class Objective(nn.Module):
             self._limits = getattr(config, "log_scale_min", 0.0), highest if lower is None else lower
 
     @property
-    def has_stages(self) -> bool:
+    def can_compile_stages(self) -> bool:
         """Return whether the network can compile parts of its predictions, which serve any number of updates."""
         coarse = self._limits is not None and callable(getattr(self.network, "coarse_predictions", None))
         return coarse and callable(getattr(self.network, "compile_stages", None))
@@ -185,10 +185,10 @@ class Stepper:
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
-        self._has_stages = training.compile is not None and objective.has_stages
+        self._compiles_stages = training.compile is not None and objective.can_compile_stages
         if training.compile is None:
             pass
-        elif self._has_stages:
+        elif self._compiles_stages:
             network: Any = model
             network.compile_stages(training.compile)
         elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
@@ -216,7 +216,7 @@ class Stepper:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
-        if self._has_stages:
+        if self._compiles_stages:
             network: Any = self.model
             network.compile_stages(None)
 

@@ -52,7 +52,7 @@ def _compute_loss(
 
 
 @_compute_loss.register_fake
-def _(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_loss_fake(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     return field.new_empty(2), grad_field, torch.empty_like(mask)
 
