@@ -131,8 +131,7 @@ tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve, mutates_args=(), sc
 
 @tvl1_op.register_fake
 def _solve_fake(frame1: Tensor, *_: Any, **__: Any) -> Tensor:
-    batch, _, height, width = frame1.shape
-    return frame1.new_empty(batch, 2, height, width, dtype=_choose_dtype(frame1))
+    return frame1.new_empty(frame1.shape[0], 2, *frame1.shape[2:], dtype=_choose_dtype(frame1))
 
 
 def tvl1(
