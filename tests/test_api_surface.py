@@ -88,3 +88,19 @@ def test_functions_take_few_arguments() -> None:
                 else:
                     assert len(parameters) <= 8, f"{module}.{name}"
                     assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{module}.{name} hides its keywords"
+
+
+def test_public_names_have_an_example_or_a_page() -> None:
+    """In their docstring or their module's, on a page that people write, or in ``examples``."""
+    root = ROOT.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("docs/commands/*.md"), *ROOT.rglob("*.md")]
+    words = set(re.findall(r"\w+", "".join(path.read_text("utf-8") for path in (*pages, *root.glob("examples/*.py")))))
+    unseen = []
+    for module in SURFACE:
+        home = importlib.import_module(module)
+        for name in set(home.__all__) - words - {"__version__"}:
+            has_example = ">>>" in (inspect.getdoc(getattr(home, name)) or "")
+            is_in_example = any(name in line for line in (home.__doc__ or "").splitlines() if ">>>" in line)
+            if not has_example and not is_in_example:
+                unseen.append(f"{module}.{name}")
+    assert unseen == []

@@ -85,6 +85,9 @@ def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
     """Open the list ``name`` (one of :data:`SCANS`) in the folder ``root``.
 
     Raises InputError naming the folder that is missing; the clouds are not read.
+
+    >>> pairs = open_scans("3dmatch", "/data/3dmatch")  # doctest: +SKIP
+    >>> len(pairs[0].source.points), pairs[0].truth  # doctest: +SKIP
     """
     _check.choice(name, "dataset", SCANS)
     return SCANS[name](root)

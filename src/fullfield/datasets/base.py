@@ -94,7 +94,11 @@ class Truth(NamedTuple):
 
 
 class FlowSample(NamedTuple):
-    """Pair of frames and its truth."""
+    """Pair of frames and its truth.
+
+    >>> sample = open_dataset("sintel", "/data/sintel")[0]  # a FlowSample  # doctest: +SKIP
+    >>> sample.frame1.shape, sample.flow.shape, sample.valid.sum()  # doctest: +SKIP
+    """
 
     name: str  # unique within the data set, made of folder and frame: "alley_1/frame_0001"
     frame1: Tensor  # [3, H, W] float32, display-referred, nominally 0 ... 1
@@ -169,6 +173,9 @@ class FlowDataset(Listed[Record, FlowSample]):
         records: one :class:`Record` a pair, in a fixed order.
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
         encoding: of true flow in a 16-bit PNG, as for :func:`fullfield.io.read_flow`.
+
+    >>> dataset = open_dataset("sintel", "/data/sintel")  # doctest: +SKIP
+    >>> len(dataset), [record.name for record in dataset.records[:2]]  # doctest: +SKIP
     """
 
     of = "frames"

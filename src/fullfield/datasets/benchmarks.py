@@ -117,6 +117,8 @@ class KITTI2015(_KITTI):
             image_2/    ...
 
     ``split`` is ``"training"`` or ``"testing"`` (no truth).
+
+    >>> sample = KITTI2015("/data/kitti2015")[0]  # doctest: +SKIP
     """
 
     year = "2015"
@@ -137,6 +139,8 @@ class KITTI2012(_KITTI):
             colored_0/  ...
 
     ``split`` is ``"training"`` or ``"testing"`` (no truth).
+
+    >>> sample = KITTI2012("/data/kitti2012")[0]  # doctest: +SKIP
     """
 
     year = "2012"
@@ -285,6 +289,8 @@ class FlyingThings3D(FlowDataset):
 
     ``split`` is ``"TRAIN"`` or ``"TEST"``, which both have truth, ``render`` is ``"clean"`` or ``"final"``, ``camera``
     is ``"left"`` or ``"right"``, ``direction`` is ``"future"``, to the next frame, or ``"past"``, to the one before.
+
+    >>> dataset = FlyingThings3D("/data/flyingthings3d", split="TEST", render="final")  # doctest: +SKIP
     """
 
     SPLITS = ("TRAIN", "TEST")
@@ -384,6 +390,8 @@ class KubricNK(FlowDataset):
             001/ ...
 
     ``resolution`` is ``"1k"``, ``"2k"``, ``"4k"`` or ``"8k"``.
+
+    >>> dataset = KubricNK("/data/kubric-nk", resolution="4k")  # doctest: +SKIP
     """
 
     RESOLUTIONS = ("1k", "2k", "4k", "8k")

@@ -27,6 +27,9 @@ class CascadedEstimator(WrappingEstimator):
 
     Raises:
         InputError: naming the argument that does not fit.
+
+    >>> estimator = CascadedEstimator(NetworkEstimator("raft"), threshold=1000)  # doctest: +SKIP
+    >>> flow = estimate("a.png", "b.png", estimator)  # doctest: +SKIP
     """
 
     def __init__(self, estimator: Estimator, *, threshold: int = THRESHOLD) -> None:

@@ -24,6 +24,9 @@ class NetworkSettings(Config):
     The method chooses fields that are None.
 
     :mod:`fullfield.models.cascade` describes the cascade and twice the size.
+
+    >>> NetworkSettings(updates=8, cascade=False).updates
+    8
     """
 
     weights: str | None = describe_field(

@@ -44,6 +44,8 @@ class RefinedEstimator(WrappingEstimator):
         config: parameters of the refinement.
         refine: False leaves the flow as it is; :meth:`directions` then adds the backward flow alone.
         refiners: pool of refiners with this ``config`` to share; None creates one.
+
+    >>> flow = estimate("a.png", "b.png", RefinedEstimator(NetworkEstimator("sea-raft-m")))  # doctest: +SKIP
     """
 
     def __init__(

@@ -50,6 +50,8 @@ class EvaluationSettings:
         alone: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
         process: rank of this process and their number; each takes its part of the pairs.
         progress: receives the fraction done and the pair's name.
+
+    >>> result = evaluate(estimator, dataset, "runs/sintel", EvaluationSettings(warm_start=True))  # doctest: +SKIP
     """
 
     device: str = AUTO
@@ -128,6 +130,9 @@ def predict(
     Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
     the estimator, the run's folder notes it.
+
+    >>> work = predict(estimator, dataset, run)  # doctest: +SKIP
+    >>> work["estimated"], work["busy_s"]  # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
@@ -336,6 +341,8 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
 
     Nothing is written unless every pair has its prediction. Returns the files. InputError for a set without a site, a
     pair that was not predicted, or motion beyond KITTI's ±512 px.
+
+    >>> files = write_submission(KITTI2015("/data/kitti2015", split="testing"), run, "upload")  # doctest: +SKIP
     """
     layout = get_submission_layout(dataset)
     lacking = [record.name for record in dataset.records if run.read_info(record.name) is None]

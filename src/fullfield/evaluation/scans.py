@@ -150,6 +150,8 @@ class Registrar:
     """:func:`fullfield.registration.register` as a method: ``fpfh``, or ``learned`` with a file of weights.
 
     With ``ransac_only`` it stops after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
+
+    >>> result = evaluate_scans(Registrar(voxel=0.05), pairs, "runs/3dmatch")  # doctest: +SKIP
     """
 
     def __init__(
@@ -215,6 +217,9 @@ def evaluate_scans(
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
         (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.score_scenes` has
         the scores.
+
+    >>> result = evaluate_scans(Registrar(), open_scans("3dmatch", "/data/3dmatch"), "runs/3dmatch")  # doctest: +SKIP
+    >>> result["scores"]["rr"]  # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
     is_cpu = settings.device in (AUTO, "cpu")
@@ -239,6 +244,8 @@ def score_scans(
     """Score the stored transforms, by other criteria than the data set's if given, and store the result.
 
     Raises InputError naming a pair that was not registered, or for a run of other clouds.
+
+    >>> result = score_scans(pairs, run, criteria=Criteria(max_rmse=0.2))  # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
     run.check_dataset(dataset)

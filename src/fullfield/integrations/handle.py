@@ -68,6 +68,9 @@ class Handle:
         model: the model.
         replaced: one :class:`Replacement` for every replaced block or function.
         backend: as given to :func:`fullfield.patch`.
+
+    >>> handle = fullfield.patch(model)  # a Handle  # doctest: +SKIP
+    >>> handle.restore()  # doctest: +SKIP
     """
 
     def __init__(self, model: Any, changes: Sequence[Change], backend: str | None) -> None:

@@ -500,6 +500,8 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     Time code, key code, frame rate, camera, ``nuke/*`` and other notes; not how its pixels are stored, and not their
     colour space, which does not hold for vectors. Empty for other formats. Errors are those of
     :func:`fullfield.io.read_frame`.
+
+    >>> names = [attribute.name for attribute in read_metadata("plate.1001.exr")]  # doctest: +SKIP
     """
     where = Path(path)
     if detect_format(where)[0] not in _KINDS:

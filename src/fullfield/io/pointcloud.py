@@ -289,6 +289,8 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     """Read a pose [4, 4] from text or ``.npy``: 4×4 or 3×4 numbers, or those in one row as KITTI writes them.
 
     InputError for anything else, or numbers that are no rotation and translation.
+
+    >>> pose = read_pose("pose.txt")  # [4, 4]  # doctest: +SKIP
     """
     file = Path(path)
     size = check_readable(file)

@@ -135,6 +135,8 @@ class VectorReading:
     Attributes:
         channels: full names of the channels of u and v, and then of u and v of the backward flow if there is one.
         layer, part, y_axis, scale, encoding: as for :func:`fullfield.io.read_flow`; a layer is the forward flow.
+
+    >>> vectors = read_vectors("beauty.0001.exr", VectorReading(layer="vector", y_axis="up"))  # doctest: +SKIP
     """
 
     channels: tuple[str, ...] | None = None

@@ -426,6 +426,9 @@ class VideoWriter:
         rate: frames a second that players are told; the pictures keep their own times.
         codec: ``h264``, or for editing ``prores`` (422 HQ; ``.mov`` or ``.mkv``) and ``dnxhr`` (HQX; ``.mov``).
         pixel_aspect: width of a pixel as players show it, relative to its height.
+
+    >>> with VideoWriter("clip.mp4", 64, 48, rate=25) as video:  # doctest: +SKIP
+    ...     video.write(torch.zeros(3, 48, 64, dtype=torch.uint8), 0.0)
     """
 
     def __init__(

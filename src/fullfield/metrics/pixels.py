@@ -108,6 +108,10 @@ def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) ->
 
     Returns:
         ``[H, W]`` float64, pixels; NaN where the truth is unknown or not valid, and where ``pred`` is NaN.
+
+    >>> flow = torch.zeros(2, 4, 5)
+    >>> float(end_point_error(flow + 3.0, flow)[0, 0])
+    4.242640687119285
     """
     return _map_over_rows(pred, truth, valid, "epe")
 

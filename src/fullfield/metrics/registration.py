@@ -30,7 +30,12 @@ def _check_points(
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
-    """Return RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN."""
+    """Return RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN.
+
+    >>> turned = torch.diag(torch.tensor([-1.0, -1.0, 1.0, 1.0], dtype=torch.float64))
+    >>> float(relative_rotation_error(turned, torch.eye(4, dtype=torch.float64)))
+    180.0
+    """
     first, second = _check_poses(pred, truth)
     turn = first[..., :3, :3] @ second[..., :3, :3].mT
     skew = turn - turn.mT
@@ -40,7 +45,13 @@ def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
 
 
 def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
-    """Return RTE: the distance between the translations of two poses ``[...]``, in their unit."""
+    """Return RTE: the distance between the translations of two poses ``[...]``, in their unit.
+
+    >>> shifted = torch.eye(4, dtype=torch.float64)
+    >>> shifted[0, 3] = 2.0
+    >>> float(relative_translation_error(shifted, torch.eye(4, dtype=torch.float64)))
+    2.0
+    """
     first, second = _check_poses(pred, truth)
     distances = first[..., :3, 3] - second[..., :3, 3]
     return distances.square().sum(-1).sqrt()
@@ -50,6 +61,11 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     """Return the RMS distance between where two poses ``[4, 4]`` bring ``points`` ``[N, 3]``; NaN without points.
 
     With the source's points of true correspondences this is the error that 3DMatch judges by.
+
+    >>> pose, shifted = torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
+    >>> shifted[0, 3] = 0.5
+    >>> float(registration_rmse(shifted, pose, torch.rand(9, 3, dtype=torch.float64)))
+    0.5
     """
     first, second = _check_poses(pred, truth)
     _check_points(points, "points", ("N", 3), first.device)
@@ -82,6 +98,10 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
 
     √(eᵀ I e / I₀₀), where e is the translation of truth⁻¹ · pred and the vector part of its rotation's quaternion, and
     I₀₀ the number of true correspondences (Choi, Zhou, Koltun, CVPR 2015).
+
+    >>> pose, information = torch.eye(4, dtype=torch.float64), torch.eye(6, dtype=torch.float64)
+    >>> float(rmse_by_information(pose, pose, information))
+    0.0
     """
     first, second = _check_poses(pred, truth)
     _check_points(information, "information", (6, 6), first.device)
@@ -118,6 +138,10 @@ def registration_recall(
     """Return RR: the share of pairs all of whose given errors are below their thresholds.
 
     A pair that was refused has NaN errors and counts as missed.
+
+    >>> rre, rte = torch.tensor([1.0, 9.0]), torch.tensor([0.1, 0.1])
+    >>> registration_recall(rre=rre, rte=rte)
+    0.5
     """
     value_ = [
         (e, name, top)
@@ -139,6 +163,10 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
     """Return IR: the share of matches that the true pose ``[4, 4]`` brings within ``threshold``; NaN without matches.
 
     Row by row, ``source`` and ``target`` ``[M, 3]`` are the matched points.
+
+    >>> points = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    >>> inlier_ratio(points, points, torch.eye(4, dtype=torch.float64))
+    1.0
     """
     _check_points(source, "source", ("M", 3))
     _check_points(target, "target", tuple(source.shape), source.device)
@@ -153,6 +181,9 @@ def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float
     """Return FMR: the share of pairs whose :func:`inlier_ratio` ``[P]`` is above ``threshold``; NaN without pairs.
 
     A pair without matches (NaN) is not above.
+
+    >>> feature_matching_recall(torch.tensor([0.2, 0.01, 0.5, 0.3]))
+    0.75
     """
     _check_points(ratios, "ratios", ("P",))
     return float((ratios > threshold).double().mean())

@@ -190,6 +190,9 @@ class LearnedDescriptor:
     Attributes:
         config: a :class:`DescriptorConfig`.
         model: a :class:`DescriptorNetwork`. Where it is, is where it runs.
+
+    >>> descriptor = LearnedDescriptor.load("runs/descriptor/weights.safetensors")  # doctest: +SKIP
+    >>> result = register("scan_02.ply", "scan_01.ply", descriptor=descriptor)  # doctest: +SKIP
     """
 
     def __init__(self, model: DescriptorNetwork) -> None:

@@ -49,7 +49,12 @@ class Registration:
 
 @dataclass(frozen=True, repr=False)
 class AcceptedRegistration(Registration):
-    """Registration whose pose was accepted."""
+    """Registration whose pose was accepted.
+
+    >>> result = register("scan_02.ply", "scan_01.ply")  # doctest: +SKIP
+    >>> if result.success:  # an AcceptedRegistration  # doctest: +SKIP
+    ...     print(result.transform)
+    """
 
     transform: Floats
     success: Literal[True]
@@ -58,7 +63,12 @@ class AcceptedRegistration(Registration):
 
 @dataclass(frozen=True, repr=False)
 class RefusedRegistration(Registration):
-    """Registration without an accepted pose, and the reason."""
+    """Registration without an accepted pose, and the reason.
+
+    >>> result = register("scan_02.ply", "elsewhere.ply")  # doctest: +SKIP
+    >>> if not result.success:  # a RefusedRegistration  # doctest: +SKIP
+    ...     print(result.reason)
+    """
 
     transform: None
     success: Literal[False]

@@ -44,6 +44,9 @@ class FollowJob:
         threads: PyTorch's threads; None: its default.
         provenance: what the record of every frame says about this job; :meth:`compare_with_files` sets it.
         existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`compare_with_files`).
+
+    >>> files = find_frames("plate.%04d.exr")  # doctest: +SKIP
+    >>> job = FollowJob(files, tuple(files.files), 1001, Output("ref.%04d.exr"))  # doctest: +SKIP
     """
 
     frame_files: FrameFiles
@@ -161,6 +164,10 @@ def run_follow(
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
+
+    >>> estimator, plates = job.build_estimator(), job.open_plates()  # doctest: +SKIP
+    >>> job, plan = job.compare_with_files(estimator, plates)  # doctest: +SKIP
+    >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
     start_s = time.perf_counter()
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)

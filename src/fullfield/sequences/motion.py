@@ -37,6 +37,8 @@ def warp_image(
 
     Raises:
         InputError: if shapes, dtypes or devices do not fit.
+
+    >>> picture, known = warp_image(next_frame, flow.flow)  # doctest: +SKIP
     """
     _check.tensor(image, "image", ("C", "H", "W"))
     _check.tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)

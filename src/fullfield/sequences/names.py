@@ -27,6 +27,9 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
     staggered order, which has all frames. Numbers may be negative: ``-5--1``.
 
     Raises InputError, which calls the range ``name``.
+
+    >>> parse_frames("1001-1005x2,1010")
+    [1001, 1003, 1005, 1010]
     """
     frames: set[int] = set()
     for item in re.split(r"[,\s]+", text.strip()):
@@ -54,7 +57,11 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
 
 
 def format_frames(numbers: Iterable[int]) -> str:
-    """Return the shortest plain spelling of frames: ``1-5,7,9-13x2``."""
+    """Return the shortest plain spelling of frames: ``1-5,7-13x2``.
+
+    >>> format_frames([1, 2, 3, 4, 5, 7, 9, 11, 13])
+    '1-5,7-13x2'
+    """
     frames = sorted(set(numbers))
     items: list[str] = []
     start = 0

@@ -144,6 +144,10 @@ def open_plates(
         mask: what says where frames are known, as for :func:`fullfield.estimate`; a pattern names one for each frame.
 
     Raises InputError where there is no such shot, FileNotFoundError for a missing file.
+
+    >>> plates = open_plates("plate.%04d.exr", "1001-1010", layer="beauty")  # doctest: +SKIP
+    >>> for flows in estimate_sequence(plates):  # doctest: +SKIP
+    ...     print(flows.number)
     """
     given = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
     reading = {name: value for name, value in given.items() if value is not None}

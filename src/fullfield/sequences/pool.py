@@ -123,6 +123,8 @@ def run_on_devices(
         numbers: frames to write.
         devices: one process computes on each.
         report: receives the number of every finished frame.
+
+    >>> outcome = run_on_devices(job, plan.missing, ["cuda:0", "cuda:1"])  # doctest: +SKIP
     """
     start_s = time.perf_counter()
     outcome, deaths = Outcome(), dict[int, int]()

@@ -111,7 +111,11 @@ class FrameResult:
 
 @dataclass
 class Outcome:
-    """Result of a run over a shot, or over a part of it, in plain values."""
+    """Result of a run over a shot, or over a part of it, in plain values.
+
+    >>> outcome = warp_shot("plate.%04d.exr", "mv.%04d.exr", "out.%04d.exr")  # doctest: +SKIP
+    >>> outcome.written, outcome.problems  # doctest: +SKIP
+    """
 
     written: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)

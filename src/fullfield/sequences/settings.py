@@ -31,6 +31,8 @@ class ShotSettings:
             (:class:`fullfield.estimators.AtScale`).
         refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
             flow. Estimators that always refine do so without it.
+
+    >>> flows = estimate_sequence("plate.%04d.exr", settings=ShotSettings("both", occlusion=True))  # doctest: +SKIP
     """
 
     direction: str = "forward"

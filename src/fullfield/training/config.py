@@ -18,7 +18,10 @@ _LAST = 0.01  # share of the rate that is left at the end
 
 @dataclass(frozen=True)
 class DescriptorTraining(Config):
-    """Configuration of :func:`train_descriptor`. Lengths are voxels."""
+    """Configuration of :func:`train_descriptor`. Lengths are voxels.
+
+    >>> trained = train_descriptor("runs/short", DescriptorTraining(steps=2000), clouds=["a.ply"])  # doctest: +SKIP
+    """
 
     descriptor: DescriptorConfig = field(default_factory=DescriptorConfig)
     start: str | None = None

@@ -155,6 +155,9 @@ def train_descriptor(
 
     Raises:
         InputError: for what cannot be used, a folder of another run, or a loss that is not finite.
+
+    >>> trained = train_descriptor("runs/descriptor", clouds=["a.ply", "b.ply"])  # doctest: +SKIP
+    >>> trained.descriptor.save("descriptor.safetensors")  # doctest: +SKIP
     """
     training = training or DescriptorTraining()
     target_device = resolve_device(device)

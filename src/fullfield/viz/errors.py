@@ -38,6 +38,8 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
         valid: bool ``[H, W]``. Pixels that are not valid or whose truth is unknown are mid-grey, which is not in
             the scale. A NaN prediction on a scored pixel gets the colour of the largest error.
         max_error: top of the scale, pixels; None means 16, a scale from 1/16 px to 16 px.
+
+    >>> picture = error_map(flow.flow, truth.flow, truth.valid)  # [3, H, W]  # doctest: +SKIP
     """
     check_flow(pred, valid, "pred")
     height, width = pred.shape[-2:]

@@ -85,6 +85,8 @@ class PointUNetConfig(Config):
 
     The network has a stem and residual blocks at the input's density, strided convolutions to coarser clouds,
     up-sampling convolutions with skip connections, and a linear head. Sizes are channels, the input's density first.
+
+    >>> network = PointUNet(PointUNetConfig(in_channels=3, out_channels=20, grid=0.05))  # doctest: +SKIP
     """
 
     name: str = "pointcnnpp-unet"

@@ -17,6 +17,9 @@ class RAFTConfig(NetworkArchitecture):
     """Shape of RAFT; the defaults are the large model. See :meth:`large` and :meth:`small`.
 
     Sizes are channels. ``updates`` is the number of flow updates unless a call sets it.
+
+    >>> RAFTConfig.small(updates=8).updates
+    8
     """
 
     network: ClassVar[str] = "fullfield.models.raft.model:RAFT"

@@ -23,6 +23,9 @@ class PointGeometry:
     """Which point reaches which centre through which cell of the kernel; made by the functions of this module.
 
     Immutable: any number of layers and threads may share it.
+
+    >>> geometry = radius_geometry(points, 0.05)  # a PointGeometry  # doctest: +SKIP
+    >>> features = point_conv(features, weight, geometry)  # doctest: +SKIP
     """
 
     forward: Triplets

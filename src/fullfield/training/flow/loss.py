@@ -38,6 +38,10 @@ def sequence_loss(
     """Return the summed L1 errors of the predictions, the one k places before the last weighted by gamma^k.
 
     Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
+
+    >>> flow = torch.zeros(1, 2, 4, 5)
+    >>> float(sequence_loss([flow + 1.0], flow, torch.ones(1, 4, 5, dtype=torch.bool)))
+    1.0
     """
     truth, inside, pixels = _mask_truth(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
