@@ -224,6 +224,8 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a pattern
     gets the number in the name of each frame.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from fullfield.estimators._frames import fill_frame, warn_about_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format
@@ -241,8 +243,8 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
     masks = {frame: format_mask(mask, _last_number(frame)) for frame in frames}
-    with rename_in_errors(mask=f"--mask {mask}"):
-        results = [FrameReader(**reading, mask=masks[frame]).read(frame) for frame in frames]
+    with rename_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(frames)) as pool:
+        results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), frames))
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
