@@ -223,6 +223,7 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
         source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
         weigh=lambda refined: [(evidence, refined[0])],
+        compare=lambda _: SimpleNamespace(contradiction=0.0),
     )
 
     def find_rivals(pose: Floats, *_: object) -> list[SimpleNamespace]:
@@ -232,7 +233,6 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
     for name, replacement in (
         ("_object_to_reflection", lambda *_: None),
         ("_observe", lambda _, pose: judged.append(pose[0, 3])),
-        ("compare", lambda *_: SimpleNamespace(contradiction=0.0)),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: Deformation(None, is_bent=False)),

@@ -47,6 +47,10 @@ class Agreement(NamedTuple):
     contradicted: Flags  # [N + M]: it has a surface closely behind or in front, or one across
     unlikeness: Floats  # [N + M]: distance of the descriptor from that of the nearest point
 
+    def select(self, rows: Ints) -> Agreement:
+        """Return the agreement of some points."""
+        return Agreement(self.confirmed[rows], self.contradicted[rows], self.unlikeness[rows])
+
     @property
     def contradiction(self) -> float:
         """Return the share of contradicted points among those that the other cloud confirms or contradicts."""
@@ -68,16 +72,35 @@ def measure_distinctive_contradiction(agreement: Agreement, source: Scan, target
     return float(agreement.contradicted[rows].mean())
 
 
-def compare(transform: Floats, source: Scan, target: Scan) -> Agreement:
-    """Compare the surfaces of both clouds where they are near each other."""
-    transformed, turned = apply(transform, source.points), source.normals @ transform[:3, :3].T
-    transformed_source = source._replace(points=transformed, normals=turned)
-    sides = _compare_side(transformed_source, target), _compare_side(target, transformed_source)
-    return Agreement(*(np.concatenate(flags) for flags in zip(*sides, strict=True)))
+class SurfaceComparison:
+    """Comparison of the surfaces of two clouds, where they are near each other, in any pose."""
+
+    def __init__(self, source: Scan, target: Scan) -> None:
+        self._source, self._target = source, target
+        self._source_tree, self._target_tree = (library().KdTree(scan.points) for scan in (source, target))
+
+    def __call__(self, transform: Floats, step: int = 1) -> Agreement:
+        """Compare the surfaces in a pose, by every ``step``-th point of each cloud."""
+        inverse = np.asarray(np.linalg.inv(transform), np.float64)
+        sides = (
+            _compare_side(_move(self._source, transform, step), self._target, self._target_tree),
+            _compare_side(_move(self._target, inverse, step), self._source, self._source_tree),
+        )
+        return Agreement(*(np.concatenate(flags) for flags in zip(*sides, strict=True)))
+
+    def list_rows(self, step: int) -> Ints:
+        """Return the rows of the whole comparison that one by every ``step``-th point has."""
+        source_count, target_count = len(self._source.points), len(self._target.points)
+        return np.concatenate((np.arange(0, source_count, step), source_count + np.arange(0, target_count, step)))
 
 
-def _compare_side(scan: Scan, other: Scan) -> tuple[Flags, Flags, Floats]:
-    distance, partner = nearest_points(other.points, scan.points)
+def _move(scan: Scan, transform: Floats, step: int) -> Scan:
+    points, normals = apply(transform, scan.points[::step]), scan.normals[::step] @ transform[:3, :3].T
+    return scan._replace(points=points, normals=normals, features=scan.features[::step])
+
+
+def _compare_side(scan: Scan, other: Scan, tree: Any) -> tuple[Flags, Flags, Floats]:
+    distance, partner = nearest_in(tree, scan.points)
     normal = other.normals[partner]
     height = np.abs(((scan.points - other.points[partner]) * normal).sum(1))
     is_above = distance**2 - height**2 <= _MAX_ALONG**2

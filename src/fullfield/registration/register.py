@@ -25,6 +25,7 @@ ITERATIONS = 50_000
 SAMPLES = 5000
 _SCALES = (1.0, 0.75)
 """Multiples of the automatic voxel, tried in turn until a pose is accepted or refused for good."""
+_SEARCHING = 0.8  # share of the progress, before other sizes are tried
 _MAX_VOXELS = 2.0**50
 
 
@@ -125,7 +126,7 @@ def register_clouds(
     outcomes = []
     scales = _SCALES if voxel is None and not ransac_only else (1.0,)
     for number, scale in enumerate(scales):
-        steps = _Steps(progress, number / len(scales), 1 / len(scales), edge * scale)
+        steps = _Steps(progress, _SEARCHING * number / len(scales), _SEARCHING / len(scales), edge * scale)
         outcome, may_change = register_at(centred, edge * scale, search, steps)
         outcomes.append(outcome)
         if not may_change:
@@ -136,7 +137,8 @@ def register_clouds(
         untried = {"descriptor": descriptor is None, "voxel": voxel is None, "init": init is None}
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
     if not best.success and not ransac_only:
-        best = explain_by_scale(best, centred, search)
+        steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)
+        best = explain_by_scale(best, centred, search, steps)
     return _finish(best, middles)
 
 

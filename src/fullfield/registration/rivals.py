@@ -16,7 +16,7 @@ from fullfield.registration.contacts import (
     Agreement,
     Flags,
     Planes,
-    compare,
+    SurfaceComparison,
     fit_planes,
     nearest_in,
     nearest_points,
@@ -31,6 +31,7 @@ _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 _NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
 _CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
 _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
+_STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
@@ -71,12 +72,22 @@ class Rival(NamedTuple):
 
 
 def find_rivals(
-    transform: Floats, source: Scan, target: Scan, best: Agreement, others: Sequence[Floats], seed: int
+    transform: Floats,
+    source: Scan,
+    target: Scan,
+    compare: SurfaceComparison,
+    best: Agreement,
+    others: Sequence[Floats],
+    seed: int,
 ) -> list[Rival]:
-    """Return poses that differ from ``transform``, whose agreement is ``best``; ``others`` are known ones that may."""
+    """Return poses that differ from ``transform`` and that the clouds may not decide against.
+
+    ``best`` is the agreement in ``transform``; ``others`` are known poses that may be rivals.
+    """
     sampled = np.random.default_rng(seed).permutation(len(source.points))[:_SAMPLED]
     points, normals = source.points[sampled], source.normals[sampled]
-    planes = Planes.from_scan(target)
+    planes, rows = Planes.from_scan(target), compare.list_rows(_STEP)
+    few = best.select(rows)
     motions = _find_copies(apply(transform, source.points), target, seed) + _list_turns(target)
     rivals, compared = list[Rival](), [transform]
     for candidate in (*others, *(motion @ transform for motion in motions)):
@@ -85,7 +96,10 @@ def find_rivals(
         refined = fit_planes(planes, points, normals, candidate, _REACHES)
         if all(distance_between(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
-            agreement = compare(refined, source, target)
+            preview = compare(refined, _STEP)
+            if preview.contradiction > _NOT_SYMMETRIC and _judge(refined, preview, few, None, _STEP).margin > _CLEAR:
+                continue
+            agreement = compare(refined)
             motion = refined @ np.linalg.inv(transform)
             ends = None
             if agreement.contradiction <= _NEARLY_SYMMETRIC:
@@ -127,10 +141,11 @@ def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
     return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
 
 
-def _judge(transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None) -> Rival:
+def _judge(transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None, represented: int = 1) -> Rival:
+    """Compare a pose with the best one; each point stands for ``represented`` points."""
     is_against = best.confirmed & agreement.contradicted
-    against = np.count_nonzero(is_against if ends is None else is_against & ~ends)
-    favor = np.count_nonzero(best.contradicted & agreement.confirmed)
+    against = represented * np.count_nonzero(is_against if ends is None else is_against & ~ends)
+    favor = represented * np.count_nonzero(best.contradicted & agreement.confirmed)
     significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
     shared = best.confirmed & agreement.confirmed
     first, second = best.unlikeness[shared], agreement.unlikeness[shared]

@@ -11,7 +11,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import estimate_scale
 from fullfield.registration.result import Registration
 from fullfield.registration.scan import choose_voxel
-from fullfield.registration.search import Search, register_at
+from fullfield.registration.search import Report, Search, register_at
 from fullfield.registration.verdict import MAX_INLIER_DISTANCE
 
 _MIN_RATIO = 1.015  # of sizes that differ
@@ -20,20 +20,23 @@ _MAX_RATIO = 2.5  # of sizes at which descriptors at one voxel may still match; 
 _OTHER_UNIT = 8.0  # ratio of the extents from which it is the likely cause by itself
 _ROUNDS = 3  # registrations in which a factor is made exact
 _MIN_GAIN = 1.35  # matches that agree at the other size, over those of the pose that was refused
+_MIN_BEFORE_REFINEMENT = 0.5  # share of these that a pose needs before it is refined
 
 
-def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search) -> Registration:
+def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search, report: Report) -> Registration:
     """Return ``refused`` with the factor between the sizes of centred ``clouds`` as its reason, where it is the cause.
 
-    The source is registered again in the target's size. A factor is the cause where that pose is accepted and far more
-    matches agree in it. A ratio of the extents that no registration confirms is only a hint, unless too few points were
-    left at the voxel that fits the other cloud.
+    The source is registered again in the target's size; ``report`` receives the steps. A factor is the cause where that
+    pose is accepted and far more matches agree in it. A ratio of the extents that no registration confirms is only a
+    hint, unless too few points were left at the voxel that fits the other cloud.
     """
     extents_of_both = [_measure_extents(points) for points in clouds]
     if min(extents_of_both) <= 0:
         return refused
     extents = extents_of_both[0] / extents_of_both[1]
-    for factor in _list_factors(refused, extents, search):
+    factors = _list_factors(refused, extents, search)
+    for number, factor in enumerate(factors):
+        report(number / len(factors), f"trying a size {factor:.4g} times the target's")
         scale = _confirm(factor, refused, clouds, search)
         if scale is not None:
             return _replace_reason(refused, describe_scale(scale))
@@ -53,14 +56,16 @@ def _replace_reason(refused: Registration, reason: str) -> Registration:
 
 def _confirm(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
     """Return the size of the source over the target's, near ``factor``, at which a pose is accepted; None without."""
+    min_inliers = _MIN_GAIN * refused.inliers
+    search = search._replace(start=None, min_inliers=_MIN_BEFORE_REFINEMENT * min_inliers)
     for _ in range(_ROUNDS):
         scaled = [clouds[0] / factor, clouds[1]]
         edge = choose_voxel(*scaled)
         if edge <= 0.0:
             return None
-        result, _ = register_at(scaled, edge, search._replace(start=None), lambda *_: None)
+        result, _ = register_at(scaled, edge, search, lambda *_: None)
         pose = result.transform if result.success else result.candidate
-        if pose is None or result.matched is None or result.inliers < _MIN_GAIN * refused.inliers:
+        if pose is None or result.matched is None or result.inliers < min_inliers:
             return None
         source, target = np.moveaxis(result.matched / edge, 1, 0)
         start = pose.copy()

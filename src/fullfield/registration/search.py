@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.contacts import compare, measure_distinctive_contradiction
+from fullfield.registration.contacts import SurfaceComparison, measure_distinctive_contradiction
 from fullfield.registration.deformation import Deformation, explain_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
@@ -63,6 +63,7 @@ class Search(NamedTuple):
     start: Floats | None  # between centred clouds
     descriptor: LearnedDescriptor | None
     ransac_only: bool
+    min_inliers: float = 0.0  # of a hypothesis that is worth a refinement
 
 
 class _Pair(NamedTuple):
@@ -72,6 +73,7 @@ class _Pair(NamedTuple):
     target: Scan
     matches: Ints  # [M, 2]
     limits: Limits
+    compare: SurfaceComparison
 
     @property
     def ends(self) -> Floats:
@@ -100,7 +102,8 @@ def register_at(clouds: list[Floats], edge: float, search: Search, report: Repor
     if len(matches) > search.samples:
         rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
         matches = matches[np.sort(rows)]
-    pair = _Pair(source, target, matches, FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS)
+    limits = FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS
+    pair = _Pair(source, target, matches, limits, SurfaceComparison(source, target))
     report(0.7, "searching")
     if search.ransac_only:
         return replace(_register_by_ransac(pair.ends, search, edge), matched=pair.ends * edge), False
@@ -121,7 +124,7 @@ def _check_scan(scan: Scan, name: str, edge: float) -> tuple[str, Cause] | None:
 def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
     if search.start is None:
         hypothetical = _search_poses(pair.ends, search)
-        poses, reaches = _select(hypothetical, len(pair.matches))[:_REFINED], _REACHES
+        poses, reaches = _select(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED], _REACHES
         others = [h.transform for h in hypothetical if h.inliers >= _MIN_CANDIDATE * hypothetical[0].inliers]
     else:
         start = search.start.copy()
@@ -164,7 +167,7 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
 
 
 def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], *, is_bent: bool) -> Doubts:
-    agreement = compare(pose, pair.source, pair.target)
+    agreement = pair.compare(pose)
     ends = pair.ends
     inliers = [
         int((np.linalg.norm(apply(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
@@ -191,9 +194,10 @@ def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
     )
 
 
-def _select(hypothetical: list[Hypothesis], matches: int) -> list[Floats]:
+def _select(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
     """Return the poses that are worth a refinement."""
-    min_inliers = max(matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers) if hypothetical else 0
+    if hypothetical:
+        min_inliers = max(min_inliers, matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers)
     return [h.transform for h in hypothetical if h.inliers >= min_inliers]
 
 
@@ -213,7 +217,7 @@ def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis
 
 def _refine(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
-    source, target, _, limits = pair
+    source, target, limits = pair.source, pair.target, pair.limits
     coarse = Refiner(source.points, target.points)
     weighed = pair.weigh([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
     fine = None
@@ -258,14 +262,14 @@ def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], 
         free = _observe(pair, pose)
         if free is not None:
             return _Judgement(free, pose)
-        agreement = compare(pose, pair.source, pair.target)
+        agreement = pair.compare(pose)
         if agreement.contradiction > MAX_CONTRADICTION:
             reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
             explanation = _find_deformation(pair, pose).explanation
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
-        rivals = find_rivals(pose, pair.source, pair.target, agreement, others, search.seed)
+        rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
         if not weighed or not weighed[0][0].accepted:
