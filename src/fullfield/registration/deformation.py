@@ -34,8 +34,9 @@ _SAMPLED = 2500  # points of the source
 _CELL = 8.0  # edge within which heights err together
 _MAX_STRAIN_ERROR = 0.02  # standard error of a strain that counts as determined
 _SIGNIFICANT, _MIN_STRAIN = 100.0, 0.05  # squared strains over their covariance, and strain, from which it is looked at
-_EXPLAINING, _MAX_LEFT = 200.0, 0.03  # the same where the map explains all: RMS systematic heights that it leaves
-_EXTREME = 1000.0  # the same of no reconstruction
+_EXPLAINING = 200.0  # the same that a change of shape needs
+_MAX_LEFT, _MAX_LEFT_SHARE = 0.03, 0.5  # RMS systematic heights that a map leaves that explains all, share of squares
+_EXTREME = 1000.0  # significance of no reconstruction
 _MIN_REDUCED = 0.012  # RMS systematic heights that a map must remove, without which its strains are a bias
 _MAX_STRAIN, _STRAIN_ERRORS, _MAX_LARGE_STRAIN_ERROR = 0.08, 4.0, 0.03  # strain that no reconstruction reaches
 _MIN_SCALE, _SCALE_ERRORS = 0.015, 4.0  # difference of scale, and the same in standard errors, that is reported
@@ -158,12 +159,12 @@ def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _Surface
 
 def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
     """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
-    strain = _find_largest_strain(affine, scale)
-    if rigid.systematic <= _MIN_REDUCED**2:
+    left, significance = max(affine.systematic, 0.0), affine.weigh_strains(scale)
+    if significance <= _EXPLAINING or rigid.systematic - left <= _MIN_REDUCED**2:
         return None
-    reduces = rigid.systematic - max(affine.systematic, 0.0) > _MIN_REDUCED**2
-    min_significance = _EXPLAINING if affine.systematic < _MAX_LEFT**2 else _EXTREME
-    if strain.certain > _MAX_STRAIN or (reduces and affine.weigh_strains(scale) > min_significance):
+    strain = _find_largest_strain(affine, scale)
+    explains = left < _MAX_LEFT**2 or strain.certain > _MAX_STRAIN
+    if significance > _EXTREME or (explains and left < _MAX_LEFT_SHARE * rigid.systematic):
         return _describe_strain(-strain.value, strain.axis)
     return None
 
