@@ -30,6 +30,7 @@ _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
 _CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
+_SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.5, 1.5  # significance, and without it the margin that descriptors need
 _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
@@ -63,7 +64,8 @@ class Rival(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < 1
+        limit = 1.0 if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < limit
 
     @property
     def is_better(self) -> bool:
