@@ -318,7 +318,7 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
     words = [options[name] for name in result.untried if options[name]]
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")
-    return f"; try {' or '.join(words)}" if words else ""
+    return f"; if both show the same place, try {' or '.join(words)}" if words else ""
 
 
 def _print_result(
