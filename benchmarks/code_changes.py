@@ -42,6 +42,12 @@ def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes], is_renamed:
 
     ``is_renamed`` judges names that are imported from modules outside of the sets.
     """
+    changed = [path for path in old.keys() & new.keys() if old[path] != new[path]]
+    if not changed and old.keys() == new.keys():
+        return True
+    # Most changes are more than new names: nothing else has to be parsed then.
+    if not all(_has_same_shape(parse_code(path, old[path]), parse_code(path, new[path])) for path in changed):
+        return False
     before = {path: parse_code(path, content) for path, content in old.items()}
     after = {path: parse_code(path, content) for path, content in new.items()}
     pairs = [(before.pop(path), after.pop(path)) for path in [*before] if path in after]
@@ -53,6 +59,14 @@ def is_same_code(old: Mapping[str, bytes], new: Mapping[str, bytes], is_renamed:
         moved.remove(match)
         pairs.append((code, match))
     return not moved and _is_renaming(pairs, is_renamed)
+
+
+def _has_same_shape(old: Code, new: Code) -> bool:
+    """Return whether two files differ in identifiers alone."""
+    return len(old.tokens) == len(new.tokens) and all(
+        is_name == is_other_name and (is_name or text == other)
+        for (is_name, text), (is_other_name, other) in zip(old.tokens, new.tokens, strict=True)
+    )
 
 
 def _is_renaming(pairs: Iterable[tuple[Code, Code]], is_renamed: IsRenamed) -> bool:
