@@ -368,7 +368,7 @@ def _estimate_pairs(
     if refiner is None:
         flow = estimator(*pair, initial_flow=initial_flow, progress=progress)
     else:
-        directions = refiner.directions(*pair, initial_flow=initial_flow, progress=progress)
+        directions = refiner.directions(*pair, initial_flow=initial_flow, log_scale=reliability, progress=progress)
         flow = directions.forward
         stages.update(directions.seconds)
     if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings

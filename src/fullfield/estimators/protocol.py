@@ -24,12 +24,21 @@ class Bidirectional(NamedTuple):
     """Twice [B, H, W]: the network's own logarithm of the error of either flow, in pixels, if it has one."""
 
 
+class FlowWithGuide(NamedTuple):
+    """Flow of a pair of frames, with a backward flow that is only as good as its refinement needs."""
+
+    flow: Tensor  # [B, 2, H, W], from the first frame to the second
+    backward: Tensor  # [B, 2, H, W], from the second frame to the first, on the second's pixels
+    log_scale: Tensor | None = None  # [B, H, W], the network's own logarithm of the flow's error in pixels
+
+
 @runtime_checkable
 class Estimator(Protocol):
     """Estimator of optical flow for frames of any size.
 
     An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
-    arguments, which returns a :class:`Bidirectional`. One whose backend can be requested has ``requested_backend``.
+    arguments, which returns a :class:`Bidirectional`. One that has a still faster backward flow for refinements has
+    ``with_guide``. One whose backend can be requested has ``requested_backend``.
     """
 
     @property
@@ -70,6 +79,15 @@ def get_bidirectional(estimator: Estimator) -> Callable[..., Bidirectional | Non
     The method returns None for settings with which it needs two calls.
     """
     method: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
+    return method
+
+
+def get_with_guide(estimator: Estimator) -> Callable[..., FlowWithGuide | None] | None:
+    """Return the estimator's method for a flow with a guide; None if it has none.
+
+    The method returns None for settings that have no faster backward flow.
+    """
+    method: Callable[..., FlowWithGuide | None] | None = getattr(estimator, "with_guide", None)
     return method
 
 

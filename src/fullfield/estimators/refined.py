@@ -13,7 +13,13 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators._still import find_still_areas
-from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, get_bidirectional
+from fullfield.estimators.protocol import (
+    Estimator,
+    Progress,
+    WrappingEstimator,
+    get_bidirectional,
+    get_with_guide,
+)
 from fullfield.ops.tvl1 import FlowRefiner
 from fullfield.ops.tvl1.config import RefinementConfig
 
@@ -27,7 +33,7 @@ class Directions(NamedTuple):
     forward: Tensor
     """Flow from the first frame to the second, refined if the estimator refines."""
     backward: Tensor
-    """Flow from the second frame to the first, on the second's pixels, not refined."""
+    """Flow from the second frame to the first, on the second's pixels, not refined; of a network, a guide."""
     seconds: Mapping[str, float]
     """Seconds of each step."""
     log_scale: Tensor | None = None
@@ -127,12 +133,22 @@ class RefinedEstimator(WrappingEstimator):
         self._device = frame1.device
         if not self.refines(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        return self.directions(frame1, frame2, initial_flow=initial_flow, progress=progress).forward
+        return self.directions(frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress).forward
 
     def directions(
-        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        log_scale: bool = True,
+        progress: Progress | None = None,
     ) -> Directions:
-        """Estimate both directions and time each step. ``initial_flow`` starts the forward flow."""
+        """Estimate both directions and time each step. ``initial_flow`` starts the forward flow.
+
+        The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
+        flow, at a lower quality (``with_guide``). Without ``log_scale`` there may be none.
+        """
         seconds: dict[str, float] = {}
         self._device = frame1.device
 
@@ -141,13 +157,17 @@ class RefinedEstimator(WrappingEstimator):
                 torch.cuda.synchronize(frame1.device)
             seconds[name] = time.perf_counter() - started_at
 
-        started_at, log_scale = time.perf_counter(), None
-        together = get_bidirectional(self.estimator)
-        both = together and together(
-            frame1, frame2, initial_flow=initial_flow, progress=_scale_progress(progress, 0.0, 2 * _DIRECTION)
-        )
-        if both is not None:
-            flow, backward, log_scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
+        started_at, scale = time.perf_counter(), None
+        both_progress = _scale_progress(progress, 0.0, 2 * _DIRECTION)
+        with_guide, bidirectional = get_with_guide(self.estimator), get_bidirectional(self.estimator)
+        options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
+        guided = with_guide and with_guide(frame1, frame2, log_scale=log_scale, **options)
+        both = None if guided or bidirectional is None else bidirectional(frame1, frame2, **options)
+        if guided is not None:
+            flow, backward, scale = guided
+            timed("bidirectional", started_at)
+        elif both is not None:
+            flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
             timed("bidirectional", started_at)
         else:
             flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_scale_progress(progress, 0.0))
@@ -163,7 +183,7 @@ class RefinedEstimator(WrappingEstimator):
             timed("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
-        return Directions(flow, backward, seconds, log_scale)
+        return Directions(flow, backward, seconds, scale)
 
     def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""

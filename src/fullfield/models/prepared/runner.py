@@ -117,12 +117,15 @@ class PreparedFlow:
         updates: int | None = None,
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
+        backward_updates: int | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
         """Return the forward and the backward flow as the model's method does.
 
-        The first call prepares, and takes the memory of another pair.
+        ``backward_updates`` is the number of updates of the backward flow, by default that of the forward flow. The
+        first call prepares, and takes the memory of another pair.
         """
-        forward, backward = self._estimate_flows(frame1, frame2, updates, (initial_flow, initial_backward))
+        starts = initial_flow, initial_backward
+        forward, backward = self._estimate_flows(frame1, frame2, updates, starts, backward_updates=backward_updates)
         return forward, backward
 
     def bidirectional_with_info(
@@ -132,10 +135,12 @@ class PreparedFlow:
         updates: int | None = None,
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
+        backward_updates: int | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
+        starts = initial_flow, initial_backward
         forward, backward = self._estimate_flows(
-            frame1, frame2, updates, (initial_flow, initial_backward), informed=True
+            frame1, frame2, updates, starts, backward_updates=backward_updates, informed=True
         )
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
@@ -157,6 +162,7 @@ class PreparedFlow:
         updates: int | None,
         initial_flows: Sequence[Tensor | None],
         *,
+        backward_updates: int | None = None,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and the backward flow if two starts are ``given``."""
@@ -185,11 +191,14 @@ class PreparedFlow:
                 if start is not None:
                     coords.copy_(start)
             results = []
-            for step, pair, coords in zip(run.steps, run.pairs, run.coords, strict=True):
-                for _ in range(number - (max_updates > number)):
+            ranges = [(number, max_updates), (number, max_updates)]
+            if backward_updates is not None:
+                ranges[1] = backward_updates, backward_updates
+            for step, pair, coords, (least, most) in zip(run.steps, run.pairs, run.coords, ranges[:count], strict=True):
+                for _ in range(least - (most > least)):
                     step()
-                if max_updates > number:
-                    self._update_until_still(step, pair, coords, max_updates - number + 1)
+                if most > least:
+                    self._update_until_still(step, pair, coords, most - least + 1)
                 results.append(self._read_flow(pair, coords, informed=informed))
             return results
 

@@ -247,18 +247,21 @@ class SEARAFT(FlowNetwork):
         updates: int | None = None,
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
+        backward_updates: int | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
         """Return :meth:`flow_with_info` forward and backward; each frame goes through the feature encoder once.
 
-        Arguments are as for :meth:`forward`; each direction has its own initial flow.
+        Arguments are as for :meth:`forward`; each direction has its own initial flow. ``backward_updates`` is the
+        number of updates of the backward flow, by default that of the forward flow.
         """
         starts = initial_flow, initial_backward
         count, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=0)
+        ranges = [(count, self.max_updates(updates))] * 2
+        if backward_updates is not None:
+            ranges[1] = backward_updates, backward_updates
         forward, backward = (
-            self._upsample_state(
-                _take_last(self._iterate_states(encoded, start, count, self.max_updates(updates))), padding
-            )
-            for encoded, start in directions
+            self._upsample_state(_take_last(self._iterate_states(encoded, start, *numbers)), padding)
+            for (encoded, start), numbers in zip(directions, ranges, strict=True)
         )
         return forward, backward
 
