@@ -216,8 +216,13 @@ def of_guided_refinement(arch: str) -> Limits:
     for shape in guided_cuda.SHAPES:
         source = guided_cuda.source(shape)
         yield source, "guided_iterate", 65536 / 32 / shape.warps / shape.blocks, 16
-        yield source, "guided_median", 128, 0
-        yield source, " ".join({*resources(source, arch)} - {"guided_iterate", "guided_median"}), 255, 0
+        yield source, "guided_median guided_median_last", 128, 0
+        others = {*resources(source, arch)} - {"guided_iterate", "guided_median", "guided_median_last"}
+        yield source, " ".join(others), 255, 0
+    for iterations in (10, 5):
+        strips = guided_cuda.STRIPS.plan(iterations, (2160, 3840), gpu_from_device(arch))
+        if strips is not None:
+            yield strips.source, "guided_rows", 168, 0
 
 
 def of_fused_warps(arch: str) -> Limits:

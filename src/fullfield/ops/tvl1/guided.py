@@ -85,7 +85,7 @@ class FlowRefiner:
         None for the reference, which keeps nothing.
         """
         if self._cuda is not None:
-            return guided_cuda.count_bytes(self.height, self.width)
+            return guided_cuda.count_bytes(self.height, self.width, self.config.passes)
         return None if self._cpu is None else self._cpu.memory_bytes
 
     def __call__(
@@ -108,40 +108,34 @@ class FlowRefiner:
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
-            return self._run_passes(first, second, prior, back)
+            if self._cuda is None:
+                return self._run_passes(first, second, prior, back)
+            refined, flags = self._cuda(first, second, prior, back)
+            self._complain(int(flags))
+            return refined
 
     def _run_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
-        """Run all passes over checked tensors. The device's flags are read once, at the end."""
-        flow, misfits, flags = initial, list[Tensor](), list[Tensor]()
+        """Run all passes over checked tensors, on the CPU or by the reference."""
+        flow, misfits = initial, list[Tensor]()
         flow_after_first: Tensor | None = None
         for _ in range(self.config.passes - 1 if backward is not None else 0):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit, flag = self._run_pass(first, second, flow, backward, rounds=1)
+            flow, misfit = self._run_pass(first, second, flow, backward, rounds=1)
             flow_after_first = flow if flow_after_first is None else flow_after_first
             misfits.append(misfit)
-            flags.append(flag)
-        refined, misfit, flag = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
+        refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
-        flags.append(flag)
         first_fraction, later_fraction = (
             fraction.to(initial) for fraction in remaining(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
-        torch.lerp(initial, refined, first_fraction, out=refined)
-        if self._cuda is None:
-            return refined
-        later = torch.stack(flags[1:]).any() if flags[1:] else 0
-        self._complain(int(flags[0] | later * guided_cuda.BAD_RESULT))
-        return refined
+        return torch.lerp(initial, refined, first_fraction, out=refined)
 
     def _run_pass(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Run one pass; return flow, misfits [B, N] and flags."""
-        if self._cuda is not None:
-            refined, flags, misfit = self._cuda(first, second, prior, back, rounds)
-            return refined, misfit, flags
+    ) -> tuple[Tensor, Tensor]:
+        """Run one pass; return flow and misfits [B, N]."""
         grey1, grey2 = to_grey(first), to_grey(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
@@ -160,7 +154,7 @@ class FlowRefiner:
                 flow, misfit[item] = self._cpu((colours, one, two), prior[item].numpy(), other, threads, rounds)
                 refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
-        return refined, misfit, torch.zeros(1, dtype=torch.int32)
+        return refined, misfit
 
     def _complain(self, flags: int) -> None:
         """Raise the error that the kernels noted."""

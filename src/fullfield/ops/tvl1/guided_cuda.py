@@ -1,36 +1,52 @@
-"""The guided refinement on NVIDIA GPUs: seven kernels, their order, and the buffers they share."""
+"""The guided refinement on NVIDIA GPUs: its kernels, their order, and the buffers they share."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import HALVES, VALUES, Launch, get_address, parse_structures, raw_stream, read_source
+from fullfield.ops._launching import (
+    COPIES,
+    HALVES,
+    VALUES,
+    Device,
+    Kernels,
+    Launch,
+    get_address,
+    parse_structures,
+    raw_stream,
+    read_source,
+)
 from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
 LIBRARIES = Libraries("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
 _ACROSS, _DOWN = 32, 16  # tile of the weighted median
+_STRIP = 128  # columns of a strip
+_LINEARISED = 8, 32  # rows and columns of a block
 _FOLDER = Path(__file__).with_name("cuda")
 _Guided = parse_structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = parse_structures(_FOLDER / "median.cu")["MedianParams"]
+_Rows = parse_structures(_FOLDER / "guided_rows.cu")["RowsParams"]
 # Planes of the state.
 _GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
-_MISFIT_PLANES = _FIT + 1  # before each round that is judged
-PLANES = _MISFIT_PLANES + JUDGED
+_BLOCK_FITS = _FIT + 1  # of all blocks, before each round that is judged
+PLANES = _BLOCK_FITS + 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,55 @@ class Shape:
         return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
 
 
+@dataclass(frozen=True)
+class Strips:
+    """Shape of the strips that blocks iterate on row after row, 128 columns wide."""
+
+    groups: int = 4
+    """Warps of a block, at most, which share the iterations."""
+    ahead: int = 1
+    """Rows that are fetched before they are needed."""
+    blocks: int = 3
+    """That a multiprocessor is to run at once."""
+    min_rows: int = 24
+    """Of a strip, without those that are computed twice. Smaller frames are iterated on in tiles."""
+
+    def plan(self, iterations: int, size: tuple[int, int], device: Device) -> Pass | None:
+        """Return the pass of so many iterations over a frame; None where tiles take less time or nothing fits."""
+        groups = min(self.groups, iterations)
+        while iterations - (groups - 1) * -(-iterations // groups) < 1:
+            groups -= 1
+        each = -(-iterations // groups)
+        ring = (groups - 1) * (each + 1) + iterations - (groups - 1) * each + 2 + self.ahead
+        shared = 6 * (ring + self.ahead + 2 + 2 * (groups - 1)) * _STRIP * 4
+        if shared > device.shared:
+            return None
+        height, width = size
+        useful = (_STRIP - (iterations + 1) // 2 * 2 - iterations) // 4 * 4
+        columns = 1 + -(-max(0, width - _STRIP) // useful)
+        concurrent = device.processors * min(self.blocks, device.shared // shared)
+        rows = -(-height // max(1, concurrent // columns))
+        if rows < self.min_rows:
+            return None
+        text = read_source(HALVES, COPIES, *(_FOLDER / name for name in ("guided_steps.cuh", "guided_rows.cu")))
+        options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": self.ahead, "BLOCKS": self.blocks}
+        return Pass(Source.define_macros(text, **options), columns, rows, 32 * groups, shared)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Pass of several iterations over a frame in strips."""
+
+    source: Source
+    columns: int
+    """Strips across."""
+    rows: int
+    """Of a strip."""
+    threads: int
+    shared: int
+
+
+STRIPS = Strips()
 SHAPE = Shape()
 SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5, 1), Shape(8, 3, 5, 2))
 """The one in use, and others to measure."""
@@ -66,43 +131,80 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def source(shape: Shape) -> Source:
+def source(shape: Shape, patterns: tuple[int, int] = (0, 0)) -> Source:
     """Return the source of all kernels."""
-    names = ("sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
+    names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
-    return Source.define_macros(
-        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, STEPS=FILTER_STEPS
-    )
+    filters = {"RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS, "EARLY": patterns[0], "LATE": patterns[1]}
+    return Source.define_macros(text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, **filters)
 
 
-def count_bytes(height: int, width: int) -> int:
+def count_planes(passes: int) -> int:
+    """Return the planes that a refiner keeps: its state, and the results of the passes that others follow."""
+    return PLANES + 2 * min(passes - 1, 3)
+
+
+def count_bytes(height: int, width: int, passes: int = 1) -> int:
     """Return the bytes that a refiner keeps on the device."""
-    return PLANES * height * row_pitch(width, torch.float32) * 4
+    return count_planes(passes) * height * row_pitch(width, torch.float32) * 4
+
+
+class _Work(NamedTuple):
+    """What a recorded graph does."""
+
+    channels: int
+    passes: tuple[int, ...]
+    """Rounds of every pass."""
+    blends: bool
+    """Whether of the change remains what the misfits earn."""
+
+    @property
+    def judged(self) -> int:
+        """Rounds before which the misfit is found."""
+        return min(sum(self.passes), JUDGED)
 
 
 class Refiner:
     """Refiner for one size of frames, with all buffers.
 
-    From its second call on a CUDA graph runs it, except for the two kernels that read the frames. Calls run in order on
-    any streams.
+    From its second call on a CUDA graph runs it, except for the kernels that read the frames and the given flow. Calls
+    run in order on any streams.
     """
 
     @torch.inference_mode(False)  # the buffers outlive a caller's inference mode
     def __init__(
-        self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
+        self,
+        height: int,
+        width: int,
+        config: RefinementConfig,
+        device: torch.device,
+        shape: Shape = SHAPE,
+        strips: Strips | None = STRIPS,
+        patterns: tuple[int, int] = (0, 0),
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
         self._about = about = _launching.gpu_from_device(device)
         self._pitch = row_pitch(width, torch.float32)
-        self._library = _launching.load_kernels(LIBRARIES, source(shape), about.index)
-        self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
-        self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
+        starts = range(0, config.iterations, shape.depth)
+        self._depths = [min(shape.depth, config.iterations - start) for start in starts]
+        depths = [] if strips is None else sorted(set(self._depths))
+        plans = {depth: strips.plan(depth, self._size, about) for depth in depths if strips is not None}
+        self._passes = {depth: one for depth, one in plans.items() if one is not None}
+        sources = [source(shape, patterns), *(one.source for one in self._passes.values())]
+        self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
+        self._pass_libraries: dict[int, Kernels] = dict(zip(self._passes, loaded, strict=True))
+        planes = count_planes(config.passes)
+        self._planes = torch.empty((planes, height, self._pitch), dtype=torch.float32, device=device)
+        self._inputs = torch.zeros(7, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._misfits = torch.zeros(JUDGED, dtype=torch.float64, device=device)
+        self._shares = torch.zeros(2, dtype=torch.float32, device=device)
         self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
-        self.launches: dict[tuple[int, int], list[tuple[str, Launch]]] = {}
-        """By channels and rounds: the kernels that follow those that read the frames, in order."""
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self.passes = (*[1] * (config.passes - 1), config.rounds)
+        """Rounds of every pass, if there is a backward flow."""
+        self.launches: dict[_Work, list[tuple[str, Launch]]] = {}
+        """The kernels that follow those of :meth:`_load`, in order."""
+        self._graphs: dict[_Work, torch.cuda.CUDAGraph] = {}
         self._in_order = InOrder(device)
 
     def __call__(
@@ -111,47 +213,53 @@ class Refiner:
         frame2: Tensor,  # [B, C, H, W]
         flow: Tensor,  # [B, 2, H, W], contiguous
         backward: Tensor | None,  # [B, 2, H, W], contiguous
-        rounds: int | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Refine a flow; return it [B, 2, H, W] with flags and the misfits [B, N] of ``guided_reference.refine``.
+    ) -> tuple[Tensor, Tensor]:
+        """Refine a flow by all passes; return what remains, [B, 2, H, W], with flags. Both are on the device."""
+        passes = self.passes if backward is not None else self.passes[-1:]
+        return self._refine(frame1, frame2, flow, backward, _Work(frame1.shape[1], passes, blends=True))[:2]
 
-        All results are on the device. ``rounds`` is by default the configuration's.
-        """
+    def run_pass(
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the result of one pass, flags, and the misfits [B, N] of ``guided_reference.refine``."""
         rounds = self._config.rounds if rounds is None else rounds
+        return self._refine(frame1, frame2, flow, backward, _Work(frame1.shape[1], (rounds,), blends=False))
+
+    def _refine(
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, work: _Work
+    ) -> tuple[Tensor, Tensor, Tensor]:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._tensors):
             self._flags.zero_()
-            misfit = torch.empty(len(flow), min(rounds, JUDGED), dtype=torch.float64, device=self._device)
+            misfit = torch.empty(len(flow), work.judged, dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run(frame1.shape[1], rounds)
-                misfit[item] = self._misfits[: misfit.shape[1]]
+                self._run(work)
+                if not work.blends:
+                    misfit[item] = self._misfits[: work.judged]
             return refined, self._flags.clone(), misfit
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits)
+        yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits, self._shares)
 
-    def _run(self, channels: int, rounds: int) -> None:
-        key = channels, rounds
-        launches, graph = self.launches.get(key), self._graphs.get(key)
+    def _run(self, work: _Work) -> None:
+        launches, graph = self.launches.get(work), self._graphs.get(work)
         if launches is None:
-            launches = self.launches[key] = self._make_launches(channels, rounds)
-            self._launch_all(launches, rounds)
+            launches = self.launches[work] = self._make_launches(work)
+            self._launch_all(launches)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            self._launch_all(launches, rounds)
+            self._launch_all(launches)
             return
         if graph is None:
-            graph = self._graphs[key] = record_graph(partial(self._launch_all, launches, rounds), self._device)
+            graph = self._graphs[work] = record_graph(partial(self._launch_all, launches), self._device)
         graph.replay()
 
-    def _launch_all(self, launches: list[tuple[str, Launch]], rounds: int) -> None:
+    def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
         stream = raw_stream(self._about.index)
         for _, launch in launches:
             launch(stream)
-        judged = min(rounds, JUDGED)
-        self._misfits[:judged] = misfits(self._planes[_MISFIT_PLANES : _MISFIT_PLANES + judged, :, : self._size[1]])
 
     def _at(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
@@ -160,7 +268,9 @@ class Refiner:
         config = self._config
         p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = get_address(self._inputs), get_address(self._flags), get_address(self._kernel)
+        p.misfits = get_address(self._misfits)
         p.grey, p.system, p.edge, p.coupling, p.fit = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT))
+        p.jumps = self._at(_SYSTEM)  # free between the last iteration and the next linearisation
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
         p.height, p.width = self._size
         p.brightest, p.sensitivity = BRIGHTEST, config.edges
@@ -169,7 +279,8 @@ class Refiner:
         p.lambda_, p.squared_epsilon = config.lambda_, config.epsilon**2
         p.squared_residual, p.least_fit = config.filter_residual**2, LEAST_FIT
         p.slowness, p.sigma = 1 / config.step, 0.25 / config.step
-        p.colour_scale, p.per_reach = 1 / (config.filter_colour**2 * channels), 1 / config.filter_reach**2
+        p.least_fall, p.passes_fall = config.least_fall, config.passes_fall
+        p.colour_scale, p.per_reach = 255 / (config.filter_colour * channels**0.5), 1 / config.filter_reach**2
         p.threshold, p.per_trust = config.filter_threshold, 1 / config.trust**2 if config.trust else 0.0
         return p
 
@@ -182,7 +293,7 @@ class Refiner:
     def _load(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
         """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
-        for name in ("guided_down", "guided_across"):
+        for name in ("guided_down", "guided_across", "guided_start"):
             p = self._params(len(frames[0]))
             for n, frame in enumerate(frames):
                 p.frames[n] = frame.data_ptr()
@@ -191,43 +302,84 @@ class Refiner:
             p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
             self._launch(name, p, (1, 256))(stream)
 
-    def _make_launches(self, channels: int, rounds: int) -> list[tuple[str, Launch]]:
+    def _result_of(self, number: int) -> int:
+        """Return the address of the result of a pass that another one follows."""
+        return self._at(PLANES + (2 + (number - 1) % 2 * 2 if number else 0))
+
+    def _make_launches(self, work: _Work) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
-        config, shape = self._config, self._shape
         launches: list[tuple[str, Launch]] = []
-        flow = dual = 0
-        depths = [min(shape.depth, config.iterations - start) for start in range(0, config.iterations, shape.depth)]
-        for turn in range(rounds):
-            for warp in range(config.warps):
-                if warp == 0 and turn < JUDGED:
-                    launches.append(("linearise", self._linearising(flow, channels, judged=turn)))
-                if warp > 0 or turn >= JUDGED or config.warps == 1:  # the median's fit is another
-                    launches.append(("linearise", self._linearising(flow, channels, last=warp == config.warps - 1)))
-                for number, depth in enumerate(depths):
-                    p = self._params(channels)
-                    p.iterations, p.zero_dual = depth, int(turn == warp == number == 0)
-                    p.flow, p.dual = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
-                    flow, dual = 1 - flow, 1 - dual
-                    p.flow_out, p.dual_out = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
-                    tile = shape.inner_after(depth)
-                    launches.append(("iterate", self._launch("guided_iterate", p, tile, 32 * shape.warps)))
-                if warp < config.warps - 1:
-                    launches.append(("median", self._plain_median(flow)))
-                else:
-                    p = self._params(channels)
-                    p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
-                    p.last = int(turn == rounds - 1)
-                    launches.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
+        judged = 0
+        for number, rounds in enumerate(work.passes):
+            is_last, given = number == len(work.passes) - 1, self._result_of(number - 1) if number else None
+            flow = dual = 0
+            if number:
+                p = self._pass_params(work, given)
+                p.flow_out = self._at(_FLOWS[0])
+                launches.append(("loading", self._launch("guided_start", p, (1, 256))))
+            for turn in range(rounds):
+                for warp in range(self._config.warps):
+                    p = self._pass_params(work, given)
+                    p.flow, p.last = self._at(_FLOWS[flow]), int(warp == self._config.warps - 1)
+                    if warp == 0 and judged < work.judged:
+                        p.fits = self._at(_BLOCK_FITS) + judged * self._fit_blocks * 8
+                        judged += 1
+                    launches.append(("linearise", self._launch("guided_linearise", p, _LINEARISED)))
+                    for step, depth in enumerate(self._depths):
+                        zero_dual = turn == warp == step == 0
+                        launches.append(("iterate", self._iterating(work, depth, flow, dual, zero_dual=zero_dual)))
+                        flow, dual = 1 - flow, 1 - dual
+                    if warp < self._config.warps - 1:
+                        launches.append(("median", self._plain_median(flow)))
+                        flow = 1 - flow
+                p = self._pass_params(work, given)
+                p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
                 flow = 1 - flow
+                p.last = int(turn == rounds - 1)
+                if p.last and is_last:
+                    launches.append(("judging", self._judging(work)))
+                    p.shares = get_address(self._shares) if work.blends else None
+                    p.after_first = self._result_of(0) if number else None
+                elif p.last:
+                    p.refined = self._result_of(number)
+                launches.append(("jumps", self._launch("guided_jumps", p, (8, 32))))
+                p = type(p).from_buffer_copy(p)
+                name = "guided_median_last" if is_last else "guided_median"
+                launches.append(("weighted median", self._launch(name, p, (_DOWN, _ACROSS))))
         return launches
 
-    def _linearising(self, flow: int, channels: int, *, judged: int | None = None, last: bool = False) -> Launch:
-        """Return the linearisation; ``judged`` is the number of the round whose fit is kept."""
-        p = self._params(channels)
-        p.flow, p.last = self._at(_FLOWS[flow]), int(last)
-        if judged is not None:
-            p.last, p.fit, p.least_fit = 1, self._at(_MISFIT_PLANES + judged), 0.0
-        return self._launch("guided_linearise", p, (8, 32))
+    def _pass_params(self, work: _Work, given: int | None) -> ctypes.Structure:
+        p = self._params(work.channels)
+        p.given = given
+        return p
+
+    @property
+    def _fit_blocks(self) -> int:
+        """Blocks of a linearisation."""
+        return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
+
+    def _judging(self, work: _Work) -> Launch:
+        p = self._params(work.channels)
+        p.fits, p.fit_blocks, p.judged = self._at(_BLOCK_FITS), self._fit_blocks, work.judged
+        p.shares = get_address(self._shares) if work.blends else None
+        return Launch(self._library, "guided_judge", 1, 1024, p)
+
+    def _iterating(self, work: _Work, depth: int, flow: int, dual: int, *, zero_dual: bool) -> Launch:
+        """Return ``depth`` iterations that read one set of planes and write the other."""
+        one = self._passes.get(depth)
+        p: ctypes.Structure = self._params(work.channels) if one is None else _Rows()
+        p.flow, p.dual = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
+        p.flow_out, p.dual_out = self._at(_FLOWS[1 - flow]), self._at(_DUALS[1 - dual])
+        p.zero_dual = int(zero_dual)
+        if one is None:
+            p.iterations = depth
+            return self._launch("guided_iterate", p, self._shape.inner_after(depth), 32 * self._shape.warps)
+        p.system, p.plane, p.pitch = self._at(_SYSTEM), self._planes.stride(0), self._pitch
+        p.height, p.width = self._size
+        p.rows, p.columns = one.rows, one.columns
+        p.slowness, p.sigma = 1 / self._config.step, 0.25 / self._config.step
+        blocks = one.columns * -(-p.height // one.rows)
+        return Launch(self._pass_libraries[depth], "guided_rows", blocks, one.threads, p, one.shared)
 
     def _plain_median(self, flow: int) -> Launch:
         height, width = self._size

@@ -1,15 +1,19 @@
-// The guided refinement, as in guided_reference.py. Built behind sampling.cuh and median.cu.
+// The guided refinement, as in guided_reference.py. Built behind sampling.cuh, median.cu and guided_steps.cuh.
 //
 // Macros set by the launcher:
 //   WARPS, ROWS, BLOCKS   for `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor
 //   RADIUS, STEPS         for the weighted median: radius of its window, number of steps
 
-// Addresses of a call's tensors. The first kernel writes them, so a recorded graph serves every call.
+// Addresses of a call's tensors. `guided_start` writes them, so a recorded graph serves every call.
 struct GuidedInputs {
-    const float *frame, *prior;
+    const float *frame, *prior, *backward;
     float *result;
     i64 c, y, x;  // steps of the frame
 };
+// Fit of a block's pixels: sum, and number of targets inside the frame.
+struct BlockFit { float sum, inside; };
+// Shares of the change that remain: of the passes after the first one, then of all passes.
+struct Shares { float later, all; };
 
 // Planes are `plane` floats apart, rows `pitch`.
 struct GuidedParams {
@@ -18,17 +22,24 @@ struct GuidedParams {
     i64 frame_c[2], frame_y[2], frame_x[2];
     const float *prior, *backward;     // [2, height, width]; backward may be null
     float *result;
+    const float *given;                // 2 planes, the flow that this pass refines; null: `prior` of the inputs
+    float *refined;                    // 2 planes, the pass's result; null: `result` of the inputs
+    const float *after_first;          // 2 planes, result of the first pass; null if there is no other
     const float *kernel;               // weights of the blur at -taps / 2 ... taps / 2
     float *scratch, *grey;             // 2 planes each, one for each frame
     const float *flow, *dual;          // 2 and 4 planes
     float *flow_out, *dual_out;
     float *system, *edge, *coupling, *fit;  // 5, and 1 each
+    BlockFit *fits;                    // of each block that linearises; null: not judged
+    double *misfits;                   // before each judged round
+    Shares *shares;                    // null: everything remains
     int *flags;
+    u32 *jumps;                        // a bit a pixel, pitch / 32 words a row
     i64 plane;
     float brightest, sensitivity, base, consistent, squared_distance;  // coupling: base + consistent / (1 + d^2 / squared_distance)
-    float lambda, squared_epsilon, slowness, sigma, squared_residual, least_fit;
-    float colour_scale, per_reach, threshold, per_trust;               // 1 / (C colour^2), 1 / reach^2; 1 / trust^2, 0: everything remains
-    int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last;
+    float lambda, squared_epsilon, slowness, sigma, squared_residual, least_fit, least_fall, passes_fall;
+    float colour_scale, per_reach, threshold, per_trust;               // 255 / (sqrt(C) colour), 1 / reach^2; 1 / trust^2, 0: everything remains
+    int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last, judged, fit_blocks;
 };
 
 static __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
@@ -43,8 +54,6 @@ static __device__ __forceinline__ float grey_at(const GuidedParams &p, int frame
 
 // Convert both frames to grey and blur them from top to bottom. Note values out of range.
 extern "C" __global__ void __launch_bounds__(256) guided_down(const __grid_constant__ GuidedParams p) {
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        *p.inputs = {p.frames[0], p.prior, p.result, p.frame_c[0], p.frame_y[0], p.frame_x[0]};
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, row = blockIdx.x / p.tiles;
     const int frame = row >= p.height, y = row - frame * p.height;
     if (x >= p.width) return;
@@ -57,13 +66,20 @@ extern "C" __global__ void __launch_bounds__(256) guided_down(const __grid_const
     p.scratch[frame * p.plane + (i64)y * p.pitch + x] = sum;
 }
 
+// Return the flow that this pass refines.
+static __device__ __forceinline__ float2 given_at(const GuidedParams &p, int x, int y) {
+    const i64 at = (i64)y * (p.given ? p.pitch : p.width) + x;
+    const float *from = p.given ? p.given : p.inputs->prior;
+    return {from[at], from[at + (p.given ? p.plane : (i64)p.height * p.width)]};
+}
+
 // Return the square of the forward-backward distance; negative where the flow leaves the frame.
-static __device__ __forceinline__ float squared_distance(const GuidedParams &p, int x, int y, float u, float v) {
+static __device__ __forceinline__ float squared_distance(const GuidedParams &p, const float *backward, int x, int y, float u, float v) {
     const float px = x + u, py = y + v;
     if (!(px >= 0.f && px <= p.width - 1 && py >= 0.f && py <= p.height - 1)) return -1.f;
     const float left = fminf(floorf(px), fmaxf(p.width - 2, 0)), top = fminf(floorf(py), fmaxf(p.height - 2, 0));
     const float tx = px - left, ty = py - top;
-    const float *corner = p.backward + (i64)top * p.width + (i64)left;
+    const float *corner = backward + (i64)top * p.width + (i64)left;
     const int right = p.width > 1;
     const i64 below = p.height > 1 ? p.width : 0;
     float sum = 0.f;
@@ -77,11 +93,11 @@ static __device__ __forceinline__ float squared_distance(const GuidedParams &p, 
     return sum;
 }
 
-// Blur both frames from left to right; compute the smoothness's weights of the first frame, and the flow's coupling.
+// Blur both frames from left to right; compute the smoothness's weights of the first frame.
 extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_constant__ GuidedParams p) {
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
     if (x >= p.width) return;
-    const i64 row = (i64)y * p.pitch, at = row + x, packed = (i64)y * p.width + x, size = (i64)p.height * p.width;
+    const i64 row = (i64)y * p.pitch, at = row + x;
 #pragma unroll
     for (int frame = 0; frame < 2; frame++) {
         float sum = 0.f;
@@ -97,18 +113,29 @@ extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_con
         total += across * across + down * down;
     }
     p.edge[at] = fmaxf(expf(-p.sensitivity * root(total / p.channels)), 0.05f);
-    const float u = p.prior[packed], v = p.prior[packed + size];
-    bool good = is_finite(u) && is_finite(v);
-    p.flow_out[at] = u;
-    p.flow_out[at + p.plane] = v;
+}
+
+// Copy the flow that a pass refines, and compute its coupling. The first pass notes the addresses of the call's tensors, and
+// values that are not finite.
+extern "C" __global__ void __launch_bounds__(256) guided_start(const __grid_constant__ GuidedParams p) {
+    if (!p.given && blockIdx.x == 0 && threadIdx.x == 0)
+        *p.inputs = {p.frames[0], p.prior, p.backward, p.result, p.frame_c[0], p.frame_y[0], p.frame_x[0]};
+    const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
+    if (x >= p.width) return;
+    const i64 at = (i64)y * p.pitch + x, packed = (i64)y * p.width + x, size = (i64)p.height * p.width;
+    const float *backward = p.given ? p.inputs->backward : p.backward;
+    const float2 flow = p.given ? given_at(p, x, y) : float2{p.prior[packed], p.prior[packed + size]};
+    p.flow_out[at] = flow.x;
+    p.flow_out[at + p.plane] = flow.y;
     float weight = p.base;
-    if (p.backward) {
-        const float squared = squared_distance(p, x, y, u, v);
+    if (backward) {
+        const float squared = squared_distance(p, backward, x, y, flow.x, flow.y);
         if (squared >= 0.f) weight += p.consistent / (1.f + squared / p.squared_distance);
-        if (!(is_finite(p.backward[packed]) && is_finite(p.backward[packed + size]))) atomicOr(p.flags, 16);
     }
     p.coupling[at] = weight;
-    if (!good) atomicOr(p.flags, 8);
+    if (p.given) return;
+    if (backward && !(is_finite(backward[packed]) && is_finite(backward[packed + size]))) atomicOr(p.flags, 16);
+    if (!(is_finite(flow.x) && is_finite(flow.y))) atomicOr(p.flags, 8);
 }
 
 // ---- the data term
@@ -120,14 +147,30 @@ static __device__ __forceinline__ Gradient gradient_at(const GuidedParams &p, in
             0.5f * (p.grey[(i64)min(y + 1, p.height - 1) * p.pitch + x] - p.grey[(i64)max(y - 1, 0) * p.pitch + x])};
 }
 
-// Linearise at the flow: M11, M12, M22, B1, B2; before a weighted median also the fit of the gradients. A block: 32×8 pixels.
+// Sum the fit of a block's pixels in a fixed order.
+static __device__ __forceinline__ void sum_fit(const GuidedParams &p, float fit) {
+    __shared__ BlockFit warps[8];
+    const int inside = __popc(__ballot_sync(ALL, fit != 0.f));
+#pragma unroll
+    for (int mask = 1; mask < 32; mask *= 2) fit += __shfl_xor_sync(ALL, fit, mask);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = {fit, (float)inside};
+    __syncthreads();
+    if (threadIdx.x) return;
+    BlockFit total = {0.f, 0.f};
+    for (int n = 0; n < 8; n++) total.sum += warps[n].sum, total.inside += warps[n].inside;
+    p.fits[blockIdx.x] = total;
+}
+
+// Linearise at the flow: M11, M12, M22, B1, B2; before a weighted median also the fit of the gradients, and before a judged
+// round the sum of theirs. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_constant__ GuidedParams p) {
-    const int x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
-    if (x >= p.width || y >= p.height) return;
-    const i64 at = (i64)y * p.pitch + x, packed = (i64)y * p.width + x;
+    const int own_x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, own_y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
+    const bool exists = own_x < p.width && own_y < p.height;
+    if (!exists && !p.fits) return;
+    const int x = min(own_x, p.width - 1), y = min(own_y, p.height - 1);
+    const i64 at = (i64)y * p.pitch + x;
     const float u = p.flow[at], v = p.flow[at + p.plane], c = p.coupling[at];
-    const float *prior = p.inputs->prior + packed;
-    const float fu = prior[0], fv = prior[(i64)p.height * p.width];
+    const float2 given = given_at(p, x, y);
     const Frames frames = {p.grey, p.grey + p.plane, p.pitch, p.height, p.width, 0.f};
     Place place;
     const bool inside = placed<true>(frames, x, y, u, v, place);
@@ -138,12 +181,15 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
     const float xx = 0.5f * (right.x - left.x), xy = 0.5f * (right.y - left.y), yy = 0.5f * (below.y - above.y);
     const float rx = 0.5f * s.gx - own.x, ry = 0.5f * s.gy - own.y, data = inside ? p.lambda : 0.f;
     const float wx = data * reciprocal_root(rx * rx + p.squared_epsilon), wy = data * reciprocal_root(ry * ry + p.squared_epsilon);
-    if (p.last) p.fit[at] = (inside ? p.squared_residual / (p.squared_residual + (rx * rx + ry * ry)) : 0.f) + p.least_fit;
+    const float fit = inside && exists ? p.squared_residual / (p.squared_residual + (rx * rx + ry * ry)) : 0.f;
+    if (p.fits) sum_fit(p, fit);
+    if (!exists) return;
+    if (p.last) p.fit[at] = fit + p.least_fit;
     const float cx = xx * u + xy * v - rx, cy = xy * u + yy * v - ry;
     const float k = c + p.slowness;
     const float a = wx * xx * xx + wy * xy * xy + k, b = wx * xx * xy + wy * xy * yy, d = wx * xy * xy + wy * yy * yy + k;
     const float inverse = 1.f / (a * d - b * b);
-    const float r1 = wx * xx * cx + wy * xy * cy + c * fu, r2 = wx * xy * cx + wy * yy * cy + c * fv;
+    const float r1 = wx * xx * cx + wy * xy * cy + c * given.x, r2 = wx * xy * cx + wy * yy * cy + c * given.y;
     float *to = p.system + at;
     to[0] = d * inverse;
     to[p.plane] = -b * inverse;
@@ -204,14 +250,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
             for (int n = 0; n < 2; n++) {
                 const float *across = dual[2 * n][r], *down = dual[2 * n + 1][r];
                 const float left = __shfl_up_sync(ALL, across[1], 1);
-                next[n][0] = p.slowness * u[n][r][0] + ((across[0] - left) + (down[0] - up[n][0]));
-                next[n][1] = p.slowness * u[n][r][1] + ((across[1] - across[0]) + (down[1] - up[n][1]));
+                next[n][0] = flow_and_divergence(u[n][r][0], p.slowness, across[0], left, down[0], up[n][0]);
+                next[n][1] = flow_and_divergence(u[n][r][1], p.slowness, across[1], across[0], down[1], up[n][1]);
                 up[n][0] = down[0], up[n][1] = down[1];
             }
 #pragma unroll
             for (int c = 0; c < 2; c++) {
-                u[0][r][c] = m[0][r][c] * next[0][c] + (m[1][r][c] * next[1][c] + b[0][r][c]);
-                u[1][r][c] = m[1][r][c] * next[0][c] + (m[2][r][c] * next[1][c] + b[1][r][c]);
+                u[0][r][c] = fmaf(m[0][r][c], next[0][c], fmaf(m[1][r][c], next[1][c], b[0][r][c]));
+                u[1][r][c] = fmaf(m[1][r][c], next[0][c], fmaf(m[2][r][c], next[1][c], b[1][r][c]));
             }
         }
 #pragma unroll
@@ -230,11 +276,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
                 for (int c = 0; c < 2; c++) {
                     const float own = u[n][r][c], beside = c ? right : u[n][r][1];
                     const float under = r < ROWS - 1 ? u[n][r < ROWS - 1 ? r + 1 : r][c] : c ? below[n].y : below[n].x;
-                    const float g = dual[2 * n][r][c] + sx[c] * (beside - own), h = dual[2 * n + 1][r][c] + sy * (under - own);
-                    const float least = fmaxf(edge[r][c], 1e-6f);
-                    const float shrink = edge[r][c] * reciprocal_root(fmaxf(least * least, g * g + h * h));
-                    dual[2 * n][r][c] = shrink * g;
-                    dual[2 * n + 1][r][c] = shrink * h;
+                    dual_step(dual[2 * n][r][c], dual[2 * n + 1][r][c], beside - own, under - own, sx[c], sy, edge[r][c]);
                 }
             }
         }
@@ -254,35 +296,104 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 // ---- the weighted median, and the result after the last one
 
 constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // side of a window; columns and rows of a block
-constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS + 1;  // one more row and column, for differences
+constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS;  // one more column, which only lanes without weight read
 static_assert(SPAN <= 16, "eight lanes share a window's columns, two each");
-static_assert(STEPS % 2 == 0, "steps come in pairs, one for each colour of the chessboard");
+static_assert(STEPS == 6, "guided_median lists its steps");
 
+// Interpolate as torch.lerp does: with a share of 1 the result is `to`.
+static __device__ __forceinline__ float lerp(float from, float to, float share) {
+    return share < 0.5f ? from + share * (to - from) : to - (to - from) * (1.f - share);
+}
+
+// Write a filtered pixel: the next warp's flow, or a pass's result.
 static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, int y, float u, float v) {
+    const i64 at = (i64)y * p.pitch + x, packed = (i64)y * p.width + x, size = (i64)p.height * p.width;
     if (!p.last) {
-        const i64 at = (i64)y * p.pitch + x;
         p.flow_out[at] = u;
         p.flow_out[at + p.plane] = v;
         return;
     }
-    const i64 at = (i64)y * p.width + x, size = (i64)p.height * p.width;
-    const GuidedInputs &in = *p.inputs;
-    const float fu = in.prior[at], fv = in.prior[at + size], du = u - fu, dv = v - fv;
-    const float share = expf(-p.per_trust * (du * du + dv * dv));
-    u = p.per_trust > 0.f ? fu + share * du : u;
-    v = p.per_trust > 0.f ? fv + share * dv : v;
-    in.result[at] = u;
-    in.result[at + size] = v;
+    if (p.per_trust > 0.f) {
+        const float2 given = given_at(p, x, y);
+        const float du = u - given.x, dv = v - given.y, share = expf(-p.per_trust * (du * du + dv * dv));
+        u = given.x + share * du;
+        v = given.y + share * dv;
+    }
     if (!(is_finite(u) && is_finite(v))) atomicOr(p.flags, 4);
+    if (p.refined) {
+        p.refined[at] = u;
+        p.refined[at + p.plane] = v;
+        return;
+    }
+    const GuidedInputs &in = *p.inputs;
+    if (p.shares) {
+        const Shares shares = *p.shares;
+        if (p.after_first) u = lerp(p.after_first[at], u, shares.later), v = lerp(p.after_first[at + p.plane], v, shares.later);
+        u = lerp(in.prior[packed], u, shares.all), v = lerp(in.prior[packed + size], v, shares.all);
+    }
+    in.result[packed] = u;
+    in.result[packed + size] = v;
 }
 
-// Run one step of Weiszfeld's over the neighbours on squares of one colour of a chessboard: a lane reads one column in every row.
-template <int SQUARE>
+// Compute the misfits before the judged rounds, as `guided_reference.misfits`, and what remains, as `guided.remaining`. One block.
+extern "C" __global__ void __launch_bounds__(1024) guided_judge(const __grid_constant__ GuidedParams p) {
+    __shared__ double sums[1024], insides[1024];
+    double misfits[2] = {0., 0.};
+    for (int round = 0; round < p.judged; round++) {
+        double sum = 0., inside = 0.;
+        for (int n = threadIdx.x; n < p.fit_blocks; n += 1024) {
+            const BlockFit one = p.fits[round * p.fit_blocks + n];
+            sum += one.sum, inside += one.inside;
+        }
+        sums[threadIdx.x] = sum, insides[threadIdx.x] = inside;
+        for (int half = 512; half; half /= 2) {
+            __syncthreads();
+            if (threadIdx.x < half) {
+                sums[threadIdx.x] += sums[threadIdx.x + half];
+                insides[threadIdx.x] += insides[threadIdx.x + half];
+            }
+        }
+        __syncthreads();
+        misfits[round] = 1. - sums[0] / fmax(insides[0], 1.);
+        if (threadIdx.x == 0) p.misfits[round] = misfits[round];
+        __syncthreads();
+    }
+    if (threadIdx.x || !p.shares) return;
+    Shares shares = {1.f, 1.f};
+    if (p.judged > 1) {
+        const double fall = 1. - misfits[1] / fmax(misfits[0], 1e-12);
+        if (p.passes_fall > 0.f) shares.later = (float)fmin(fmax(4. * fall / p.passes_fall - 3., 0.), 1.);
+        if (p.least_fall > 0.f) shares.all = (float)fmin(fmax(fall / p.least_fall, 0.), 1.);
+    }
+    *p.shares = shares;
+}
+
+// Mark the pixels after which the flow jumps, a bit each, and keep the flow of all pixels; `guided_median` filters those near
+// a jump. A block: 32×8 pixels.
+extern "C" __global__ void __launch_bounds__(256) guided_jumps(const __grid_constant__ GuidedParams p) {
+    const int lane = threadIdx.x % 32, x = blockIdx.x % p.tiles * 32 + lane, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
+    if (y >= p.height) return;
+    bool jump = false;
+    if (x < p.width) {
+        const float *at = p.flow + (i64)y * p.pitch + x;
+        const i64 right = x < p.width - 1, below = y < p.height - 1 ? p.pitch : 0;
+        const float u = at[0], v = at[p.plane];
+        const float across = fmaxf(fabsf(at[right] - u), fabsf(at[p.plane + right] - v));
+        jump = fmaxf(across, fmaxf(fabsf(at[below] - u), fabsf(at[p.plane + below] - v))) > p.threshold;
+        settle_at(p, x, y, u, v);
+    }
+    const u32 all = __ballot_sync(ALL, jump);
+    if (lane == 0) p.jumps[(i64)y * (p.pitch / 32) + x / 32] = all;
+}
+
+// Run one step of Weiszfeld's over a part of the neighbours: those in every ROWS-th row from ROW on, in which a lane reads its
+// column COLUMN; with COLUMN 2 or 3 columns alternate between rows as the colours of a chessboard do.
+template <int ROWS_APART, int ROW, int COLUMN>
 static __device__ __forceinline__ void median_step(const float2 *corner, const float (&weight)[SPAN][2], float soft, float &u, float &v) {
     float total = 0.f, sum_u = 0.f, sum_v = 0.f;
 #pragma unroll
-    for (int j = 0; j < SPAN; j++) {
-        const int i = (j + SQUARE) % 2;
+    for (int j = ROW; j < SPAN; j += ROWS_APART) {
+        const int i = COLUMN < 2 ? COLUMN : (j + COLUMN) % 2;
         const float2 other = corner[j * NEAR_X + i];
         const float du = other.x - u, dv = other.y - v;
         const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
@@ -301,74 +412,67 @@ static __device__ __forceinline__ void median_step(const float2 *corner, const f
     v = sum_v / total;
 }
 
-// A block first lists the pixels of its tile that are near a jump. Eight lanes take one pixel, each two columns of its
+// Filter the pixels near a jump. A block first lists those of its tile. Eight lanes take one pixel, each two columns of its
 // window, and keep the weights in registers through all steps.
-extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_constant__ GuidedParams p) {
+template <int PATTERN> static __device__ __forceinline__ void filter_near_jumps(const GuidedParams &p) {
     __shared__ float4 colours[NEAR_Y * NEAR_X];
     __shared__ float2 flows[NEAR_Y * NEAR_X];
-    __shared__ unsigned jumps[NEAR_Y][2];
-    __shared__ unsigned short list[ACROSS * DOWN];
+    __shared__ u64 jumps[NEAR_Y];
+    __shared__ u16 list[ACROSS * DOWN];
     __shared__ int found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
-    if (threadIdx.x == 0) found = 0;
-    for (int n = threadIdx.x; n < NEAR_X * NEAR_Y; n += 256) {
-        const int x = x0 - RADIUS + n % NEAR_X, y = y0 - RADIUS + n / NEAR_X;
-        const bool exists = x >= 0 && x < p.width && y >= 0 && y < p.height;
-        const i64 at = (i64)y * p.pitch + x;
-        flows[n] = exists ? float2{p.flow[at], p.flow[at + p.plane]} : float2{0.f, 0.f};
-    }
-    __syncthreads();
-    for (int r = warp; r < NEAR_Y - 1; r += 8) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int column = lane + 32 * half, x = x0 - RADIUS + column, y = y0 - RADIUS + r, at = r * NEAR_X + column;
-            bool jump = false;
-            if (column < NEAR_X - 1 && x >= 0 && x < p.width && y >= 0 && y < p.height) {
-                const float2 own = flows[at];
-                const float2 right = x < p.width - 1 ? flows[at + 1] : own, below = y < p.height - 1 ? flows[at + NEAR_X] : own;
-                const float across = fmaxf(fabsf(right.x - own.x), fabsf(right.y - own.y));
-                jump = fmaxf(across, fmaxf(fabsf(below.x - own.x), fabsf(below.y - own.y))) > p.threshold;
-            }
-            const unsigned all = __ballot_sync(ALL, jump);
-            if (lane == 0) jumps[r][half] = all;
+    if (threadIdx.x < NEAR_Y) {
+        const int y = y0 - RADIUS + threadIdx.x, words = p.pitch / 32, word = x0 / 32;
+        u64 row = 0;
+        if (y >= 0 && y < p.height) {
+            const u32 *at = p.jumps + (i64)y * words + word;
+            row = (u64)at[0] << RADIUS;
+            if (word > 0) row |= at[-1] >> 32 - RADIUS;
+            if (word + 1 < words && x0 + 32 < p.width) row |= (u64)at[1] << 32 + RADIUS;
         }
+        jumps[threadIdx.x] = row;
     }
+    if (threadIdx.x == 0) found = 0;
     __syncthreads();
     for (int r = warp; r < DOWN; r += 8) {
-        unsigned low = 0, high = 0;
-        for (int j = 0; j < SPAN; j++) low |= jumps[r + j][0], high |= jumps[r + j][1];
-        const unsigned long long both = (unsigned long long)high << 32 | low;
-        const bool exists = x0 + lane < p.width && y0 + r < p.height;
-        const bool active = exists && (both >> lane & ((1 << SPAN) - 1)) != 0;
-        const unsigned all = __ballot_sync(ALL, active);
+        u64 near = 0;
+        for (int j = 0; j < SPAN; j++) near |= jumps[r + j];
+        const bool active = x0 + lane < p.width && y0 + r < p.height && (near >> lane & ((1 << SPAN) - 1)) != 0;
+        const u32 all = __ballot_sync(ALL, active);
         int begin = 0;
         if (lane == 0 && all) begin = atomicAdd(&found, __popc(all));
         begin = __shfl_sync(ALL, begin, 0);
-        if (active) list[begin + __popc(all & ((1u << lane) - 1))] = (unsigned short)(r * ACROSS + lane);
-        if (exists && !active) {
-            const float2 own = flows[(r + RADIUS) * NEAR_X + lane + RADIUS];
-            settle_at(p, x0 + lane, y0 + r, own.x, own.y);
-        }
+        if (active) list[begin + __popc(all & ((1u << lane) - 1))] = (u16)(r * ACROSS + lane);
     }
     __syncthreads();
     const int count = found;
     if (count == 0) return;
     const GuidedInputs in = *p.inputs;
-    for (int n = threadIdx.x; n < NEAR_X * (NEAR_Y - 1); n += 256) {
+    for (int n = threadIdx.x; n < NEAR_X * NEAR_Y; n += 256) {
         const int x = x0 - RADIUS + n % NEAR_X, y = y0 - RADIUS + n / NEAR_X;
+        const i64 own = (i64)y * p.pitch + x;
         float4 colour = {1e18f, 0.f, 0.f, 0.f};  // outside the frame: like no colour
+        float2 flow = {0.f, 0.f};
         if (x >= 0 && x < p.width && y >= 0 && y < p.height) {
             const float *at = in.frame + y * in.y + x * in.x;
-            colour.x = 255.f * at[0];
-            if (p.channels == 3) colour.y = 255.f * at[in.c], colour.z = 255.f * at[2 * in.c];
-            colour.w = p.fit[(i64)y * p.pitch + x];
+            colour.x = p.colour_scale * at[0];
+            if (p.channels == 3) colour.y = p.colour_scale * at[in.c], colour.z = p.colour_scale * at[2 * in.c];
+            colour.w = p.fit[own];
+            flow = {p.flow[own], p.flow[own + p.plane]};
         }
         colours[n] = colour;
+        flows[n] = flow;
     }
     __syncthreads();
     // Eight lanes in a row read every second of eight columns for two pixels beside each other: so no two use one bank.
     const int part = lane % 4 + (lane & 8) / 2, slot = (lane & 4) / 4 + (lane & 16) / 8;
+    float near_across[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int dx = 2 * part + i - RADIUS;
+        near_across[i] = dx <= RADIUS ? 1.f - p.per_reach * (dx * dx) : -1e9f;
+    }
     for (int begin = warp * 4; begin < count; begin += 32) {
         const int number = begin + slot, pixel = list[min(number, count - 1)];
         const int row = pixel / ACROSS, column = pixel % ACROSS, corner = row * NEAR_X + column + 2 * part;
@@ -379,19 +483,58 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
         for (int j = 0; j < SPAN; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int dx = 2 * part + i - RADIUS;
                 const float4 other = colours[corner + j * NEAR_X + i];
                 const float r = other.x - own.x, g = other.y - own.y, b = other.z - own.z;
-                const float alike = fmaxf(1.f - p.colour_scale * (r * r + g * g + b * b), 0.f);
-                const float near = fmaxf(1.f - p.per_reach * (dx * dx + (j - RADIUS) * (j - RADIUS)), 0.f);
-                weight[j][i] = dx <= RADIUS ? near * alike * alike * other.w : 0.f;
+                const float alike = fmaxf(1.f - (r * r + g * g + b * b), 0.f);
+                const float near = fmaxf(near_across[i] - p.per_reach * ((j - RADIUS) * (j - RADIUS)), 0.f);
+                weight[j][i] = near * alike * (alike * other.w);
             }
         float u = before.x, v = before.y, soft = 0.64f * 0.64f;
-        for (int step = 0; step < STEPS; step += 2) {  // the last one reads the pixel itself, too
-            median_step<1>(flows + corner, weight, soft, u, v);
-            median_step<0>(flows + corner, weight, 0.25f * soft, u, v);
-            soft *= 0.0625f;
+        const float2 *window = flows + corner;
+        if (PATTERN == 0) {
+            median_step<1, 0, 3>(window, weight, soft, u, v);
+            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
+            median_step<1, 0, 3>(window, weight, soft *= 0.25f, u, v);
+            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
+        } else if (PATTERN == 1) {
+            median_step<2, 0, 1>(window, weight, soft, u, v);
+            median_step<2, 1, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
+        } else if (PATTERN == 2) {
+            median_step<4, 0, 1>(window, weight, soft, u, v);
+            median_step<4, 1, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<4, 2, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<4, 3, 1>(window, weight, soft *= 0.25f, u, v);
+        } else if (PATTERN == 3) {
+            median_step<4, 0, 1>(window, weight, soft, u, v);
+            median_step<4, 3, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
+        } else if (PATTERN == 4) {
+            median_step<2, 0, 0>(window, weight, soft, u, v);
+            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
+        } else {
+            median_step<4, 0, 0>(window, weight, soft, u, v);
+            median_step<4, 1, 1>(window, weight, soft *= 0.25f, u, v);
+            median_step<4, 2, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<4, 3, 1>(window, weight, soft *= 0.25f, u, v);
+        }
+        if (PATTERN < 4) {
+            median_step<1, 0, 3>(window, weight, soft *= 0.25f, u, v);
+            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);  // the last one reads the pixel itself, too
+        } else if (PATTERN < 6) {
+            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
+        } else {
+            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
+            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
         }
         if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, u, v);
     }
 }
+
+extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_constant__ GuidedParams p) { filter_near_jumps<EARLY>(p); }
+extern "C" __global__ void __launch_bounds__(256, 2) guided_median_last(const __grid_constant__ GuidedParams p) { filter_near_jumps<LATE>(p); }

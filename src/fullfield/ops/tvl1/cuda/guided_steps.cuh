@@ -1,0 +1,14 @@
+// Arithmetic of an iteration of the guided refinement at one pixel. Built behind halves.cuh.
+
+// Return what the inverse of the linearised data term multiplies: the flow over its step, and the dual variable's divergence.
+static __device__ __forceinline__ float flow_and_divergence(float u, float slowness, float across, float left, float down, float up) {
+    return fmaf(slowness, u, (across - left) + (down - up));
+}
+
+// Step the dual variable (p, q) of a component along its gradient, times sigma, and pull it back to the length `edge`.
+static __device__ __forceinline__ void dual_step(float &p, float &q, float across, float down, float sigma_x, float sigma_y, float edge) {
+    const float g = fmaf(sigma_x, across, p), h = fmaf(sigma_y, down, q), least = fmaxf(edge, 1e-6f);
+    const float shrink = edge * reciprocal_root(fmaxf(least * least, fmaf(g, g, h * h)));
+    p = shrink * g;
+    q = shrink * h;
+}
