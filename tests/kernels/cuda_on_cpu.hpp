@@ -487,6 +487,9 @@ static inline void ptx_neg_halves(unsigned &to, unsigned x) { to = x ^ 0x8000800
 static inline void ptx_fma_halves(unsigned &to, unsigned x, unsigned y, unsigned z) {
     to = by_halves([=](int shift) { return choose_half_tiles(x, shift) * choose_half_tiles(y, shift) + choose_half_tiles(z, shift); });
 }
+static inline void ptx_fma_halves_to_one(unsigned &to, unsigned x, unsigned y, unsigned z) {
+    to = by_halves([=](int shift) { return fminf(fmaxf(choose_half_tiles(x, shift) * choose_half_tiles(y, shift) + choose_half_tiles(z, shift), 0.f), 1.f); });
+}
 static inline void ptx_matrices2(unsigned &r0, unsigned &r1, unsigned at) {
     cuda::Loaded mine = {{&r0, &r1, nullptr, nullptr}, cuda::shared_memory(at, 16, 16)};
     cuda::together(cuda::MATRICES, mine, cuda::load_matrices<2, false>);

@@ -106,6 +106,7 @@ PTX = {
     "max.f16x2 %0, %1, %2;": "ptx_max_halves",
     "neg.f16x2 %0, %1;": "ptx_neg_halves",
     "fma.rn.f16x2 %0, %1, %2, %3;": "ptx_fma_halves",
+    "fma.rn.sat.f16x2 %0, %1, %2, %3;": "ptx_fma_halves_to_one",
     "bar.sync %0, 128;": "ptx_meet_at",
     "mapa.shared::cluster.u32 %0, %1, %2;": "ptx_in_part",
     "st.shared::cluster.f32 [%0], %1;": "ptx_give",

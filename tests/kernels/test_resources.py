@@ -216,8 +216,10 @@ def of_guided_refinement(arch: str) -> Limits:
     for shape in guided_cuda.SHAPES:
         source = guided_cuda.source(shape)
         yield source, "guided_iterate", 65536 / 32 / shape.warps / shape.blocks, 16
-        yield source, "guided_median guided_median_last", 128, 0
-        others = {*resources(source, arch)} - {"guided_iterate", "guided_median", "guided_median_last"}
+        # A multiprocessor of Turing has shared memory for one block of it.
+        yield source, "guided_median_float16", 256 if arch == "sm_75" else 128, 0
+        yield source, "guided_median_float32", 128, 0
+        others = {*resources(source, arch)} - {"guided_iterate", "guided_median_float16", "guided_median_float32"}
         yield source, " ".join(others), 255, 0
     for iterations in (10, 5):
         strips = guided_cuda.STRIPS.plan(iterations, (2160, 3840), gpu_from_device(arch))

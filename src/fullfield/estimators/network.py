@@ -20,14 +20,7 @@ from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, FlowWithGuide, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, canonical, get_method
-from fullfield.models.cascade import (
-    FlowWithScale,
-    cascade_pairs,
-    cascade_sizes,
-    more_confident,
-    resample_flow,
-    resample_frame,
-)
+from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
 from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
 from fullfield.models.sea_raft.model import expected_log_scale
@@ -49,8 +42,8 @@ _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
 # few sizes, and recording takes longer than estimating.
 _MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
-# Share of the forward flow in the progress of a flow with a guide of half the size.
-_FORWARD = 0.8
+# Most updates of a guide at the finest size of a cascade, which starts it near its end.
+_GUIDE_UPDATES = 3
 
 
 class PairSize(NamedTuple):
@@ -101,9 +94,7 @@ class _Wanted(NamedTuple):
 
     log_scale: bool = False
     is_guide: bool = False
-    """The backward flow, or the only one, guides a refinement: it takes the fewest updates and no larger size."""
-    sizes: int = 0
-    """Sizes that the fast form is to keep, if more than those of one call."""
+    """The backward flow only guides a refinement: it takes the fewest updates."""
 
 
 class NetworkEstimator(LoadingEstimator):
@@ -248,33 +239,16 @@ class NetworkEstimator(LoadingEstimator):
     ) -> FlowWithGuide | None:
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
-        The backward flow takes the least number of updates; of frames that cascade it is that of half their size.
-        Without updates the result is None, and so it is for a network without uncertainty, for whose backward flow no
-        number of updates was measured.
+        The backward flow takes the least number of updates, at the finest size of a cascade one less. The result is
+        None without updates or with the double size, and so it is for a network without uncertainty, for whose backward
+        flow no number of updates was measured.
         """
-        size, wanted = PairSize.from_frame(frame1), _Wanted(log_scale=log_scale)
-        if 0 in self._updates() or not NETWORKS[self.method].has_mixture:
+        if 0 in self._updates() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
-        if len(self._levels(size)) == 1:
-            starts = initial_flow, None
-            forward, backward = self._estimated(frame1, frame2, starts, progress, wanted._replace(is_guide=True))
-            guide = backward.flow
-        else:
-            half = [(side + 1) // 2 for side in (size.height, size.width)]
-            levels = len(self._levels(size)) + len(self._levels(size._replace(height=half[0], width=half[1])))
-            wanted = wanted._replace(sizes=levels)
-            part = None if progress is None else lambda fraction, where: progress(_FORWARD * fraction, where)
-            (forward,) = self._estimated(frame1, frame2, [initial_flow], part, wanted)
-            first, second = (resample_frame(frame, (half[0], half[1])) for frame in (frame1, frame2))
-            part = (
-                None
-                if progress is None
-                else lambda fraction, where: progress(_FORWARD + (1 - _FORWARD) * fraction, where)
-            )
-            wanted = _Wanted(is_guide=True, sizes=levels)
-            guide = resample_flow(self._estimated(second, first, [None], part, wanted)[0].flow, size.height, size.width)
+        wanted = _Wanted(log_scale=log_scale, is_guide=True)
+        forward, backward = self._estimated(frame1, frame2, (initial_flow, None), progress, wanted)
         scale = forward.log_scale if log_scale else None
-        return FlowWithGuide(forward.flow, guide, None if scale is None else scale[:, 0])
+        return FlowWithGuide(forward.flow, backward.flow, None if scale is None else scale[:, 0])
 
     def _estimated(
         self,
@@ -312,29 +286,29 @@ class NetworkEstimator(LoadingEstimator):
                 *pair, [(size.height, size.width) for size in self._levels(PairSize.from_frame(frame1))]
             )
             height, width = pair[0].shape[-2:]
-            larger = bool(self.config.double) and not (wanted.is_guide and len(starts) == 1)
+            larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             enlarged = 4 * own if larger else 0
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
-            wanted = wanted._replace(log_scale=wanted.log_scale or larger, sizes=max(wanted.sizes, len(pairs)) + larger)
-            at = partial(self._at, network, report=report, wanted=wanted)
+            wanted = wanted._replace(log_scale=wanted.log_scale or larger)
+            at = partial(self._at, network, report=report, sizes=len(pairs) + larger, wanted=wanted)
             for frames in pairs[:0:-1]:
                 starts = [one.flow for one in at(frames, configured_coarse, starts)]
-            results = [at(pair, configured_fine, starts)]
+            limit = _GUIDE_UPDATES if len(pairs) > 1 and configured_fine is None else None
+            results = [at(pair, configured_fine, starts, guide_updates=limit)]
             if not larger:
                 return results[0]
-            # From nothing, it loses motion beyond the training range. A guide stays at the frames' own size.
-            starts = [one.flow for one in (results[0][:1] if wanted.is_guide else results[0])]
+            starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
             frames = cascade_pairs(*pair, [(height, width), (2 * height, 2 * width)])[1]
             results.append(at(frames, configured_fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
-            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*results, strict=False))
+            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*results, strict=True))
             return [
                 _NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale))
                 for best in (more_confident(*sizes) for sizes in both_sizes)
-            ] + results[0][len(starts) :]
+            ]
 
     def _at(
         self,
@@ -344,17 +318,22 @@ class NetworkEstimator(LoadingEstimator):
         starts: Sequence[Tensor | None],
         *,
         report: _Report,
+        sizes: int,
         wanted: _Wanted,
+        guide_updates: int | None = None,
     ) -> list[_NetworkFlow]:
-        """Estimate at one size for :meth:`_estimated`."""
+        """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them.
+
+        A guide takes ``guide_updates``, if less than the least number of updates.
+        """
         size, exact, both = PairSize.from_frame(frames[0]), self._is_exact(frames[0].device), len(starts) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
-        arguments = [*frames, count if wanted.is_guide and not both else updates, *starts]
-        if wanted.is_guide and both:
-            arguments.append(count)
+        arguments = [*frames, updates, *starts]
+        if wanted.is_guide:
+            arguments.append(count if guide_updates is None else min(count, guide_updates))
         with report.level(block, size, len(starts) * count):
-            runner: Any = self._exact(network, size) if exact else self._prepared(network, size, wanted.sizes)
+            runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
             with float32_convolutions(size.device) if exact else nullcontext():
                 informs = wanted.log_scale or (both and exact)  # the module has no call without its mixture
                 if not network.config.has_mixture or not informs:

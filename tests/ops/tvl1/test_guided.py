@@ -577,3 +577,40 @@ def test_refined_estimator_runs_on_gpu() -> None:
     refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
     refined(inputs["frame1"], inputs["frame2"])
     assert refined.parameters["refinement"]["backend"] == "cuda"
+
+
+HALF = RefinementConfig(filter_precision="float16")
+FILTERED_IN_HALF = {
+    "default": (HALF, {}),
+    "all median": (HALF.replace(filter_threshold=0, filter_colour=60, warps=1), {}),
+    "two passes": (HALF.replace(passes=2, rounds=1), {}),
+    "fast": (HALF, {"flow": 300.0}),
+    "bright": (HALF, {"frame1": 3.0, "frame2": 3.0}),
+}
+
+
+def differ_by_half_precision(name: str, where: torch.device, sizes: list[tuple[int, int, int]], shape: Shape) -> None:
+    config, more = FILTERED_IN_HALF[name]
+    for height, width, channels in sizes:
+        inputs = {key: (value + more.get(key, 0)).to(where) for key, value in laid_out(height, width, channels).items()}
+        found, exact = (
+            Refiner(height, width, config.replace(filter_precision=precision), where, shape)(**inputs)
+            for precision in ("float16", "float32")
+        )
+        error = (found[0] - exact[0]).norm(dim=1)
+        assert int(found[1]) == int(exact[1]) == 0
+        assert error.mean() < 3e-3
+        assert (error > 0.05).float().mean() < 0.01
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("name", FILTERED_IN_HALF)
+def test_filter_in_half_precision(name: str) -> None:
+    differ_by_half_precision(name, CPU, [(23, 37, 3), (40, 66, 1)], SMALL)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", FILTERED_IN_HALF)
+def test_filter_in_half_precision_on_a_gpu(name: str) -> None:
+    where = torch.device("cuda", torch.cuda.current_device())
+    differ_by_half_precision(name, where, [(200, 330, 3), (300, 411, 1)], guided_cuda.SHAPE)

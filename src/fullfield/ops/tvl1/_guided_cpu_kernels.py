@@ -200,16 +200,18 @@ def filter_rows(
             cu = u
             cv = v
             soft = np.float32(0.64)
-            for step in range(STEPS):
+            for columns in STEPS:
                 e2 = splat(soft * soft)
                 su = zero
                 sv = zero
                 sw = splat(np.float32(1e-12))
                 for yy in range(first, last + 1):
                     j = (yy + 1) * pitch + LEFT + x - RADIUS
-                    square = (yy - y + RADIUS + STEPS - 1 - step) % 2
-                    q = ((yy - first) * SPAN + square) * 16
-                    for dx in range(j + square, j + SPAN, 2):
+                    column = columns[(yy - y + RADIUS) % 2]
+                    if column < 0:
+                        continue
+                    q = ((yy - first) * SPAN + column) * 16
+                    for dx in range(j + column, j + SPAN, 2):
                         a = load(s, dx)
                         b = load(s, dx + size)
                         du = a - cu

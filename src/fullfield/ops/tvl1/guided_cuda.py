@@ -28,7 +28,7 @@ from fullfield.ops._launching import (
     read_source,
 )
 from fullfield.ops._recording import InOrder, record_graph
-from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
@@ -131,12 +131,13 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def source(shape: Shape, patterns: tuple[int, int] = (0, 0)) -> Source:
+def source(shape: Shape) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
-    filters = {"RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS, "EARLY": patterns[0], "LATE": patterns[1]}
-    return Source.define_macros(text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, **filters)
+    return Source.define_macros(
+        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS
+    )
 
 
 def count_planes(passes: int) -> int:
@@ -180,9 +181,9 @@ class Refiner:
         device: torch.device,
         shape: Shape = SHAPE,
         strips: Strips | None = STRIPS,
-        patterns: tuple[int, int] = (0, 0),
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
+        self._filter_name = f"guided_median_{config.filter_precision}"
         self._about = about = _launching.gpu_from_device(device)
         self._pitch = row_pitch(width, torch.float32)
         starts = range(0, config.iterations, shape.depth)
@@ -190,7 +191,7 @@ class Refiner:
         depths = [] if strips is None else sorted(set(self._depths))
         plans = {depth: strips.plan(depth, self._size, about) for depth in depths if strips is not None}
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
-        sources = [source(shape, patterns), *(one.source for one in self._passes.values())]
+        sources = [source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
         self._pass_libraries: dict[int, Kernels] = dict(zip(self._passes, loaded, strict=True))
         planes = count_planes(config.passes)
@@ -344,8 +345,7 @@ class Refiner:
                     p.refined = self._result_of(number)
                 launches.append(("jumps", self._launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
-                name = "guided_median_last" if is_last else "guided_median"
-                launches.append(("weighted median", self._launch(name, p, (_DOWN, _ACROSS))))
+                launches.append(("weighted median", self._launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
     def _pass_params(self, work: _Work, given: int | None) -> ctypes.Structure:

@@ -140,15 +140,15 @@ def iterate(
 def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
-    A step reads the neighbours on the squares of one colour of a chessboard, the next step those of the other. The last
-    step reads those of the pixel's own colour.
+    The last two steps read the neighbours on the squares of one colour of a chessboard each, the last one those of the
+    pixel's own. Each of the steps before reads half of such squares.
     """
     radius = FILTER_RADIUS
     _, height, width = flow.shape
     jump = torch.stack([abs(d) for component in flow for d in forward_gradient(component)]).amax(0)
     span = 2 * radius + 1
     active = max_pool2d(jump[None, None], span, 1, radius)[0, 0] > config.filter_threshold
-    weights, flows, squares = [], [], []
+    weights, flows, places = [], [], list[tuple[int, int]]()
     padded_flow = pad(flow, (radius,) * 4)
     guide = pad(colours, (radius,) * 4)
     fit = pad(fit, (radius,) * 4)
@@ -162,12 +162,12 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
             similarity = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
             weights.append(nearness * similarity * similarity * fit[rows, columns])
             flows.append(padded_flow[:, rows, columns])
-            squares.append((dy + dx) % 2)
+            places.append((dy % 2, dx % 2))
     present, soft = flow, 0.64
-    for step in range(FILTER_STEPS):
+    for columns in FILTER_STEPS:
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
-        for weight, other, square in zip(weights, flows, squares, strict=True):
-            if square != (FILTER_STEPS - 1 - step) % 2:
+        for weight, other, (row, column) in zip(weights, flows, places, strict=True):
+            if columns[row] != column:
                 continue
             w = weight / torch.sqrt(((other - present) ** 2).sum(0) + soft**2)
             total, mean = total + w, mean + w * other

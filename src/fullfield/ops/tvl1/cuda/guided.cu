@@ -2,7 +2,7 @@
 //
 // Macros set by the launcher:
 //   WARPS, ROWS, BLOCKS   for `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor
-//   RADIUS, STEPS         for the weighted median: radius of its window, number of steps
+//   RADIUS                of the weighted median's window
 
 // Addresses of a call's tensors. `guided_start` writes them, so a recorded graph serves every call.
 struct GuidedInputs {
@@ -297,8 +297,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 
 constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // side of a window; columns and rows of a block
 constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS;  // one more column, which only lanes without weight read
-static_assert(SPAN <= 16, "eight lanes share a window's columns, two each");
-static_assert(STEPS == 6, "guided_median lists its steps");
+static_assert(RADIUS == 7, "two columns each of eight lanes, or four of four lanes, hold a window");
 
 // Interpolate as torch.lerp does: with a share of 1 the result is `to`.
 static __device__ __forceinline__ float lerp(float from, float to, float share) {
@@ -386,39 +385,9 @@ extern "C" __global__ void __launch_bounds__(256) guided_jumps(const __grid_cons
     if (lane == 0) p.jumps[(i64)y * (p.pitch / 32) + x / 32] = all;
 }
 
-// Run one step of Weiszfeld's over a part of the neighbours: those in every ROWS-th row from ROW on, in which a lane reads its
-// column COLUMN; with COLUMN 2 or 3 columns alternate between rows as the colours of a chessboard do.
-template <int ROWS_APART, int ROW, int COLUMN>
-static __device__ __forceinline__ void median_step(const float2 *corner, const float (&weight)[SPAN][2], float soft, float &u, float &v) {
-    float total = 0.f, sum_u = 0.f, sum_v = 0.f;
-#pragma unroll
-    for (int j = ROW; j < SPAN; j += ROWS_APART) {
-        const int i = COLUMN < 2 ? COLUMN : (j + COLUMN) % 2;
-        const float2 other = corner[j * NEAR_X + i];
-        const float du = other.x - u, dv = other.y - v;
-        const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
-        total += w;
-        sum_u += w * other.x;
-        sum_v += w * other.y;
-    }
-#pragma unroll
-    for (int mask = 1; mask < 16; mask *= mask == 2 ? 4 : 2) {  // the lanes that share a pixel: see `part`
-        total += __shfl_xor_sync(ALL, total, mask);
-        sum_u += __shfl_xor_sync(ALL, sum_u, mask);
-        sum_v += __shfl_xor_sync(ALL, sum_v, mask);
-    }
-    total += 1e-12f;
-    u = sum_u / total;
-    v = sum_v / total;
-}
-
-// Filter the pixels near a jump. A block first lists those of its tile. Eight lanes take one pixel, each two columns of its
-// window, and keep the weights in registers through all steps.
-template <int PATTERN> static __device__ __forceinline__ void filter_near_jumps(const GuidedParams &p) {
-    __shared__ float4 colours[NEAR_Y * NEAR_X];
-    __shared__ float2 flows[NEAR_Y * NEAR_X];
+// List the pixels of a block's tile that are near a jump; return how many there are.
+static __device__ __forceinline__ int list_near_jumps(const GuidedParams &p, u16 *list) {
     __shared__ u64 jumps[NEAR_Y];
-    __shared__ u16 list[ACROSS * DOWN];
     __shared__ int found;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
@@ -446,8 +415,47 @@ template <int PATTERN> static __device__ __forceinline__ void filter_near_jumps(
         if (active) list[begin + __popc(all & ((1u << lane) - 1))] = (u16)(r * ACROSS + lane);
     }
     __syncthreads();
-    const int count = found;
+    return found;
+}
+
+// Run one step of Weiszfeld's over every second column of the window: from EVEN on in rows of even number, from ODD on in the
+// others; -1: none of these rows.
+template <int EVEN, int ODD>
+static __device__ __forceinline__ void median_step(const float2 *corner, const float (&weight)[SPAN][2], float soft, float &u, float &v) {
+    float total = 0.f, sum_u = 0.f, sum_v = 0.f;
+#pragma unroll
+    for (int j = 0; j < SPAN; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (i != (j % 2 ? ODD : EVEN)) continue;
+            const float2 other = corner[j * NEAR_X + i];
+            const float du = other.x - u, dv = other.y - v;
+            const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
+            total += w;
+            sum_u += w * other.x;
+            sum_v += w * other.y;
+        }
+#pragma unroll
+    for (int mask = 1; mask < 16; mask *= mask == 2 ? 4 : 2) {  // the lanes that share a pixel: see `part`
+        total += __shfl_xor_sync(ALL, total, mask);
+        sum_u += __shfl_xor_sync(ALL, sum_u, mask);
+        sum_v += __shfl_xor_sync(ALL, sum_v, mask);
+    }
+    total += 1e-12f;
+    u = sum_u / total;
+    v = sum_v / total;
+}
+
+// Filter the pixels near a jump in float32. Eight lanes take one pixel, each two columns of its window, and keep the weights
+// in registers through all steps.
+extern "C" __global__ void __launch_bounds__(256, 2) guided_median_float32(const __grid_constant__ GuidedParams p) {
+    __shared__ float4 colours[NEAR_Y * NEAR_X];
+    __shared__ float2 flows[NEAR_Y * NEAR_X];
+    __shared__ u16 list[ACROSS * DOWN];
+    const int count = list_near_jumps(p, list);
     if (count == 0) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
     const GuidedInputs in = *p.inputs;
     for (int n = threadIdx.x; n < NEAR_X * NEAR_Y; n += 256) {
         const int x = x0 - RADIUS + n % NEAR_X, y = y0 - RADIUS + n / NEAR_X;
@@ -491,50 +499,162 @@ template <int PATTERN> static __device__ __forceinline__ void filter_near_jumps(
             }
         float u = before.x, v = before.y, soft = 0.64f * 0.64f;
         const float2 *window = flows + corner;
-        if (PATTERN == 0) {
-            median_step<1, 0, 3>(window, weight, soft, u, v);
-            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
-            median_step<1, 0, 3>(window, weight, soft *= 0.25f, u, v);
-            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
-        } else if (PATTERN == 1) {
-            median_step<2, 0, 1>(window, weight, soft, u, v);
-            median_step<2, 1, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
-        } else if (PATTERN == 2) {
-            median_step<4, 0, 1>(window, weight, soft, u, v);
-            median_step<4, 1, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<4, 2, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<4, 3, 1>(window, weight, soft *= 0.25f, u, v);
-        } else if (PATTERN == 3) {
-            median_step<4, 0, 1>(window, weight, soft, u, v);
-            median_step<4, 3, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
-        } else if (PATTERN == 4) {
-            median_step<2, 0, 0>(window, weight, soft, u, v);
-            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
-        } else {
-            median_step<4, 0, 0>(window, weight, soft, u, v);
-            median_step<4, 1, 1>(window, weight, soft *= 0.25f, u, v);
-            median_step<4, 2, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<4, 3, 1>(window, weight, soft *= 0.25f, u, v);
-        }
-        if (PATTERN < 4) {
-            median_step<1, 0, 3>(window, weight, soft *= 0.25f, u, v);
-            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);  // the last one reads the pixel itself, too
-        } else if (PATTERN < 6) {
-            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<2, 1, 1>(window, weight, soft *= 0.25f, u, v);
-        } else {
-            median_step<2, 0, 0>(window, weight, soft *= 0.25f, u, v);
-            median_step<1, 0, 2>(window, weight, soft *= 0.25f, u, v);
-        }
+        median_step<1, -1>(window, weight, soft, u, v);
+        median_step<-1, 0>(window, weight, soft *= 0.25f, u, v);
+        median_step<0, -1>(window, weight, soft *= 0.25f, u, v);
+        median_step<-1, 1>(window, weight, soft *= 0.25f, u, v);
+        median_step<1, 0>(window, weight, soft *= 0.25f, u, v);
+        median_step<0, 1>(window, weight, soft *= 0.25f, u, v);  // reads the pixel itself, too
         if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, u, v);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_constant__ GuidedParams p) { filter_near_jumps<EARLY>(p); }
-extern "C" __global__ void __launch_bounds__(256, 2) guided_median_last(const __grid_constant__ GuidedParams p) { filter_near_jumps<LATE>(p); }
+// The filter in half precision, two columns in a word: colours over `filter_colour`, and flows against the pixel's own.
+#define HALVES(NAME, OPERATION)                                              \
+    static __device__ __forceinline__ u32 NAME(u32 a, u32 b) {               \
+        u32 r;                                                               \
+        asm(OPERATION ".f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));      \
+        return r;                                                            \
+    }
+HALVES(add_halves, "add")
+HALVES(subtract_halves, "sub")
+HALVES(multiply_halves, "mul")
+static __device__ __forceinline__ u32 negate_halves(u32 a) {
+    u32 r;
+    asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+}
+static __device__ __forceinline__ u32 multiply_add_halves(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+// Clamped to 0 ... 1.
+static __device__ __forceinline__ u32 multiply_add_to_one(u32 a, u32 b, u32 c) {
+    u32 r;
+    asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+static __device__ __forceinline__ float sum_halves(u32 a) { return from_f16((u16)a) + from_f16((u16)(a >> 16)); }
+
+// Return the reciprocal roots of two positive numbers to 4 %: half of the negative exponent, with a straight line between powers.
+static __device__ __forceinline__ u32 rough_reciprocal_roots(u32 a) { return 0x59bb59bb - (a >> 1) & 0x7fff7fff; }
+
+constexpr int SHARERS = 4;                                            // lanes that share a pixel
+constexpr int PAIRS_X = ACROSS + SPAN / 2;                            // words of a row: pixels x and x + 8
+
+// Run one step of Weiszfeld's as `median_step`.
+template <int EVEN, int ODD>
+static __device__ __forceinline__ void halves_step(
+    const u32 (&weight)[SPAN][2], const u32 (&flow_u)[SPAN][2], const u32 (&flow_v)[SPAN][2], u32 soft, float &u, float &v) {
+    const u32 own_u = pair_f16(u, u), own_v = pair_f16(v, v);
+    u32 totals = 0, sums_u = 0, sums_v = 0;
+#pragma unroll
+    for (int j = 0; j < SPAN; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (i != (j % 2 ? ODD : EVEN)) continue;
+            const u32 du = subtract_halves(flow_u[j][i], own_u), dv = subtract_halves(flow_v[j][i], own_v);
+            const u32 squared = multiply_add_halves(dv, dv, multiply_add_halves(du, du, soft));
+            const u32 w = multiply_halves(weight[j][i], rough_reciprocal_roots(squared));
+            totals = add_halves(totals, w);
+            sums_u = multiply_add_halves(w, flow_u[j][i], sums_u);
+            sums_v = multiply_add_halves(w, flow_v[j][i], sums_v);
+        }
+    float total = sum_halves(totals), sum_u = sum_halves(sums_u), sum_v = sum_halves(sums_v);
+#pragma unroll
+    for (int mask = 1; mask < SHARERS; mask *= 2) {
+        total += __shfl_xor_sync(ALL, total, mask);
+        sum_u += __shfl_xor_sync(ALL, sum_u, mask);
+        sum_v += __shfl_xor_sync(ALL, sum_v, mask);
+    }
+    const float inverse = 1.f / (total + 1e-12f);
+    u = sum_u * inverse;
+    v = sum_v * inverse;
+}
+
+// Filter the pixels near a jump in half precision. Four lanes take one pixel and hold its window in registers, four columns
+// each: 0, 1, 8 and 9; 2, 3, 10 and 11; ...
+extern "C" __global__ void __launch_bounds__(256, __CUDA_ARCH__ < 800 ? 1 : 2) guided_median_float16(const __grid_constant__ GuidedParams p) {
+    __shared__ uint4 colours[NEAR_Y * PAIRS_X];  // red, green, blue and fit of two pixels each
+    __shared__ float4 flows[NEAR_Y * PAIRS_X];   // u of two pixels, v of them
+    __shared__ u32 near_down[SPAN];              // what a row takes from the nearness
+    __shared__ u16 list[ACROSS * DOWN];
+    const int count = list_near_jumps(p, list);
+    if (count == 0) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int x0 = blockIdx.x % p.tiles * ACROSS, y0 = blockIdx.x / p.tiles * DOWN;
+    const GuidedInputs in = *p.inputs;
+    if (threadIdx.x < SPAN) {
+        const int dy = (int)threadIdx.x - RADIUS;
+        const float taken = fmaxf(-p.per_reach * (dy * dy), -8.f);
+        near_down[threadIdx.x] = pair_f16(taken, taken);
+    }
+    for (int n = threadIdx.x; n < NEAR_Y * NEAR_X; n += 256) {
+        const int column = n % NEAR_X, row = n / NEAR_X, x = x0 - RADIUS + column, y = y0 - RADIUS + row;
+        float colour[3] = {0.f, 0.f, 0.f}, fit = 0.f, u = 0.f, v = 0.f;  // outside the frame: no weight
+        if (x >= 0 && x < p.width && y >= 0 && y < p.height) {
+            const i64 own = (i64)y * p.pitch + x;
+            const float *at = in.frame + y * in.y + x * in.x;
+#pragma unroll
+            for (int c = 0; c < 3; c++)
+                if (c < p.channels) colour[c] = fminf(fmaxf(p.colour_scale * (at[c * in.c] - 0.5f), -100.f), 100.f);
+            fit = p.fit[own];
+            u = fminf(fmaxf(p.flow[own], -3e4f), 3e4f), v = fminf(fmaxf(p.flow[own + p.plane], -3e4f), 3e4f);
+        }
+        const u16 values[4] = {to_f16(colour[0]), to_f16(colour[1]), to_f16(colour[2]), to_f16(fit)};
+#pragma unroll
+        for (int second = 0; second < 2; second++) {
+            const int at = row * PAIRS_X + column - 8 * second;
+            if (second ? column < 8 : column >= PAIRS_X) continue;
+#pragma unroll
+            for (int c = 0; c < 4; c++) ((u16 *)colours)[8 * at + 2 * c + second] = values[c];
+            ((float *)flows)[4 * at + second] = u, ((float *)flows)[4 * at + 2 + second] = v;
+        }
+    }
+    __syncthreads();
+    const int part = lane % SHARERS, slot = lane / SHARERS;
+    const u32 one = 0x3c003c00;
+    u32 near_across[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int dx = 2 * part + i - RADIUS;
+        const float second = dx + 8 <= RADIUS ? 1.f - p.per_reach * ((dx + 8) * (dx + 8)) : -8.f;
+        near_across[i] = pair_f16(fmaxf(1.f - p.per_reach * (dx * dx), -8.f), fmaxf(second, -8.f));
+    }
+    for (int begin = warp * 8; begin < count; begin += 64) {
+        const int number = begin + slot, pixel = list[min(number, count - 1)];
+        const int row = pixel / ACROSS, column = pixel % ACROSS, centre = (row + RADIUS) * PAIRS_X + column + RADIUS;
+        const int corner = row * PAIRS_X + column + 2 * part;
+        const uint4 own = colours[centre];
+        const float before_u = flows[centre].x, before_v = flows[centre].z;
+        const u32 red = __byte_perm(own.x, 0, 0x1010), green = __byte_perm(own.y, 0, 0x1010), blue = __byte_perm(own.z, 0, 0x1010);
+        u32 weight[SPAN][2], flow_u[SPAN][2], flow_v[SPAN][2];
+#pragma unroll
+        for (int j = 0; j < SPAN; j++) {
+            const u32 down = near_down[j];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint4 other = colours[corner + j * PAIRS_X + i];
+                const float4 flow = flows[corner + j * PAIRS_X + i];
+                const u32 r = subtract_halves(other.x, red), g = subtract_halves(other.y, green), b = subtract_halves(other.z, blue);
+                u32 alike = multiply_add_halves(negate_halves(r), r, one);
+                alike = multiply_add_halves(negate_halves(g), g, alike);
+                alike = multiply_add_to_one(negate_halves(b), b, alike);
+                const u32 near = multiply_add_to_one(near_across[i], one, down);
+                weight[j][i] = multiply_halves(multiply_halves(multiply_halves(alike, alike), other.w), near);
+                flow_u[j][i] = pair_f16(flow.x - before_u, flow.y - before_u);
+                flow_v[j][i] = pair_f16(flow.z - before_v, flow.w - before_v);
+            }
+        }
+        float u = 0.f, v = 0.f;
+        // Squares of 0.64, 0.32, ...
+        halves_step<1, -1>(weight, flow_u, flow_v, 0x368e368e, u, v);
+        halves_step<-1, 0>(weight, flow_u, flow_v, 0x2e8e2e8e, u, v);
+        halves_step<0, -1>(weight, flow_u, flow_v, 0x268e268e, u, v);
+        halves_step<-1, 1>(weight, flow_u, flow_v, 0x1e8e1e8e, u, v);
+        halves_step<1, 0>(weight, flow_u, flow_v, 0x168e168e, u, v);
+        halves_step<0, 1>(weight, flow_u, flow_v, 0x0e8e0e8e, u, v);  // reads the pixel itself, too
+        if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, before_u + u, before_v + v);
+    }
+}
