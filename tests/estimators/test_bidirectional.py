@@ -96,3 +96,38 @@ def test_refined_bidirectional_network_runs_once() -> None:
     assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
     assert told == sorted(told)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(("threshold", "fewest"), [(200, {"updates": 4}), (60, {"updates": 3, "coarse_updates": 4})])
+def test_guide_takes_the_fewest_updates(
+    precision: str, threshold: int, fewest: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr(
+        "fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=threshold)
+    )
+    settings = NetworkSettings(cascade=True, precision=precision)
+    estimator = NetworkEstimator("fullfield-s", settings)
+    start = 0.5 * SCENE.flow[None]
+    told: list[float] = []
+    found = estimator.with_guide(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
+    torch.testing.assert_close(found.flow, estimator(*PAIR, initial_flow=start), atol=2e-4, rtol=0)
+    few = NetworkEstimator("fullfield-s", settings.replace(**fewest))
+    torch.testing.assert_close(found.backward, few(*PAIR[::-1]), atol=2e-4, rtol=0)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1)
+    assert found.log_scale is None
+    scaled = estimator.with_guide(*PAIR, initial_flow=start, log_scale=True)
+    torch.testing.assert_close(scaled.flow, found.flow, atol=2e-4, rtol=0)
+    assert scaled.log_scale.shape == (1, 72, 100)
+
+
+@pytest.mark.unit
+def test_networks_without_a_measured_guide_have_none() -> None:
+    for method, settings in (
+        ("raft-small", NETWORKS["raft-small"]),
+        ("fullfield-s", NetworkSettings(updates=0)),
+        ("fullfield-s", NetworkSettings(double=True)),
+    ):
+        assert NetworkEstimator(method, settings).with_guide(*PAIR) is None

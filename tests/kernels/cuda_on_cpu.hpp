@@ -484,6 +484,7 @@ static inline void ptx_add_bf16(unsigned &to, unsigned x, unsigned y) {
     to = sum(0) | sum(16);
 }
 static inline void ptx_neg_halves(unsigned &to, unsigned x) { to = x ^ 0x80008000u; }
+static inline void ptx_abs_halves(unsigned &to, unsigned x) { to = x & 0x7fff7fffu; }
 static inline void ptx_fma_halves(unsigned &to, unsigned x, unsigned y, unsigned z) {
     to = by_halves([=](int shift) { return choose_half_tiles(x, shift) * choose_half_tiles(y, shift) + choose_half_tiles(z, shift); });
 }

@@ -105,6 +105,7 @@ PTX = {
     "min.f16x2 %0, %1, %2;": "ptx_min_halves",
     "max.f16x2 %0, %1, %2;": "ptx_max_halves",
     "neg.f16x2 %0, %1;": "ptx_neg_halves",
+    "abs.f16x2 %0, %1;": "ptx_abs_halves",
     "fma.rn.f16x2 %0, %1, %2, %3;": "ptx_fma_halves",
     "fma.rn.sat.f16x2 %0, %1, %2, %3;": "ptx_fma_halves_to_one",
     "bar.sync %0, 128;": "ptx_meet_at",

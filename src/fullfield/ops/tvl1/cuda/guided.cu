@@ -538,7 +538,11 @@ static __device__ __forceinline__ u32 multiply_add_to_one(u32 a, u32 b, u32 c) {
 static __device__ __forceinline__ float sum_halves(u32 a) { return from_f16((u16)a) + from_f16((u16)(a >> 16)); }
 
 // Return the reciprocal roots of two positive numbers to 4 %: half of the negative exponent, with a straight line between powers.
-static __device__ __forceinline__ u32 rough_reciprocal_roots(u32 a) { return 0x59bb59bb - (a >> 1) & 0x7fff7fff; }
+static __device__ __forceinline__ u32 rough_reciprocal_roots(u32 a) {
+    u32 r;
+    asm("abs.f16x2 %0, %1;" : "=r"(r) : "r"(0x59bb59bb - (a >> 1)));  // the sign is a bit of the other number
+    return r;
+}
 
 constexpr int SHARERS = 4;                                            // lanes that share a pixel
 constexpr int PAIRS_X = ACROSS + SPAN / 2;                            // words of a row: pixels x and x + 8
