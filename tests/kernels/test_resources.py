@@ -131,8 +131,8 @@ def of_point_convolutions(arch: str) -> Limits:
         device, hopper = gpu_from_device(arch), arch == "sm_90a"
         forward = config.choose_multiply(request, operands, device)
         gradient = config.choose_outer(request, operands, device)
-        assert forward.shared(27, operands.parts) <= device.shared
-        assert gradient.shared(operands.parts) <= device.shared
+        assert forward.shared_bytes(27, operands.parts) <= device.shared
+        assert gradient.shared_bytes(operands.parts) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
         yield forward.source(operands), "multiply", registers, 32 if hopper else 16
         if isinstance(forward, config.MultiplyHopper):  # else its warps would wait for registers for ever
@@ -340,8 +340,8 @@ def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
         forward, gradient = (f(request, operands, device) for f in (config.choose_multiply, config.choose_outer))
-        assert forward.shared(cells, operands.parts) <= device.shared
-        assert gradient.shared(operands.parts) <= device.shared
+        assert forward.shared_bytes(cells, operands.parts) <= device.shared
+        assert gradient.shared_bytes(operands.parts) <= device.shared
         assert 1 <= gradient.warps <= 16
     if arch in ("sm_75", "sm_86", "sm_90a"):
         assert "multiply" in resources(forward.source(operands), arch)

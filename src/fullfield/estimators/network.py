@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._switch import Switch
 from fullfield.estimators._devices import check_fork
 from fullfield.estimators._frames import check_pair
-from fullfield.estimators._still import find_still_areas
+from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, FlowWithGuide, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
@@ -204,7 +204,7 @@ class NetworkEstimator(LoadingEstimator):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        return self._estimated(frame1, frame2, [initial_flow], progress, _Wanted())[0].flow
+        return self._estimated(frame1, frame2, [initial_flow], progress, _Wanted())[0][0].flow
 
     def bidirectional(
         self,
@@ -222,7 +222,7 @@ class NetworkEstimator(LoadingEstimator):
         if 0 in self._updates():
             return None
         starts = initial_flow, initial_backward
-        forward, backward = self._estimated(frame1, frame2, starts, progress, _Wanted(log_scale=True))
+        (forward, backward), _ = self._estimated(frame1, frame2, starts, progress, _Wanted(log_scale=True))
         scales = None
         if forward.log_scale is not None and backward.log_scale is not None:
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
@@ -246,9 +246,9 @@ class NetworkEstimator(LoadingEstimator):
         if 0 in self._updates() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
         wanted = _Wanted(log_scale=log_scale, is_guide=True)
-        forward, backward = self._estimated(frame1, frame2, (initial_flow, None), progress, wanted)
+        (forward, backward), still = self._estimated(frame1, frame2, (initial_flow, None), progress, wanted)
         scale = forward.log_scale if log_scale else None
-        return FlowWithGuide(forward.flow, backward.flow, None if scale is None else scale[:, 0])
+        return FlowWithGuide(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
 
     def _estimated(
         self,
@@ -257,16 +257,19 @@ class NetworkEstimator(LoadingEstimator):
         starts: Sequence[Tensor | None],
         progress: Progress | None,
         wanted: _Wanted,
-    ) -> list[_NetworkFlow]:
-        """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion."""
+    ) -> tuple[list[_NetworkFlow], StillAreas | None]:
+        """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion.
+
+        These areas are the other result.
+        """
         check_pair(frame1, frame2)
         check_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
             results = self._at_all_sizes(frame1, frame2, starts, progress, wanted)
             if still is None or 0 in self._updates():
-                return results
-            return [_NetworkFlow(still.settle(one.flow), one.log_scale) for one in results]
+                return results, still
+            return [_NetworkFlow(still.settle(one.flow), one.log_scale) for one in results], still
 
     def _at_all_sizes(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators._still import StillAreas
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Callback that receives the fraction done and the current step."""
@@ -29,6 +30,7 @@ class FlowWithGuide(NamedTuple):
 
     flow: Tensor  # [B, 2, H, W], from the first frame to the second
     backward: Tensor  # [B, 2, H, W], from the second frame to the first, on the second's pixels
+    still: StillAreas | None  # areas of the frames that agree, if there are any
     log_scale: Tensor | None = None  # [B, H, W], the network's own logarithm of the flow's error in pixels
 
 

@@ -157,14 +157,14 @@ class RefinedEstimator(WrappingEstimator):
                 torch.cuda.synchronize(frame1.device)
             seconds[name] = time.perf_counter() - started_at
 
-        started_at, scale = time.perf_counter(), None
+        started_at, scale, still = time.perf_counter(), None, None
         both_progress = _scale_progress(progress, 0.0, 2 * _DIRECTION)
         with_guide, bidirectional = get_with_guide(self.estimator), get_bidirectional(self.estimator)
         options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
         guided = with_guide and with_guide(frame1, frame2, log_scale=log_scale, **options)
         both = None if guided or bidirectional is None else bidirectional(frame1, frame2, **options)
         if guided is not None:
-            flow, backward, scale = guided
+            flow, backward, still, scale = guided
             timed("bidirectional", started_at)
         elif both is not None:
             flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
@@ -179,7 +179,9 @@ class RefinedEstimator(WrappingEstimator):
             started_at = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            flow = self.refined(frame1, frame2, flow, backward)
+            flow = self._refined(frame1, frame2, flow, backward)
+            still = find_still_areas(frame1, frame2) if guided is None else still
+            flow = flow if still is None else still.clear_still(flow)
             timed("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
@@ -187,12 +189,15 @@ class RefinedEstimator(WrappingEstimator):
 
     def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
+        refined, still = self._refined(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
+        return refined if still is None else still.clear_still(refined)
+
+    def _refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
+        """Refine a given flow, in areas that agree, too."""
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
         with self._refiners.borrow(size) as refiner:
             self._refiner_backend = refiner.backend
-            refined = refiner(frame1, frame2, flow, backward)
-        still = find_still_areas(frame1, frame2)
-        return refined if still is None else still.clear_still(refined)
+            return refiner(frame1, frame2, flow, backward)
 
 
 def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:

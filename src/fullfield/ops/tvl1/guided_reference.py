@@ -164,10 +164,10 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
             flows.append(padded_flow[:, rows, columns])
             places.append((dy % 2, dx % 2))
     present, soft = flow, 0.64
-    for columns in FILTER_STEPS:
+    for starts in FILTER_STEPS:
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
         for weight, other, (row, column) in zip(weights, flows, places, strict=True):
-            if columns[row] != column:
+            if starts[row] != column:
                 continue
             w = weight / torch.sqrt(((other - present) ** 2).sum(0) + soft**2)
             total, mean = total + w, mean + w * other
