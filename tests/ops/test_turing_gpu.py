@@ -121,7 +121,7 @@ def test_matching(dtype: torch.dtype) -> None:
     "check",
     [
         lambda: neighbors.search_on_a_gpu("volume"),
-        lambda: point_norm.TestOnTheGpu().test_gradients("layer", torch.bfloat16, 1000, 64),
+        lambda: point_norm.TestOnTheGpu().test_point_norm_gradients("layer", torch.bfloat16, 1000, 64),
     ],
     ids=["neighbours", "point norm"],
 )

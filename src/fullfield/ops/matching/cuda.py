@@ -81,7 +81,7 @@ class _Rows:
     def multiply_chunk(self, chunk: slice) -> Tensor:
         """Return the products of these rows [B, n, M] and pass them to the kernels."""
         product_rows = _multiply_rows(self.query[:, chunk], self.key.transpose(1, 2))
-        self.params.multiply_chunk, self.params.begin = product_rows.data_ptr(), chunk.start
+        self.params.products, self.params.begin = product_rows.data_ptr(), chunk.start
         self.params.rows = chunk.stop - chunk.start
         return product_rows
 
