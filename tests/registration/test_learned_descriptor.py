@@ -346,7 +346,7 @@ def test_published_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_pat
         return weigh(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["fullfield.registration.search"], "weigh", noted)
+        patch.setattr(sys.modules["fullfield.registration.search"], "weigh_evidence", noted)
         found = register(first, second, voxel=0.09, descriptor="learned")
         assert set(judged) == {LEARNED_LIMITS}
         register(first, second, voxel=0.09, descriptor="fpfh")

@@ -231,7 +231,7 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
         return [SimpleNamespace(transform=poses[number + 1], is_better=True)] if number < switches else []
 
     for name, replacement in (
-        ("_object_to_reflection", lambda *_: None),
+        ("_find_reflection_objection", lambda *_: None),
         ("_observe", lambda _, pose: judged.append(pose[0, 3])),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
