@@ -25,7 +25,7 @@ from fullfield.evaluation.sharing import ProcessRank
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import LearnedDescriptor, Registration
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
-from fullfield.registration.refinement import true_overlap
+from fullfield.registration.refinement import measure_true_overlap
 from fullfield.testing import room_scan
 from refusals import refuses
 
@@ -263,14 +263,14 @@ def test_true_overlap_refines_pose() -> None:
     truth[:3, 3] += far
     off = truth.copy()
     off[:3, 3] += (0.2, -0.15, 0.1)
-    refined = true_overlap(first, target, off, max_distance=0.1, refine=True)
+    refined = measure_true_overlap(first, target, off, max_distance=0.1, refine=True)
     assert np.abs(refined.pose - truth).max() < 0.02
     assert refined.fraction > 0.9
     assert np.isin(refined.points.round(6), first.round(6)).all()
-    kept = true_overlap(first, target, off, max_distance=0.1)
+    kept = measure_true_overlap(first, target, off, max_distance=0.1)
     assert np.allclose(kept.pose, off, atol=1e-9)
     assert kept.fraction < refined.fraction
-    nothing = true_overlap(first, target + 1000, truth, max_distance=0.1, refine=True)
+    nothing = measure_true_overlap(first, target + 1000, truth, max_distance=0.1, refine=True)
     assert (len(nothing.points), nothing.fraction) == (0, 0.0)
 
 

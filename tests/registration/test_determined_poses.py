@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullfield.registration import Registration, register
-from fullfield.registration.contacts import Contacts, PlaneEquations, rotation_about
+from fullfield.registration.contacts import Contacts, PlaneEquations, rotation_matrix
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
 from fullfield.testing import room_scan
@@ -225,4 +225,4 @@ def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
 def test_pairs_repeat_with_their_seed() -> None:
     first, second = draw_determined_pair(5), draw_determined_pair(5)
     assert np.array_equal(first.source, second.source)
-    assert np.allclose(rotation_about(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))
+    assert np.allclose(rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

@@ -22,8 +22,14 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
 from fullfield.registration import LearnedDescriptor, cuda, learned, register
-from fullfield.registration.descriptors import surfaces
-from fullfield.registration.learned import MAX_BYTES, batched, levels_on_device, network_input, network_levels
+from fullfield.registration.descriptors import describe_surfaces
+from fullfield.registration.learned import (
+    MAX_BYTES,
+    join_batch,
+    prepare_levels_on_device,
+    prepare_network_input,
+    prepare_network_levels,
+)
 from fullfield.registration.learned_network import (
     CELLS,
     INPUTS,
@@ -32,10 +38,10 @@ from fullfield.registration.learned_network import (
     WIDTH,
     DescriptorConfig,
     DescriptorNetwork,
-    surroundings,
+    find_surroundings,
 )
-from fullfield.registration.scan import prepare, select_per_cell
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh
+from fullfield.registration.scan import prepare_scan, select_per_cell
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh_evidence
 from fullfield.testing import room_scan
 from refusals import refuses
 
@@ -65,23 +71,23 @@ def test_local_surfaces_are_independent_of_pose() -> None:
     plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
     ball = draw.normal(size=(3000, 3))
     for cloud, wanted in ((plane[0], (0, 1, 0, 0)), (line, (0, 0, 1, 0)), (ball, (1, 0, 0, 0))):
-        found = surfaces(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 3.0, 2.0)[1]
+        found = describe_surfaces(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 3.0, 2.0)[1]
         assert np.abs(np.median(found, axis=0) - wanted).max() < 0.25
-        turned = surfaces(cloud @ turn().T, cloud[:50] @ turn().T, 3.0, 2.0)[1]
-        assert np.allclose(turned, surfaces(cloud, cloud[:50], 3.0, 2.0)[1], atol=1e-6)
+        turned = describe_surfaces(cloud @ turn().T, cloud[:50] @ turn().T, 3.0, 2.0)[1]
+        assert np.allclose(turned, describe_surfaces(cloud, cloud[:50], 3.0, 2.0)[1], atol=1e-6)
         assert (found >= 0).all()
     edge = np.concatenate([plane[0], plane[1][:, [2, 1, 0]]])
-    assert surfaces(edge, np.zeros((1, 3)), 3.0, 2.0)[1][0, 0] > 0.3
+    assert describe_surfaces(edge, np.zeros((1, 3)), 3.0, 2.0)[1][0, 0] > 0.3
     lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
-    assert surfaces(lifted, lifted[-1:], 3.0, 2.0)[1][0, 3] == pytest.approx(0.5, abs=0.05)
-    assert np.isfinite(surfaces(np.zeros((3, 3)), np.zeros((3, 3)), 3.0, 2.0)[1]).all()
+    assert describe_surfaces(lifted, lifted[-1:], 3.0, 2.0)[1][0, 3] == pytest.approx(0.5, abs=0.05)
+    assert np.isfinite(describe_surfaces(np.zeros((3, 3)), np.zeros((3, 3)), 3.0, 2.0)[1]).all()
 
 
 @pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
 def test_normals_have_the_least_variance(scale: tuple[float, ...]) -> None:
     cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
     variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
-    normal, shape = (part[0] for part in surfaces(cloud, cloud[:1], 100.0, 100.0))
+    normal, shape = (part[0] for part in describe_surfaces(cloud, cloud[:1], 100.0, 100.0))
     assert normal @ np.cov(cloud.T, bias=True) @ normal == pytest.approx(variances[0], abs=1e-9 * variances[2])
     assert np.linalg.norm(normal) == pytest.approx(1.0)
     least, middle, most = np.sqrt(variances.clip(0))
@@ -111,7 +117,7 @@ def pair_cells(points: torch.Tensor, normals: torch.Tensor, i: torch.Tensor, j: 
 
 
 def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tensor) -> None:
-    around = surroundings(points, normals, offsets)
+    around = find_surroundings(points, normals, offsets)
     rows, found_j, found_k = around.geometry.triplets()
     found = radius_search(points, RINGS[-1], offsets=offsets)
     i, j = torch.repeat_interleave(torch.arange(len(points)), found.offsets.diff()), found.indices.long()
@@ -127,7 +133,7 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
 
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
-    points, normals, *_ = network_input(
+    points, normals, *_ = prepare_network_input(
         room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
     )
     points, normals = points[:count], normals[:count]
@@ -159,12 +165,12 @@ def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[...,
     fine = room[select_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
     rows = select_per_cell(fine, 1.0)
-    wanted = network_levels(fine, rows, 2, around=True)
+    wanted = prepare_network_levels(fine, rows, 2, around=True)
     model = DescriptorNetwork(SMALL)
     known = [model.compute_properties(one.features, one.around) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
     machine.schedule = 1
-    found = levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
+    found = prepare_levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
     for one, other, there in zip(found.inputs, wanted.inputs, known, strict=True):
         assert torch.equal(one.points, other.points)
         assert (one.normals * other.normals).sum(1).abs().min() > 0.9999
@@ -189,7 +195,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
     def cell(place: tuple[float, ...], normal: torch.Tensor, sign: float = 1.0) -> tuple[int, int, int]:
         points, normals = torch.tensor([(0.0, 0.0, 0.0), place]), torch.cat([own, sign * normal[None]])
-        k = int(surroundings(points, normals).geometry.triplets()[2][0])
+        k = int(find_surroundings(points, normals).geometry.triplets()[2][0])
         return k // (KERNEL[1] * KERNEL[2]), k // KERNEL[2] % KERNEL[1], k % KERNEL[2]
 
     assert cell((2.0, 0.0, 0.0), level)[:2] == (0, 0)
@@ -208,11 +214,13 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
 
 def test_input_features_are_means_and_fractions(room: Floats) -> None:
-    given = network_input(room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0))
+    given = prepare_network_input(
+        room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
+    )
     points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
-    around = surroundings(points, normals, offsets)
+    around = find_surroundings(points, normals, offsets)
     found = model.compute_properties(features, around)
     assert found.shape == (300, WIDTH)
     cloud = (torch.arange(300) >= 120).long()
@@ -239,9 +247,9 @@ def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats
     first, other = described(fine, rows), described(fine @ turn().T, rows)
     assert first.shape == (len(rows), WIDTH)
     assert np.quantile((first * other).sum(1), 0.1) > 0.99
-    points, normals, features, _ = network_input(fine, rows)
+    points, normals, features, _ = prepare_network_input(fine, rows)
     flipped = torch.where(torch.arange(len(rows))[:, None] % 3 == 0, -normals, normals)
-    one, two = (model(features, surroundings(points, n)) for n in (normals, flipped))
+    one, two = (model(features, find_surroundings(points, n)) for n in (normals, flipped))
     assert torch.allclose(one, two, atol=1e-5)
 
 
@@ -268,7 +276,7 @@ def test_more_resolutions_begin_without_influence(room: Floats) -> None:
     with torch.no_grad():
         for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
             weight.normal_()
-    found = model(*batched([network_levels(fine, rows, 3)], gradient=True))
+    found = model(*join_batch([prepare_network_levels(fine, rows, 3)], gradient=True))
     (found * torch.randn_like(found)).sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -279,14 +287,14 @@ def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
         fine = cloud[select_per_cell(cloud, 0.5)]
-        levels.append(network_levels(fine, select_per_cell(fine, 1.0), 3))
+        levels.append(prepare_network_levels(fine, select_per_cell(fine, 1.0), 3))
     torch.manual_seed(0)
     model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
     with torch.no_grad():
         for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
             weight.normal_(std=0.1)
-        together = model(*batched(levels, gradient=False))
-        alone = torch.cat([model(*batched([one], gradient=False)) for one in levels])
+        together = model(*join_batch(levels, gradient=False))
+        alone = torch.cat([model(*join_batch([one], gradient=False)) for one in levels])
     assert torch.allclose(together, alone, atol=1e-5)
 
 
@@ -303,10 +311,10 @@ def test_learned_descriptor_save_and_load_round_trip(tmp_path: Path, room: Float
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
     assert second.config == SMALL
-    described = prepare(room, first.describe).features
-    assert described.shape == (len(prepare(room).points), WIDTH)
+    described = prepare_scan(room, first.describe).features
+    assert described.shape == (len(prepare_scan(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
-    assert np.array_equal(described, prepare(room, second.describe).features)
+    assert np.array_equal(described, prepare_scan(room, second.describe).features)
     second.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
@@ -343,7 +351,7 @@ def test_published_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     def noted(*given: Any) -> Any:
         judged.append(given[-1])
-        return weigh(*given)
+        return weigh_evidence(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["fullfield.registration.search"], "weigh_evidence", noted)

@@ -10,10 +10,17 @@ from numpy.typing import NDArray
 
 from fullfield.registration import search
 from fullfield.registration.deformation import Deformation
-from fullfield.registration.descriptors import BINS, around, histograms, mutual_matches, nearest_within, plane_normals
-from fullfield.registration.group import combine
-from fullfield.registration.ransac import apply, fit_rigid, hypotheses
-from fullfield.registration.refinement import Refiner, library
+from fullfield.registration.descriptors import (
+    BINS,
+    compute_fpfh_histograms,
+    compute_plane_normals,
+    find_mutual_matches,
+    find_nearest_within,
+    is_near_any,
+)
+from fullfield.registration.group import combine_registrations
+from fullfield.registration.ransac import apply_transform, fit_rigid, search_hypotheses
+from fullfield.registration.refinement import Refiner, import_small_gicp
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Doubts, Evidence, estimate_confidence
 
@@ -61,20 +68,22 @@ def cloud(seed: int, count: int = 60) -> tuple[Floats, Floats]:
 
 def test_histograms_are_those_of_loops_in_any_pose() -> None:
     points, normals = cloud(0)
-    assert np.allclose(histograms(points, normals, 0.4), by_hand(points, normals, 0.4), atol=1e-9)
+    assert np.allclose(compute_fpfh_histograms(points, normals, 0.4), by_hand(points, normals, 0.4), atol=1e-9)
     points, normals = cloud(1)
     pose, signs = turned(2), np.where(np.arange(60) % 3, 1.0, -1.0)[:, None]
-    other = histograms(apply(pose, points), signs * normals @ pose[:3, :3].T, 0.4)
-    assert np.abs(other - histograms(points, normals, 0.4)).max() < 0.05  # a value on a bin's edge may change bins
-    assert np.abs(histograms(points, normals[::-1], 0.4) - other).max() > 0.2
-    assert not histograms(np.eye(3) * 100, np.eye(3), 1.0).any()
+    other = compute_fpfh_histograms(apply_transform(pose, points), signs * normals @ pose[:3, :3].T, 0.4)
+    assert (
+        np.abs(other - compute_fpfh_histograms(points, normals, 0.4)).max() < 0.05
+    )  # a value on a bin's edge may change bins
+    assert np.abs(compute_fpfh_histograms(points, normals[::-1], 0.4) - other).max() > 0.2
+    assert not compute_fpfh_histograms(np.eye(3) * 100, np.eye(3), 1.0).any()
 
 
 def test_normals_stand_on_their_plane() -> None:
     draw = np.random.default_rng(3)
     flat = np.concatenate([draw.random((400, 2)), draw.normal(scale=1e-3, size=(400, 1))], axis=1)
     pose = turned(4)
-    normals = plane_normals(apply(pose, flat), apply(pose, flat[:50]), 0.3)
+    normals = compute_plane_normals(apply_transform(pose, flat), apply_transform(pose, flat[:50]), 0.3)
     assert np.abs(normals @ pose[:3, 2]).min() > 0.999
     assert np.allclose(np.linalg.norm(normals, axis=1), 1)
 
@@ -86,9 +95,9 @@ def test_mutual_matches_are_each_others_nearest() -> None:
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
     forth, back = apart.argmin(1), apart.argmin(0)
     wanted = [[i, j] for i, j in enumerate(forth.tolist()) if back[j] == i]
-    assert mutual_matches(first, second).tolist() == wanted
-    assert mutual_matches(first[:0], second).shape == (0, 2)
-    same = mutual_matches(np.repeat(first[:2], 3, axis=0), first[:2])  # of rows alike, the first
+    assert find_mutual_matches(first, second).tolist() == wanted
+    assert find_mutual_matches(first[:0], second).shape == (0, 2)
+    same = find_mutual_matches(np.repeat(first[:2], 3, axis=0), first[:2])  # of rows alike, the first
     assert same.tolist() == [[0, 0], [3, 1]]
 
 
@@ -98,14 +107,14 @@ def test_nearest_within_radius_equals_loops() -> None:
     points[7] = points[3]
     queries[0] = points[3]
     apart = np.linalg.norm(points[None] - queries[:, None], axis=2)
-    found, who = nearest_within(points, queries, 1.0)
+    found, who = find_nearest_within(points, queries, 1.0)
     near = apart.min(1) <= 1.0
     assert 0 < near.sum() < 200
     assert np.array_equal(who, np.where(near, apart.argmin(1), -1))
     assert who[0] == 3
     assert np.allclose(found[near], apart.min(1)[near])
     assert np.isinf(found[~near]).all()
-    assert nearest_within(points, queries + 100, 1.0)[1].tolist() == [-1] * 200
+    assert find_nearest_within(points, queries + 100, 1.0)[1].tolist() == [-1] * 200
 
 
 @pytest.mark.unit
@@ -116,18 +125,18 @@ def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
     if outlier is not None:
         points = np.concatenate([points, np.full((1, 3), outlier)])
     apart = np.linalg.norm(points[None] - queries[:, None], axis=2).min(1)
-    found = around(points, queries, 4.0)
+    found = is_near_any(points, queries, 4.0)
     assert found[apart <= 4.0].all()
     if outlier is None:
         assert not found[apart > 4.0 * 1.25 * 3**0.5].any()
-    assert not around(points[:1], points[:1] + 50, 4.0).any()
+    assert not is_near_any(points[:1], points[:1] + 50, 4.0).any()
 
 
 @pytest.mark.unit
 def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
     points = np.random.default_rng(6).normal(size=(4, 10, 3))
     poses = np.stack([turned(seed) for seed in range(4)])
-    assert np.allclose(fit_rigid(points, apply(poses, points)), poses, atol=1e-9)
+    assert np.allclose(fit_rigid(points, apply_transform(poses, points)), poses, atol=1e-9)
     mirrored = fit_rigid(points, points * (1, 1, -1))
     assert np.allclose(np.linalg.det(mirrored[:, :3, :3]), 1)
 
@@ -137,16 +146,16 @@ def test_ransac_finds_the_pose_among_wrong_matches() -> None:
     draw = np.random.default_rng(7)
     source = draw.random((600, 3)) * 30
     truth = turned(8)
-    target = apply(truth, source) + draw.normal(scale=0.2, size=source.shape)
+    target = apply_transform(truth, source) + draw.normal(scale=0.2, size=source.shape)
     target[60:] = draw.random((540, 3)) * 30  # one in ten is right
-    found = hypotheses(source, target, 1.0, seed=1)
+    found = search_hypotheses(source, target, 1.0, seed=1)
     assert 55 <= found[0].inliers <= 75
-    assert np.abs(apply(found[0].transform, source[:60]) - apply(truth, source[:60])).max() < 0.5
+    assert np.abs(apply_transform(found[0].transform, source[:60]) - apply_transform(truth, source[:60])).max() < 0.5
     assert found[0].inliers > 2 * found[1].inliers
-    again = hypotheses(source, target, 1.0, seed=1)
+    again = search_hypotheses(source, target, 1.0, seed=1)
     assert all(np.array_equal(a.transform, b.transform) for a, b in zip(found, again, strict=True))
-    assert hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
-    assert hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
+    assert search_hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
+    assert search_hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
 
 
 @pytest.mark.unit
@@ -162,7 +171,7 @@ def test_refiner_ignores_points_without_partners() -> None:
 
     class Watched:
         def __getattr__(self, name: str) -> object:
-            return getattr(library(), name)
+            return getattr(import_small_gicp(), name)
 
         def align(self, target: object, source: object, *rest: object, **options: object) -> object:
             sizes.append(source.size())  # type: ignore[attr-defined]
@@ -207,7 +216,7 @@ def test_accepted_pairs_without_the_first_cloud_leave_the_others_without_a_pose(
     points = np.random.default_rng(0).uniform(0, 10, (200, 3))
     accepted = AcceptedRegistration(np.eye(4), True, None, 0.9, 100, 90, 0.9, 0.01, 0.1)
     refused = RefusedRegistration(None, False, "nothing", 0.1, 100, 3, 0.1, 0.01, 0.1)
-    group = combine([points] * 3, {(1, 0): refused, (2, 0): refused, (2, 1): accepted})
+    group = combine_registrations([points] * 3, {(1, 0): refused, (2, 0): refused, (2, 1): accepted})
     assert [pose is None for pose in group.poses] == [False, True, True]
     assert not group.contradictions
 
@@ -222,7 +231,7 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
     pair = SimpleNamespace(
         source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
-        weigh=lambda refined: [(evidence, refined[0])],
+        weigh_poses=lambda refined: [(evidence, refined[0])],
         compare=lambda _: SimpleNamespace(contradiction=0.0),
     )
 
@@ -232,14 +241,14 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
 
     for name, replacement in (
         ("_find_reflection_objection", lambda *_: None),
-        ("_observe", lambda _, pose: judged.append(pose[0, 3])),
+        ("_find_free_motion_objection", lambda _, pose: judged.append(pose[0, 3])),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: Deformation(None, is_bent=False)),
-        ("select_equal", lambda *_: []),
+        ("select_undecided", lambda *_: []),
     ):
         monkeypatch.setattr(search, name, replacement)
-    objection, pose, _ = search._judge(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
+    objection, pose, _ = search._judge_pose(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
     assert judged == [0, 1, 2][: switches + 1]
     if switches < 3:
         assert objection is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fullfield.registration.descriptors import surfaces
+from fullfield.registration.descriptors import describe_surfaces
 from fullfield.testing import room_scan
 from fullfield.training.pairs import (
     PARTNER,
@@ -42,7 +42,7 @@ def test_scenes_have_flat_bent_and_sharp_places() -> None:
     for seed in range(6):
         scene = draw_synthetic_scene(np.random.default_rng(seed))
         radius = 0.015 * float(np.ptp(scene, axis=0).max())
-        curvature = surfaces(scene, scene[::60], radius, radius)[1][:, 0]
+        curvature = describe_surfaces(scene, scene[::60], radius, radius)[1][:, 0]
         flat.append((curvature < 0.02).mean())
         sharp.append((curvature > 0.2).mean())
     assert 0.1 < np.mean(flat) < 0.9

@@ -28,7 +28,7 @@ from benchmarks.cases.registration.calibration import reliability
 from benchmarks.stored import state_conditions
 from fullfield.io.files import write_atomically
 from fullfield.registration import register
-from fullfield.registration.verdict import list_signs
+from fullfield.registration.verdict import list_confidence_features
 from fullfield.testing.cloud_pairs import (
     DETERMINED,
     UNDETERMINED,
@@ -69,7 +69,7 @@ def recorded_signs() -> Iterator[list[tuple[float, list[float]]]]:
 
     def record(*measurements: Any) -> float:
         confidence = float(estimate(*measurements))
-        records.append((confidence, list_signs(*measurements).tolist()))
+        records.append((confidence, list_confidence_features(*measurements).tolist()))
         return confidence
 
     search.estimate_confidence = record  # type: ignore[attr-defined]

@@ -236,7 +236,7 @@ def _report_group(
     elif args.merge is not None:
         lines.append(f"{args.merge}: not written, since no accepted pair connects {args.clouds[0]} with another cloud")
     values = {
-        "success": group.success,
+        "success": group.is_complete,
         "poses": [
             {"cloud": path, "pose": None if pose is None else pose.tolist()}
             for path, pose in zip(args.clouds, group.poses, strict=True)
@@ -248,7 +248,7 @@ def _report_group(
         "seconds": watch.get_seconds(),
     }
     report.print_report(args, values, "\n".join(lines), memory=True)
-    return 0 if group.success else NOT_REGISTERED
+    return 0 if group.is_complete else NOT_REGISTERED
 
 
 def _draw_clouds(
@@ -300,11 +300,11 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
-    from fullfield.registration.scan import choose_voxel, find_middle, finite_points
+    from fullfield.registration.scan import choose_voxel, find_median, take_finite_points
 
     if args.voxel is not None and result.cause not in ("scale", "place"):
-        points = [finite_points(cloud, "cloud") for cloud in clouds]
-        automatic = choose_voxel(*(cloud - find_middle(cloud) for cloud in points))
+        points = [take_finite_points(cloud, "cloud") for cloud in clouds]
+        automatic = choose_voxel(*(cloud - find_median(cloud) for cloud in points))
         if automatic > 0 and not automatic / _OTHER_VOXEL <= args.voxel <= automatic * _OTHER_VOXEL:
             size = "smaller" if args.voxel > automatic else "larger"
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"

@@ -166,7 +166,7 @@ class Registrar:
     ) -> None:
         from fullfield.registration.register import Settings
 
-        Settings(voxel, None, seed, iterations, samples).check()
+        Settings(voxel, None, seed, iterations, samples).check_settings()
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
         self.ransac_only = ransac_only
         self._descriptor, self._checksum = None, None
@@ -318,10 +318,10 @@ def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registrati
 
 
 def _store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
-    from fullfield.registration.refinement import true_overlap
+    from fullfield.registration.refinement import measure_true_overlap
 
     clouds = sample.source, sample.target
-    overlap = true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
+    overlap = measure_true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
     content = {
         "pose": overlap.pose.tolist(),
         "moment": mean_outer_product(torch.from_numpy(overlap.points)).tolist(),

@@ -42,7 +42,7 @@ def _count_row_capacity(offsets, first, last):
 
 
 @_jit
-def _listed(indices, start, count, i, row):
+def _copy_neighbors(indices, start, count, i, row):
     """Copy a point's neighbours into ``row``, padded to whole vectors with the point itself."""
     for n in range(count):
         row[n] = indices[start + n]
@@ -53,7 +53,7 @@ def _listed(indices, start, count, i, row):
 
 
 @_jit
-def _seen(surface, i, row, n):
+def _view_from_point(surface, i, row, n):
     """Return distances, directions and normals of 16 neighbours, ``row[n : n + 16]``, seen from point ``i``.
 
     ``surface`` has eight numbers for each point: coordinates, a normal and two unused ones.
@@ -67,33 +67,33 @@ def _seen(surface, i, row, n):
 
 
 @_jit
-def _dot(a, b):
+def _dot_product(a, b):
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
 @_jit
-def _own_normal(surface, i):
+def _get_normal(surface, i):
     at = np.uintp(i) * np.uintp(8)
     return splat(surface[at + np.uintp(3)]), splat(surface[at + np.uintp(4)]), splat(surface[at + np.uintp(5)])
 
 
 @_jit
-def _bin(value):
+def _bin_index(value):
     """Return the bins of values from 0 to 1, with a fraction."""
     return minimum(maximum(value * splat(np.float32(BINS)), splat(np.float32(0.0))), splat(np.float32(BINS - 1)))
 
 
 @_jit
-def _where(condition, number, otherwise):
+def _select(condition, number, otherwise):
     """Return ``number`` where the condition is 1, else ``otherwise``."""
     return condition * number + (splat(np.float32(1.0)) - condition) * splat(np.float32(otherwise))
 
 
 @_jit
-def pair_histograms(surface, offsets, indices, histograms, first, last):
+def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
     """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair.
 
-    ``surface`` is as for :func:`_seen`. A row of ``histograms`` has :data:`ROW` numbers.
+    ``surface`` is as for :func:`_view_from_point`. A row of ``histograms`` has :data:`ROW` numbers.
     """
     capacity = _count_row_capacity(offsets, first, last)
     row, bins, bin_counts = (
@@ -105,25 +105,25 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
     one, two, tiny = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
     second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
-        count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
-        u = _own_normal(surface, i)
+        count = _copy_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        u = _get_normal(surface, i)
         for n in range(0, count, LANES):
-            _, d, normal = _seen(surface, i, row, n)
+            _, d, normal = _view_from_point(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
-            across = sqrt(_dot(v, v))
+            across = sqrt(_dot_product(v, v))
             angles, scale = one - is_above(tiny, across), one / maximum(across, tiny)
-            along, phi = _dot(u, normal), _dot(u, d)
-            aside = (_dot(d, normal) - phi * along) * scale
+            along, phi = _dot_product(u, normal), _dot_product(u, d)
+            aside = (_dot_product(d, normal) - phi * along) * scale
             side = one - two * is_above(zero, along)  # the neighbour's normal on the side of the point's own
             mirrored = one - two * is_above(zero, phi)
             along, aside = along * side, aside * side * mirrored
             theta = zero  # bin of the angle with the tangent aside / along
             for k in range(BINS - 1):
                 theta = theta + one - is_above(along * splat(_TANGENTS[k]), aside)
-            alpha = (_dot(v, normal) * side * scale + one) * half
-            store_int32(bins, 3 * n, _where(angles, _bin(alpha), 3 * BINS))
-            store_int32(bins, 3 * n + LANES, _where(angles, _bin(phi * mirrored) + second, 3 * BINS))
-            store_int32(bins, 3 * n + 2 * LANES, _where(angles, theta + third, 3 * BINS))
+            alpha = (_dot_product(v, normal) * side * scale + one) * half
+            store_int32(bins, 3 * n, _select(angles, _bin_index(alpha), 3 * BINS))
+            store_int32(bins, 3 * n + LANES, _select(angles, _bin_index(phi * mirrored) + second, 3 * BINS))
+            store_int32(bins, 3 * n + 2 * LANES, _select(angles, theta + third, 3 * BINS))
         bin_counts[:] = 0
         for n in range(np.uintp(3 * count)):
             bin_counts[np.uintp(bins[n])] += 1
@@ -133,15 +133,15 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
 
 
 @_jit
-def weighted_histograms(surface, offsets, indices, histograms, out, first, last):
+def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, last):
     """Average the neighbours' histograms, weighted by 1 / distance²; each of the three is scaled to the sum 1."""
     capacity, rows = _count_row_capacity(offsets, first, last), histograms.reshape(-1)
     row, weights, total = np.empty(capacity, np.int32), np.empty(capacity, np.float32), np.empty(ROW, np.float32)
     zero = splat(np.float32(0.0))
     for i in range(first, last):
-        count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        count = _copy_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
-            distance, _, _ = _seen(surface, i, row, n)
+            distance, _, _ = _view_from_point(surface, i, row, n)
             store(weights, n, reciprocal_where(distance * distance, zero))
         a, b, c = zero, zero, zero
         for n in range(count):
@@ -161,7 +161,7 @@ def weighted_histograms(surface, offsets, indices, histograms, out, first, last)
 
 
 @_jit
-def _rotate(a, v, i, j):
+def _apply_jacobi_rotation(a, v, i, j):
     """Turn two axes of the symmetric matrix ``a``, and the columns of ``v`` with them, so that a[i, j] becomes 0."""
     if a[i, j] == 0.0:
         return
@@ -181,7 +181,7 @@ def _rotate(a, v, i, j):
 
 
 @_jit
-def _axes(m, a, v):
+def _compute_eigenvectors(m, a, v):
     """Turn moments into principal axes, the columns of ``v``, with variances ``a[k, k]``; return the least one's k.
 
     ``m``: sums of the coordinates, of their products (xx, xy, xz, yy, yz, zz) and of the points. They become means.
@@ -195,9 +195,9 @@ def _axes(m, a, v):
             v[row, column], v[column, row] = 0.0, 0.0
         v[row, row] = 1.0
     for _ in range(SWEEPS):
-        _rotate(a, v, 0, 1)
-        _rotate(a, v, 0, 2)
-        _rotate(a, v, 1, 2)
+        _apply_jacobi_rotation(a, v, 0, 1)
+        _apply_jacobi_rotation(a, v, 0, 2)
+        _apply_jacobi_rotation(a, v, 1, 2)
     smallest = 0
     for k in range(3):
         a[k, k] = max(a[k, k], 0.0)
@@ -206,7 +206,7 @@ def _axes(m, a, v):
 
 
 @_reordering
-def _moments(offsets, count, limit, close_sums, full_sums):
+def _add_moments(offsets, count, limit, close_sums, full_sums):
     """Sum coordinates, their products and the points, of close ones (squares up to ``limit``) and of all."""
     xs, ys, zs = offsets[0], offsets[1], offsets[2]
     a = b = c = aa = ab = ac = bb = bc = cc = 0.0
@@ -229,7 +229,7 @@ def _moments(offsets, count, limit, close_sums, full_sums):
 
 
 @_jit
-def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
+def compute_local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
     """Fill the normal of the plane through each query's neighbours and, unless ``shapes`` is empty, the shape.
 
     See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
@@ -246,13 +246,13 @@ def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, f
                 points[j, 1] - y,
                 points[j, 2] - z,
             )
-        _moments(displacements, count, limit, close_sums, full_sums)
-        smallest = _axes(full_sums, a, v)
+        _add_moments(displacements, count, limit, close_sums, full_sums)
+        smallest = _compute_eigenvectors(full_sums, a, v)
         for k in range(3):
             normals[i, k] = v[k, smallest]
         if len(shapes) == 0:
             continue
-        smallest = _axes(close_sums, a, v)
+        smallest = _compute_eigenvectors(close_sums, a, v)
         low, high = a[smallest, smallest], max(a[0, 0], a[1, 1], a[2, 2])
         total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
         for k in range(3):
@@ -265,7 +265,7 @@ def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, f
 
 
 @_jit
-def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first, last):
+def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entries, first, last):
     """Sort each point's neighbours, itself left out, by kernel cell (learned_network.pair_cells), and count each cell.
 
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other. An entry is
@@ -283,10 +283,10 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
     flat, bent = splat(edges[4]), splat(edges[5])
     for i in range(first, last):
         row_start, count = offsets[i], offsets[i + 1] - offsets[i]
-        padded, u = _listed(indices, row_start, count, i, row), _own_normal(surface, i)
+        padded, u = _copy_neighbors(indices, row_start, count, i, row), _get_normal(surface, i)
         for n in range(0, padded, LANES):
-            distance, d, normal = _seen(surface, i, row, n)
-            height, ahead, cosine = _dot(u, d), _dot(normal, d), _dot(u, normal)
+            distance, d, normal = _view_from_point(surface, i, row, n)
+            height, ahead, cosine = _dot_product(u, d), _dot_product(normal, d), _dot_product(u, normal)
             side = one - two * is_above(zero, height)
             height, cosine = height * side, cosine * side
             side = one - two * is_above(zero, cosine)
@@ -315,10 +315,10 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
 
 
 @_jit
-def known_properties(features, counts, rows, entries, bits, rings, properties, first, last):
+def compute_known_properties(features, counts, rows, entries, bits, rings, properties, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
-    ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sorted_cells` fills it.
+    ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_neighbors_by_cell` fills it.
     """
     width, cells = (properties.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
     values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
@@ -356,12 +356,15 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _neighborhood = (_flat, _long, _int)
 ENTRY_POINTS = {
-    "known_properties": (known_properties, (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i)),
-    "local_surfaces": (
-        local_surfaces,
+    "compute_known_properties": (
+        compute_known_properties,
+        (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i),
+    ),
+    "compute_local_surfaces": (
+        compute_local_surfaces,
         (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),
     ),
-    "pair_histograms": (pair_histograms, (*_neighborhood, _single, _i, _i)),
-    "sorted_cells": (sorted_cells, (*_neighborhood, _flat, _i, _single, types.uint32[::1], _i, _i)),
-    "weighted_histograms": (weighted_histograms, (*_neighborhood, _single, _single, _i, _i)),
+    "compute_pair_histograms": (compute_pair_histograms, (*_neighborhood, _single, _i, _i)),
+    "sort_neighbors_by_cell": (sort_neighbors_by_cell, (*_neighborhood, _flat, _i, _single, types.uint32[::1], _i, _i)),
+    "sum_weighted_histograms": (sum_weighted_histograms, (*_neighborhood, _single, _single, _i, _i)),
 }

@@ -8,10 +8,10 @@ import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, rigid
-from fullfield.registration.descriptors import Floats, around, nearest
-from fullfield.registration.ransac import apply
-from fullfield.registration.scan import find_middle, finite_points, shift_origins, thin
-from fullfield.registration.verdict import contact
+from fullfield.registration.descriptors import Floats, find_nearest, is_near_any
+from fullfield.registration.ransac import apply_transform
+from fullfield.registration.scan import find_median, shift_origins, take_finite_points, thin_points
+from fullfield.registration.verdict import find_contact
 
 
 def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_distance: float | None = None) -> Floats:
@@ -23,17 +23,19 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_dis
     if max_distance is not None:
         _check.number(max_distance, "max_distance", above=0.0)
     points = as_point_cloud(source, "source").points
-    goal = finite_points(target, "target", 1)
+    goal = take_finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else rigid(transform, "transform")
-    middle = find_middle(goal)
+    middle = find_median(goal)
     is_finite = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
-    transformed = apply(pose, points[is_finite]) - middle
+    transformed = apply_transform(pose, points[is_finite]) - middle
     goal = goal - middle
-    is_within = np.ones(len(transformed), bool) if max_distance is None else around(goal, transformed, max_distance)
+    is_within = (
+        np.ones(len(transformed), bool) if max_distance is None else is_near_any(goal, transformed, max_distance)
+    )
     distances = np.full(len(transformed), np.inf)
     if is_within.any():
-        distances[is_within] = nearest(goal, transformed[is_within])[0][:, 0]
+        distances[is_within] = find_nearest(goal, transformed[is_within])[0][:, 0]
     errors[is_finite] = np.where(distances <= (max_distance or np.inf), distances, np.inf)
     return errors
 
@@ -51,13 +53,13 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     ``source`` and ``target`` as in :func:`register`; ``transform`` is [4, 4], None for none.
     """
     _check.number(voxel, "voxel", above=0.0)
-    clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    middles = [find_middle(points) for points in clouds]
+    clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
+    middles = [find_median(points) for points in clouds]
     pose = shift_origins(np.eye(4) if transform is None else rigid(transform, "transform"), *middles)
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
     for number, points in enumerate(thinned):
-        fine, rows = thin(points)
+        fine, rows = thin_points(points)
         thinned[number] = fine[rows]
-    touching = contact(apply(pose, thinned[0]), thinned[1])
+    touching = find_contact(apply_transform(pose, thinned[0]), thinned[1])
     return Alignment(touching.fitness, touching.rmse * voxel)

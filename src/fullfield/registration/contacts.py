@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import Floats, Ints
-from fullfield.registration.ransac import apply
-from fullfield.registration.refinement import library
+from fullfield.registration.ransac import apply_transform
+from fullfield.registration.refinement import import_small_gicp
 from fullfield.registration.scan import Scan
 
 Flags = NDArray[np.bool_]
@@ -26,13 +26,13 @@ _DISTINCTIVE_FRACTION, _MEDIAN_STEP = 0.3, 4
 _MIN_CONTACTS = 20
 
 
-def nearest_points(points: Floats, queries: Floats) -> tuple[Floats, Ints]:
+def find_nearest_points(points: Floats, queries: Floats) -> tuple[Floats, Ints]:
     """Return distances and indices [M] of the points [N, 3] that are nearest to ``queries`` [M, 3]."""
-    return nearest_in(library().KdTree(points), queries)
+    return find_nearest_in_tree(import_small_gicp().KdTree(points), queries)
 
 
-def nearest_in(tree: Any, queries: Floats) -> tuple[Floats, Ints]:
-    """Return :func:`nearest_points` of the points in a small_gicp.KdTree."""
+def find_nearest_in_tree(tree: Any, queries: Floats) -> tuple[Floats, Ints]:
+    """Return :func:`find_nearest_points` of the points in a small_gicp.KdTree."""
     indices, squares = tree.batch_nearest_neighbor_search(queries)
     return np.sqrt(np.asarray(squares).reshape(-1)), np.asarray(indices, np.int64).reshape(-1)
 
@@ -77,7 +77,7 @@ class SurfaceComparison:
 
     def __init__(self, source: Scan, target: Scan) -> None:
         self._source, self._target = source, target
-        self._source_tree, self._target_tree = (library().KdTree(scan.points) for scan in (source, target))
+        self._source_tree, self._target_tree = (import_small_gicp().KdTree(scan.points) for scan in (source, target))
 
     def __call__(self, transform: Floats, step: int = 1) -> Agreement:
         """Compare the surfaces in a pose, by every ``step``-th point of each cloud."""
@@ -95,12 +95,12 @@ class SurfaceComparison:
 
 
 def _move(scan: Scan, transform: Floats, step: int) -> Scan:
-    points, normals = apply(transform, scan.points[::step]), scan.normals[::step] @ transform[:3, :3].T
+    points, normals = apply_transform(transform, scan.points[::step]), scan.normals[::step] @ transform[:3, :3].T
     return scan._replace(points=points, normals=normals, features=scan.features[::step])
 
 
 def _compare_side(scan: Scan, other: Scan, tree: Any) -> tuple[Flags, Flags, Floats]:
-    distance, partner = nearest_in(tree, scan.points)
+    distance, partner = find_nearest_in_tree(tree, scan.points)
     normal = other.normals[partner]
     height = np.abs(((scan.points - other.points[partner]) * normal).sum(1))
     is_above = distance**2 - height**2 <= _MAX_ALONG**2
@@ -120,7 +120,7 @@ class Planes(NamedTuple):
     @classmethod
     def from_scan(cls, scan: Scan) -> Planes:
         """Prepare the points of a scan."""
-        return cls(library().KdTree(scan.points), scan.points, scan.normals)
+        return cls(import_small_gicp().KdTree(scan.points), scan.points, scan.normals)
 
 
 class Contacts(NamedTuple):
@@ -135,7 +135,7 @@ def find_contacts(
     planes: Planes, points: Floats, normals: Floats, max_distance: float, min_cosine: float = 0.8
 ) -> Contacts:
     """Find the points [N, 3] that have a plane of their own orientation within ``max_distance``."""
-    distance, partner = nearest_in(planes.tree, points)
+    distance, partner = find_nearest_in_tree(planes.tree, points)
     is_parallel = np.abs((normals * planes.normals[partner]).sum(1)) >= min_cosine
     rows = np.flatnonzero((distance <= max_distance) & is_parallel)
     partner = partner[rows]
@@ -206,18 +206,18 @@ def fit_planes(
     none = np.zeros((0, 3, 3))
     for max_distance in reaches:
         turned = normals @ transform[:3, :3].T
-        equations = list_plane_equations(planes, apply(transform, points), turned, max_distance, none, 0.7)
+        equations = list_plane_equations(planes, apply_transform(transform, points), turned, max_distance, none, 0.7)
         if equations is None:
             break
         change, center = equations.change, equations.center
-        rotation = rotation_about(change[:3] / equations.radius)
+        rotation = rotation_matrix(change[:3] / equations.radius)
         motion = np.eye(4)
         motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center + change[3:6]
         transform = motion @ transform
     return transform
 
 
-def rotation_about(turn: Floats) -> Floats:
+def rotation_matrix(turn: Floats) -> Floats:
     """Return the rotation [3, 3] by the vector ``turn`` [3], radians (Rodrigues)."""
     angle = float(np.linalg.norm(turn))
     if angle < 1e-12:

@@ -24,7 +24,7 @@ _Params = _launching.parse_structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
-def source(inputs: int, kernel: tuple[int, int, int]) -> Source:
+def descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
@@ -40,10 +40,12 @@ class Describer:
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
     def _launch(self, name: str, like: Tensor, params: Any) -> None:
-        kernels = _launching.load_kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
+        kernels = _launching.load_kernels(LIBRARIES, descriptor_source(self._inputs, self._kernel), like.get_device())
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
-    def shapes(self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, upright: Tensor) -> Tensor:
+    def compute_shapes(
+        self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, upright: Tensor
+    ) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
 
         ``neighbors`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are
@@ -57,7 +59,7 @@ class Describer:
         self._launch("local_shapes", fine, p)
         return features
 
-    def pairs(
+    def sort_pairs(
         self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
         """Return how many neighbours each cell has [N, cells], and the triplets; also write FPFH into ``features``."""

@@ -20,10 +20,10 @@ from fullfield.registration.contacts import (
     Planes,
     find_contacts,
     list_plane_equations,
-    rotation_about,
+    rotation_matrix,
 )
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.ransac import apply
+from fullfield.registration.ransac import apply_transform
 from fullfield.registration.result import Cause
 from fullfield.registration.scan import Scan
 
@@ -219,7 +219,7 @@ def _fit_surfaces(
         if equations is None:
             break
         change, center = equations.change, equations.center
-        motion = rotation_about(change[:3] / equations.radius)
+        motion = rotation_matrix(change[:3] / equations.radius)
         motion = motion + np.einsum("s,sij->ij", change[6:], strains) / equations.radius
         linear, shift = motion @ linear, motion @ (shift - center) + center + change[3:6]
         if number + 1 >= len(reaches) and np.abs(change).max() < _SETTLED:
@@ -235,7 +235,7 @@ def _fit_surfaces(
 
 def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
     """Fit a displacement that is quadratic in the place; return the systematic mean square that it leaves."""
-    start = apply(transform, points)
+    start = apply_transform(transform, points)
     arm = start - start.mean(0)
     arm /= np.sqrt((arm**2).sum(1).mean())
     x, y, z = arm.T
@@ -284,13 +284,13 @@ def _extract_stretch(linear: Floats) -> Floats:
     return stretch
 
 
-def explain_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> Explanation | None:
+def explain_by_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> Explanation | None:
     """Return the change of shape that brings far more matches [M, 3] together than the pose; None without one."""
     rigid, similar, affine = (
-        fit_to_matches(transform, source, target, freedom) for freedom in ("pose", "scale", "shape")
+        fit_deformation_to_matches(transform, source, target, freedom) for freedom in ("pose", "scale", "shape")
     )
     counts = [
-        int((np.linalg.norm(apply(fit, source) - target, axis=1) <= max_distance).sum())
+        int((np.linalg.norm(apply_transform(fit, source) - target, axis=1) <= max_distance).sum())
         for fit in (rigid, similar, affine)
     ]
     if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_FRACTION * len(source)):
@@ -305,10 +305,10 @@ def explain_matches(transform: Floats, source: Floats, target: Floats, max_dista
     return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 
-def fit_to_matches(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:
+def fit_deformation_to_matches(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:
     """Fit a "pose", a similarity ("scale") or an affine map ("shape") [4, 4] to matches, closer ones counting more."""
     for tolerance in _REFITS:
-        squared = ((apply(transform, source) - target) ** 2).sum(1)
+        squared = ((apply_transform(transform, source) - target) ** 2).sum(1)
         weights = 1 / (1 + squared / tolerance**2) ** 2
         weights /= weights.sum()
         from_middle, to_middle = weights @ source, weights @ target

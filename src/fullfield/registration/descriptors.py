@@ -27,19 +27,19 @@ _GRAIN = 16  # points of a part, at the least
 _FINENESS, _MAX_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
 
 
-def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
+def find_nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
     """Return distances and indices [M, k] of the nearest points; there must be at least ``k``."""
-    neighbors = knn_search(_tensor(points), k, _tensor(queries))
+    neighbors = knn_search(_to_tensor(points), k, _to_tensor(queries))
     indices = neighbors.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
 
 
-def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Ints]:
+def find_nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Ints]:
     """Return distances and indices [M] of the nearest points, infinite and -1 where none is within ``radius``.
 
     For a radius with few points, queries that are far from all of them cost next to nothing.
     """
-    neighbors = radius_search(_tensor(points), radius, _tensor(queries))
+    neighbors = radius_search(_to_tensor(points), radius, _to_tensor(queries))
     rows, indices = neighbors.offsets.numpy(), neighbors.indices.numpy()
     counts = np.diff(rows)
     some, query = counts > 0, np.repeat(np.arange(len(queries)), counts)
@@ -52,7 +52,7 @@ def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floa
     return closest_distances, closest
 
 
-def around(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
+def is_near_any(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
     """Return [M], true for each query within ``radius`` of a point.
 
     Whole cells are compared, so a few queries slightly beyond ``radius`` are true as well.
@@ -78,58 +78,60 @@ def around(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
     return is_filled
 
 
-def _tensor(points: Floats) -> torch.Tensor:
+def _to_tensor(points: Floats) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(points))
 
 
-def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
+def compute_plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
     """Return unit normals [M, 3] of the planes through the points around each query, which must be one of them.
 
     Their sign is arbitrary.
     """
-    return surfaces(points, queries, radius, None)[0]
+    return describe_surfaces(points, queries, radius, None)[0]
 
 
-def surfaces(points: Floats, queries: Floats, radius: float, near: float | None) -> tuple[Floats, Floats]:
-    """Return :func:`plane_normals`, and shapes [M, 4] of the points within ``near`` <= ``radius``; None: no shapes.
+def describe_surfaces(points: Floats, queries: Floats, radius: float, near: float | None) -> tuple[Floats, Floats]:
+    """Return plane normals, and shapes [M, 4] of the points within ``near`` <= ``radius``; None: no shapes.
 
     A shape has four numbers in 0 to 1: curvature (three times the least variance's share), planarity and linearity
     (differences of deviations over the largest), and the query's height over the plane through them, over ``near``.
     """
-    kernel = kernels().local_surfaces
+    kernel = kernels().compute_local_surfaces
     cloud, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    neighbors = radius_search(_tensor(cloud), radius, _tensor(centres), sort=False)
+    neighbors = radius_search(_to_tensor(cloud), radius, _to_tensor(centres), sort=False)
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     normals, shapes = np.empty((len(centres), 3)), np.empty((0 if near is None else len(centres), 4))
     limit = float(radius if near is None else near)
-    parallel(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
+    run_in_parallel(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 
 
 kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
-def parallel(count: int, task: Any) -> None:
+def run_in_parallel(count: int, task: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
     run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
-def histograms(points: Floats, normals: Floats, radius: float, neighbors: Neighbors | None = None) -> Floats:
+def compute_fpfh_histograms(
+    points: Floats, normals: Floats, radius: float, neighbors: Neighbors | None = None
+) -> Floats:
     """Return [N, 33]: 11 bins each of alpha, phi and theta, averaged over the points within ``radius``.
 
     Each 11 sum to 1, or to 0 where there is no neighbour. ``neighbors`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    neighbors = radius_search(_tensor(points), radius, sort=False) if neighbors is None else neighbors
+    neighbors = radius_search(_to_tensor(points), radius, sort=False) if neighbors is None else neighbors
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
-    surface = surface_rows(points, normals)
+    surface = join_points_and_normals(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
-    parallel(len(points), lambda a, b: compiled.pair_histograms(surface, *pairs, own, a, b))
-    parallel(len(points), lambda a, b: compiled.weighted_histograms(surface, *pairs, own, averaged, a, b))
+    run_in_parallel(len(points), lambda a, b: compiled.compute_pair_histograms(surface, *pairs, own, a, b))
+    run_in_parallel(len(points), lambda a, b: compiled.sum_weighted_histograms(surface, *pairs, own, averaged, a, b))
     return averaged.astype(np.float64)
 
 
-def surface_rows(points: Any, normals: Any) -> NDArray[np.float32]:
+def join_points_and_normals(points: Any, normals: Any) -> NDArray[np.float32]:
     """Return the kernels' flat array of points [N, 3] and normals [N, 3]: eight numbers for each, the last two zero."""
     rows = np.zeros((len(points), 8), np.float32)
     rows[:, :3], rows[:, 3:6] = points, normals
@@ -140,7 +142,7 @@ _BLOCK = 128  # rows whose products with 5000 others stay in the cache
 
 
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
-def mutual_matches(first: Floats, second: Floats) -> Ints:
+def find_mutual_matches(first: Floats, second: Floats) -> Ints:
     """Return [M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest (Euclidean)."""
     if not len(first) or not len(second):
         return np.empty((0, 2), np.int64)

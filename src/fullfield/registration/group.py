@@ -11,12 +11,12 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.registration.contacts import rotation_about
+from fullfield.registration.contacts import rotation_matrix
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.ransac import apply
+from fullfield.registration.ransac import apply_transform
 from fullfield.registration.register import Progress, Settings, register_clouds
 from fullfield.registration.result import Registration
-from fullfield.registration.scan import finite_points
+from fullfield.registration.scan import take_finite_points
 
 _MAX_CLOUDS_IN_PAIRS = 8  # above, each cloud is registered with the next ones only
 _NEXT = 3
@@ -40,7 +40,7 @@ class GroupRegistration(NamedTuple):
     contradictions: tuple[PairResult, ...]  # accepted pairs that the others do not confirm; they were left out
 
     @property
-    def success(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether every cloud has a pose, and no two pairs contradict each other."""
         return all(pose is not None for pose in self.poses) and not self.contradictions
 
@@ -59,7 +59,7 @@ def register_group(
         InputError: as :func:`fullfield.registration.register`, or if SciPy is not installed.
     """
     _check.require(len(clouds) >= 2, "clouds", "at least 2", len(clouds))
-    points = [finite_points(cloud, f"clouds[{position}]", 1) for position, cloud in enumerate(clouds)]
+    points = [take_finite_points(cloud, f"clouds[{position}]", 1) for position, cloud in enumerate(clouds)]
     numbers = list(combinations(range(len(clouds)), 2))
     if len(clouds) > _MAX_CLOUDS_IN_PAIRS:
         numbers = [(first, second) for first, second in numbers if second - first <= _NEXT]
@@ -68,10 +68,12 @@ def register_group(
         if progress is not None:
             progress(number / len(numbers), f"registering cloud {source + 1} with cloud {target + 1}")
         registrations[source, target] = register_clouds(points[source], points[target], settings or Settings())
-    return combine(points, registrations)
+    return combine_registrations(points, registrations)
 
 
-def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Registration]) -> GroupRegistration:
+def combine_registrations(
+    points: Sequence[Floats], registrations: Mapping[tuple[int, int], Registration]
+) -> GroupRegistration:
     """Fit one pose to each cloud, given the registrations of pairs (source, target).
 
     While an accepted pair is off, the least certain one among the clearly worst is left out and named.
@@ -80,8 +82,8 @@ def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Re
     edges = {pair: one for pair, one in registrations.items() if one.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
-        poses = _solve(corners, edges)
-        residuals = {pair: _residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
+        poses = _fit_poses(corners, edges)
+        residuals = {pair: _compute_residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
         off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: not tied to cloud 0
         worst = max(off.values(), default=0.0)
         if worst <= _CONTRADICTS:
@@ -90,7 +92,8 @@ def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Re
         pair = min(candidates, key=lambda pair: edges[pair].confidence)
         dropped[pair] = edges.pop(pair)
     results = {
-        pair: PairResult(*pair, one, _residual(corners, poses, pair, one)) for pair, one in registrations.items()
+        pair: PairResult(*pair, one, _compute_residual(corners, poses, pair, one))
+        for pair, one in registrations.items()
     }
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
 
@@ -102,18 +105,20 @@ def _core_box_corners(points: Floats) -> Floats:
     return np.asarray(grid.reshape(8, 3), np.float64)
 
 
-def _residual(
+def _compute_residual(
     corners: Sequence[Floats], poses: Sequence[Floats | None], pair: tuple[int, int], one: Registration
 ) -> float:
     source, target = (poses[number] for number in pair)
     pose = one.transform if one.success else None
     if source is None or target is None or pose is None:
         return float("nan")
-    difference = apply(source, corners[pair[0]]) - apply(target, apply(pose, corners[pair[0]]))
+    difference = apply_transform(source, corners[pair[0]]) - apply_transform(
+        target, apply_transform(pose, corners[pair[0]])
+    )
     return float(np.sqrt((difference**2).sum(1).mean()))
 
 
-def _solve(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
+def _fit_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
     """Return the poses that fit the edges best, in the frame of the first cloud; None where none leads to it."""
     poses: list[Floats | None] = [np.eye(4), *[None] * (len(corners) - 1)]
     for _ in corners:  # the most certain edges first, as a spanning tree
@@ -138,25 +143,25 @@ def _solve(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registrati
     except ImportError as error:
         raise InputError(f"several clouds need SciPy ({error}); pip install 'fullfield[register]'") from None
     initial = {number: pose for number, pose in enumerate(poses) if pose is not None}
-    centers = {number: apply(initial[number], corners[number]).mean(0) for number in free}
+    centers = {number: apply_transform(initial[number], corners[number]).mean(0) for number in free}
     sizes = {number: max(float(np.linalg.norm(np.ptp(corners[number], axis=0))), 1e-12) for number in free}
 
     def move_clouds(parameters: Floats) -> dict[int, Floats]:
         current_poses = dict(initial)
         for number, (turn, shift) in zip(free, parameters.reshape(-1, 2, 3), strict=True):
             change = np.eye(4)
-            change[:3, :3] = rotation_about(turn)
+            change[:3, :3] = rotation_matrix(turn)
             change[:3, 3] = centers[number] - change[:3, :3] @ centers[number] + shift * sizes[number]
             current_poses[number] = change @ initial[number]
         return current_poses
 
-    def residuals(parameters: Floats) -> Floats:
+    def compute_residuals(parameters: Floats) -> Floats:
         current_poses, rows = move_clouds(parameters), []
         for (source, target), transform, voxel in used:
-            goal = apply(current_poses[target] @ transform, corners[source])
-            rows.append((apply(current_poses[source], corners[source]) - goal).ravel() / voxel)
+            goal = apply_transform(current_poses[target] @ transform, corners[source])
+            rows.append((apply_transform(current_poses[source], corners[source]) - goal).ravel() / voxel)
         return np.concatenate(rows)
 
-    solution = least_squares(residuals, np.zeros(6 * len(free)), loss="soft_l1", x_scale="jac")
+    solution = least_squares(compute_residuals, np.zeros(6 * len(free)), loss="soft_l1", x_scale="jac")
     current_poses = move_clouds(solution.x)
     return [current_poses.get(number) for number in range(len(poses))]

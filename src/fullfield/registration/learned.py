@@ -28,7 +28,7 @@ from fullfield.ops.neighbors.api import search_radii
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import is_packed
-from fullfield.registration.descriptors import Floats, Ints, nearest, surfaces
+from fullfield.registration.descriptors import Floats, Ints, describe_surfaces, find_nearest
 from fullfield.registration.learned_network import (
     BITS,
     CELLS,
@@ -41,9 +41,9 @@ from fullfield.registration.learned_network import (
     Links,
     Resolution,
     Surroundings,
-    surroundings,
+    find_surroundings,
 )
-from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, fpfh, select_per_cell
+from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, compute_fpfh, select_per_cell
 
 MAX_BYTES = 10_000_000
 """Of a file of weights."""
@@ -76,18 +76,18 @@ class NetworkInput(NamedTuple):
     around: Surroundings | None = None  # None: to be computed
 
 
-def network_input(fine: Floats, rows: Ints, *, around: bool = False) -> NetworkInput:
+def prepare_network_input(fine: Floats, rows: Ints, *, around: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
     ``rows`` are the points to describe; with ``around`` the surroundings come along, of the neighbours that FPFH
     searches.
     """
     points = fine[rows]
-    normals, shapes = surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
+    normals, shapes = describe_surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
     neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
-    features = np.concatenate([shapes, fpfh(points, normals, neighbors)], 1)
+    features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
-    seen = surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if around else None
+    seen = find_surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if around else None
     return NetworkInput(coordinates, upright, values, seen)
 
 
@@ -105,25 +105,25 @@ class Levels(NamedTuple):
         return Levels(tuple(inputs), tuple(Links(*(tensor.to(device) for tensor in one)) for one in self.links))
 
 
-def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = False) -> Levels:
-    """Prepare the inputs at ``scales`` resolutions, each half the one before; arguments as in :func:`network_input`.
+def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = False) -> Levels:
+    """Prepare the inputs at ``scales`` resolutions, each half the one before; see :func:`prepare_network_input`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
     """
-    inputs, links = [network_input(fine, rows, around=around)], list[Links]()
+    inputs, links = [prepare_network_input(fine, rows, around=around)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
         rows = select_per_cell(fine, 1.0)
-        inputs.append(network_input(fine, rows, around=around))
-        distances, linked = nearest(fine[rows], fine, min(LINKED, len(rows)))
-        links.append(_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
+        inputs.append(prepare_network_input(fine, rows, around=around))
+        distances, linked = find_nearest(fine[rows], fine, min(LINKED, len(rows)))
+        links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
 
 
-def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
-    """Return :func:`network_levels` of float64 tensors, with the surroundings, computed on their device."""
+def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
+    """Return :func:`prepare_network_levels` of float64 tensors, with the surroundings, computed on their device."""
     if _launching.explain_refusal(fine.device) is not None:
-        return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
+        return prepare_network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
     _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
     _check.require(is_packed(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
@@ -135,7 +135,7 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             rows = grid_downsample(fine, 1.0).indices
             points = fine[rows]
             linked = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
-            links.append(_interpolation_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
+            links.append(_build_interpolation_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
         cloud, queries = (Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine, points))
         flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine, points))
         normal_neighbors, feature_neighbors = search_radii(
@@ -145,14 +145,14 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             ]
         )
         outward = torch.empty_like(coordinates)
-        features = DESCRIBER.shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
-        cells, triplets = DESCRIBER.pairs(coordinates, outward, feature_neighbors, BITS, features)
+        features = DESCRIBER.compute_shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
+        cells, triplets = DESCRIBER.sort_pairs(coordinates, outward, feature_neighbors, BITS, features)
         geometry = sorted_geometry(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
         inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, cells)))
     return Levels(tuple(inputs), tuple(links))
 
 
-def _interpolation_links(rows: Tensor, linked: Tensor, distances: Tensor) -> Links:
+def _build_interpolation_links(rows: Tensor, linked: Tensor, distances: Tensor) -> Links:
     """Return the connections to the points ``linked`` [N, k <= LINKED], weighted by 1 / distance²."""
     weights = 1 / distances.clamp(min=_MIN_DISTANCE).square()
     weights /= weights.sum(1, keepdim=True)
@@ -161,7 +161,7 @@ def _interpolation_links(rows: Tensor, linked: Tensor, distances: Tensor) -> Lin
     return Links(rows, pad(linked, missing), pad(weights.to(torch.float32), missing))
 
 
-def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surroundings, list[Resolution]]:
+def join_batch(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surroundings, list[Resolution]]:
     """Return the arguments of :class:`DescriptorNetwork` for a batch of clouds, one after the other."""
     inputs = list(zip(*(cloud.inputs for cloud in clouds), strict=True))
     offsets = [torch.tensor([0, *(len(one.points) for one in level)]).cumsum(0) for level in inputs]
@@ -170,7 +170,7 @@ def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surrou
         points, normals, features = (torch.cat(tensors) for tensors in zip(*(one[:3] for one in level), strict=True))
         around = level[0].around if len(level) == 1 and not gradient else None
         if around is None:
-            around = surroundings(points, normals, starts, gradient=gradient)
+            around = find_surroundings(points, normals, starts, gradient=gradient)
         read.append((features, around))
     coarser = list[Resolution]()
     for number, level_links in enumerate(zip(*(cloud.links for cloud in clouds), strict=True)):
@@ -209,7 +209,7 @@ class LearnedDescriptor:
         """
         target_device = _check.device(device)
         state, name = read_state(path)
-        stored = _header(Path(path)).get(_NAME)
+        stored = _read_header(Path(path)).get(_NAME)
         if stored is None:
             looks = recognize_network(state)
             raise InputError(
@@ -246,7 +246,7 @@ class LearnedDescriptor:
         """
         return cls.load(fetch_descriptor(progress), device)
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
         Raises InputError where that would be more than :data:`MAX_BYTES`.
@@ -261,8 +261,8 @@ class LearnedDescriptor:
         return content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`encoded` to a file."""
-        content = self.encoded()
+        """Write :meth:`encode` to a file."""
+        content = self.encode()
         with write_atomically(path) as temporary:
             temporary.write_bytes(content)
 
@@ -276,17 +276,17 @@ class LearnedDescriptor:
             return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = next(self.model.parameters()).device
         if device.type == "cpu":
-            levels = network_levels(fine, rows, self.config.scales, around=True)
+            levels = prepare_network_levels(fine, rows, self.config.scales, around=True)
         else:
             cloud, selected = (torch.from_numpy(array).to(device) for array in (fine, rows))
-            levels = levels_on_device(cloud, selected, self.config.scales)
+            levels = prepare_levels_on_device(cloud, selected, self.config.scales)
         self.model.eval()
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            features = self.model(*batched([levels], gradient=False))
+            features = self.model(*join_batch([levels], gradient=False))
         return Descriptors(*(array.cpu().double().numpy() for array in (levels.inputs[0].normals, features)))
 
 
-def _header(path: Path) -> dict[str, str]:
+def _read_header(path: Path) -> dict[str, str]:
     """Return the header of a safetensors file; empty for other files."""
     from safetensors import SafetensorError, safe_open
 

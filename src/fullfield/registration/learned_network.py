@@ -27,7 +27,7 @@ from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 from fullfield.registration.cuda import Describer
-from fullfield.registration.descriptors import kernels, parallel, surface_rows
+from fullfield.registration.descriptors import join_points_and_normals, kernels, run_in_parallel
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
@@ -77,12 +77,12 @@ class Surroundings(NamedTuple):
     cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
 
     @property
-    def counts(self) -> Tensor:
+    def neighbor_counts(self) -> Tensor:
         """Number of neighbours of each point, [N, 1] float32, at least 1."""
         return self.cells.sum(1, keepdim=True).clamp(min=1)
 
 
-def surroundings(
+def find_surroundings(
     points: Tensor,  # [N, 3] float32, voxels
     normals: Tensor,  # [N, 3] of length 1, of either sign
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
@@ -98,28 +98,28 @@ def surroundings(
     device, count = points.device, points.shape[0]
     on_cpu = device.type == "cpu"
     if _launching.explain_refusal(device) is not None and not on_cpu:
-        on_cpu_surroundings = surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
+        on_cpu_surroundings = find_surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
         return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.cells.to(device))
     _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
     if neighbors is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
         neighbors = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.explain_refusal(device) is None)
     if _launching.explain_refusal(device) is None:
-        cells, triplets = DESCRIBER.pairs(points, normals, neighbors, BITS)
+        cells, triplets = DESCRIBER.sort_pairs(points, normals, neighbors, BITS)
     else:
-        cells, triplets = _sorted_on_cpu(points, normals, neighbors)
+        cells, triplets = _sort_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
     return Surroundings(sorted_geometry(points, clouds, triplets, KERNEL, gradient=gradient), cells)
 
 
-def _sorted_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:
+def _sort_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:
     """Return how many neighbours each cell has [N, CELLS], and the triplets."""
     count, entries = points.shape[0], int(neighbors.offsets[-1]) - points.shape[0]
     cells, packed = torch.empty(count, CELLS, dtype=torch.float32), torch.empty(entries, dtype=torch.int32)
-    surface = surface_rows(*(tensor.detach().numpy() for tensor in (points, normals)))
+    surface = join_points_and_normals(*(tensor.detach().numpy() for tensor in (points, normals)))
     inputs = surface, neighbors.offsets.numpy(), neighbors.indices.numpy(), np.array(_EDGES, np.float32)
     outputs = cells.numpy(), packed.numpy().view(np.uint32)
-    kernel = kernels().sorted_cells
-    parallel(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
+    kernel = kernels().sort_neighbors_by_cell
+    run_in_parallel(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
     return cells, Triplets(neighbors.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
 
 
@@ -137,7 +137,7 @@ def _compute_properties_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, en
         len(RINGS),
         properties.numpy(),
     )
-    parallel(len(features), lambda first, last: compiled.known_properties(*arguments, first, last))
+    run_in_parallel(len(features), lambda first, last: compiled.compute_known_properties(*arguments, first, last))
     return properties
 
 
@@ -148,7 +148,7 @@ class Links(NamedTuple):
     nearest: Tensor  # [N, LINKED] int64: coarse points near each finer one
     weights: Tensor  # [N, LINKED] float32: their weights in an interpolation, of sum 1
 
-    def finer(self, values: Tensor) -> Tensor:
+    def interpolate_finer(self, values: Tensor) -> Tensor:
         """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
         return nn.functional.embedding_bag(self.nearest, values, per_sample_weights=self.weights, mode="sum")
 
@@ -212,21 +212,21 @@ class DescriptorNetwork(nn.Module):
             states.append(state)
         descriptors = torch.addmm(self.head(torch.cat(states, 1)), properties, self.direct.weight.T)
         if self.join is not None:
-            addition, seen = self._from_coarser(state, coarser)
+            addition, seen = self._add_coarser(state, coarser)
             descriptors = descriptors + addition + self.join(state, seen)
         return nn.functional.normalize(descriptors, dim=1)
 
-    def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
+    def _add_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
         """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
         stages = cast("Sequence[CoarseStage]", self.coarser)
         properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
             properties.append(self.compute_properties(level.features, level.around))
-            state = stage.down(properties[-1], state[level.links.kept], level.around)
+            state = stage.reduce_features(properties[-1], state[level.links.kept], level.around)
             states.append(state)
         addition, seen = stages[-1].direct(properties[-1]), states[-1]
         for at in reversed(range(len(coarser))):
-            addition, seen = coarser[at].links.finer(addition), coarser[at].links.finer(seen)
+            addition, seen = coarser[at].links.interpolate_finer(addition), coarser[at].links.interpolate_finer(seen)
             if at:
                 addition = addition + stages[at - 1].direct(properties[at - 1])
                 seen = self.up[at - 1](seen) + states[at - 1]
@@ -246,7 +246,7 @@ class CoarseStage(nn.Module):
         self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.direct.weight)
 
-    def down(self, properties: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
+    def reduce_features(self, properties: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
         """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
         state: Tensor = self.enter(properties) + self.finer(finer)
         out: Tensor = state + self.layer(state, around)
@@ -283,6 +283,6 @@ class PairLayer(nn.Module):
 
     def forward(self, state: Tensor, around: Surroundings) -> Tensor:
         """Map features [N, C] to features [N, C]."""
-        seen = point_conv(state, self.weight, around.geometry) / around.counts
+        seen = point_conv(state, self.weight, around.geometry) / around.neighbor_counts
         out: Tensor = self.mix(self.norm(seen + self.own(state)).relu())
         return out

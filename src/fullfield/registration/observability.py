@@ -61,19 +61,19 @@ class Observability(NamedTuple):
         left, turns, _ = np.linalg.svd(motions[:, :3])
         motions = left.T @ motions  # any slides among them apart from the turns
         turns = np.pad(turns, (0, max(0, len(motions) - len(turns))))
-        return tuple(self._describe(motion, turn) for motion, turn in zip(motions, turns, strict=False))
+        return tuple(self._describe_motion(motion, turn) for motion, turn in zip(motions, turns, strict=False))
 
-    def _describe(self, motion: Floats, turn: float) -> FreeDirection:
+    def _describe_motion(self, motion: Floats, turn: float) -> FreeDirection:
         shift = motion[3:]
         if turn < _TURNING:
-            return FreeDirection("sliding", _orient(shift), self.center)
+            return FreeDirection("sliding", _orient_axis(shift), self.center)
         axis = motion[:3] / turn
         point = self.center + np.cross(axis, shift) * self.radius / turn
         rise = abs(float(axis @ shift))
-        return FreeDirection("screwing" if rise > _RISING * turn else "turning", _orient(axis), point)
+        return FreeDirection("screwing" if rise > _RISING * turn else "turning", _orient_axis(axis), point)
 
 
-def _orient(axis: Floats) -> Floats:
+def _orient_axis(axis: Floats) -> Floats:
     """Return the unit vector with its largest component positive."""
     unit: Floats = axis / np.linalg.norm(axis)
     return -unit if unit[np.abs(unit).argmax()] < 0 else unit

@@ -37,13 +37,13 @@ def fit_rigid(source: Floats, target: Floats) -> Floats:
     return transform
 
 
-def apply(transform: Floats, points: Floats) -> Floats:
+def apply_transform(transform: Floats, points: Floats) -> Floats:
     """Move ``points`` [..., N, 3] by ``transform`` [..., 4, 4]."""
     transformed: Floats = points @ np.swapaxes(transform[..., :3, :3], -1, -2) + transform[..., None, :3, 3]
     return transformed
 
 
-def hypotheses(
+def search_hypotheses(
     source: Floats,  # [M, 3]
     target: Floats,  # [M, 3], row by row the match of source
     threshold: float,
@@ -71,14 +71,14 @@ def hypotheses(
     if not len(triples):
         return []
     poses = fit_rigid(source[triples], target[triples])
-    distances = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
+    distances = np.linalg.norm(apply_transform(poses, source[triples]) - target[triples], axis=2)
     poses = poses[(distances <= threshold).all(1)]
     if len(poses) > _PREVIEWED and len(source) > _PREVIEW:
         preview = np.random.default_rng(seed).choice(len(source), _PREVIEW, replace=False)
-        counts = _count(poses, source[preview], target[preview], threshold)
+        counts = _count_inliers(poses, source[preview], target[preview], threshold)
         poses = poses[np.sort(np.argsort(-counts, kind="stable")[:_PREVIEWED])]
-    counts = _count(poses, source, target, threshold)
-    return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
+    counts = _count_inliers(poses, source, target, threshold)
+    return _select_distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
 
 
 def estimate_scale(
@@ -92,7 +92,8 @@ def estimate_scale(
 ) -> float | None:
     """Return the scale of the similarity that most matches agree on; None where no triple gives one.
 
-    Like :func:`hypotheses`, but the edges of a triple need only one common ratio, up to ``max_scale`` or its inverse.
+    Like :func:`search_hypotheses`, but the edges of a triple need only one common ratio, up to ``max_scale`` or
+    its inverse.
     """
     if len(source) < 3:
         return None
@@ -110,14 +111,14 @@ def estimate_scale(
         return None
     poses = fit_rigid(scales[:, None, None] * source[triples], target[triples])
     poses[:, :3, :3] *= scales[:, None, None]
-    distances = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
+    distances = np.linalg.norm(apply_transform(poses, source[triples]) - target[triples], axis=2)
     is_close = (distances <= threshold).all(1)
     if not is_close.any():
         return None
-    return float(scales[is_close][_count(poses[is_close], source, target, threshold).argmax()])
+    return float(scales[is_close][_count_inliers(poses[is_close], source, target, threshold).argmax()])
 
 
-def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
+def _count_inliers(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
     """Count the matches that each pose brings within the threshold, one coordinate at a time for speed."""
     counts = np.empty(len(poses), np.int64)
     points, ends = np.vstack((source.T, np.ones(len(source)))), target.T.copy()
@@ -134,7 +135,9 @@ def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> I
     return counts
 
 
-def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, max_count: int) -> list[Hypothesis]:
+def _select_distinct(
+    poses: Floats, source: Floats, target: Floats, threshold: float, max_count: int
+) -> list[Hypothesis]:
     """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""
     distinct: list[Hypothesis] = []
     transformed: list[Floats] = []
@@ -143,17 +146,17 @@ def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, m
         return all(np.sqrt(((ends - other) ** 2).sum(1).mean()) >= 2 * threshold for other in transformed)
 
     for pose in poses[: 16 * max_count]:
-        if not is_new(apply(pose, source)):
+        if not is_new(apply_transform(pose, source)):
             continue
         transform, inliers = pose, 0
         for _ in range(_REFITS):
-            is_inlier = np.linalg.norm(apply(transform, source) - target, axis=1) <= threshold
+            is_inlier = np.linalg.norm(apply_transform(transform, source) - target, axis=1) <= threshold
             if is_inlier.sum() < max(3, inliers):
                 break
             transform, inliers = fit_rigid(source[is_inlier], target[is_inlier]), int(is_inlier.sum())
-        ends = apply(transform, source)
+        ends = apply_transform(transform, source)
         if is_new(ends):
-            distinct.append(Hypothesis(transform, int(_count(transform[None], source, target, threshold)[0])))
+            distinct.append(Hypothesis(transform, int(_count_inliers(transform[None], source, target, threshold)[0])))
             transformed.append(ends)
         if len(distinct) == max_count:
             break

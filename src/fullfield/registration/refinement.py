@@ -10,9 +10,9 @@ import numpy as np
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
-from fullfield.registration.descriptors import Floats, around, nearest
-from fullfield.registration.ransac import apply
-from fullfield.registration.scan import find_middle, finite_points, select_per_cell
+from fullfield.registration.descriptors import Floats, find_nearest, is_near_any
+from fullfield.registration.ransac import apply_transform
+from fullfield.registration.scan import find_median, select_per_cell, take_finite_points
 
 _NEIGHBORS = 20
 _MIN_POINTS = 3
@@ -20,7 +20,7 @@ _SLACK = 1.5
 """Voxels within which a point's neighbours lie, for its covariance. The steps may bring it closer by another reach."""
 
 
-def library() -> Any:
+def import_small_gicp() -> Any:
     """Return the module small_gicp.
 
     Raises:
@@ -37,11 +37,11 @@ class Refiner:
     """Source and prepared target, lengths in voxels; runs on one thread, so that results repeat."""
 
     def __init__(self, source: Floats, target: Floats) -> None:
-        self._gicp = library()
+        self._gicp = import_small_gicp()
         self._points, self._goal = source, target
-        self._target, self._tree = self._prepared(target)
+        self._target, self._tree = self._prepare_points(target)
 
-    def _prepared(self, points: Floats) -> tuple[Any, Any]:
+    def _prepare_points(self, points: Floats) -> tuple[Any, Any]:
         cloud = self._gicp.PointCloud(points)
         tree = self._gicp.KdTree(cloud)
         self._gicp.estimate_covariances(cloud, tree, min(_NEIGHBORS, len(points)))
@@ -51,12 +51,14 @@ class Refiner:
         """Refine ``transform`` with partners up to each of ``reaches`` away, in turn."""
         for max_distance in reaches:
             # The points that may find a partner: a search for the others would take most of the time.
-            candidates = self._points[around(self._goal, apply(transform, self._points), 2 * max_distance + _SLACK)]
+            candidates = self._points[
+                is_near_any(self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK)
+            ]
             if len(candidates) < _MIN_POINTS:
                 break
             result = self._gicp.align(
                 self._target,
-                self._prepared(candidates)[0],
+                self._prepare_points(candidates)[0],
                 self._tree,
                 transform,
                 registration_type="GICP",
@@ -82,7 +84,9 @@ class Overlap(NamedTuple):
     fraction: float  # of the source's points, one a cell
 
 
-def true_overlap(source: Any, target: Any, transform: Any, *, max_distance: float, refine: bool = False) -> Overlap:
+def measure_true_overlap(
+    source: Any, target: Any, transform: Any, *, max_distance: float, refine: bool = False
+) -> Overlap:
     """Return the overlap of two clouds in their true pose.
 
     Args:
@@ -95,22 +99,25 @@ def true_overlap(source: Any, target: Any, transform: Any, *, max_distance: floa
     """
     _check.number(max_distance, "max_distance", above=0.0)
     pose = rigid(transform, "transform")
-    clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
-    middle = find_middle(clouds[1])
-    transformed, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers for any coordinates
+    clouds = [take_finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
+    middle = find_median(clouds[1])
+    transformed, goal = (
+        apply_transform(pose, clouds[0]) - middle,
+        clouds[1] - middle,
+    )  # small numbers for any coordinates
     thinned = transformed[select_per_cell(transformed, max_distance)]
     if refine and min(len(thinned), len(goal)) >= _MIN_CELLS:
         thinned_goal = goal[select_per_cell(goal, max_distance)]
         correction = Refiner(thinned / max_distance, thinned_goal / max_distance)(np.eye(4), _REACHES)
         correction[:3, 3] *= max_distance
         if _is_small(correction):
-            thinned = apply(correction, thinned)
+            thinned = apply_transform(correction, thinned)
             from_center, to_center = np.eye(4), np.eye(4)
             from_center[:3, 3], to_center[:3, 3] = middle, -middle
             pose = from_center @ correction @ to_center @ pose
     touching = np.zeros(len(thinned), bool)
     if len(thinned) and len(goal):
-        touching = nearest(goal, thinned)[0][:, 0] <= max_distance
+        touching = find_nearest(goal, thinned)[0][:, 0] <= max_distance
     points = (thinned[touching] + middle - pose[:3, 3]) @ pose[:3, :3]
     return Overlap(pose, points, float(touching.mean()) if len(thinned) else 0.0)
 

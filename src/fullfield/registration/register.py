@@ -14,9 +14,9 @@ from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
-from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, refuse
+from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
 from fullfield.registration.scale import explain_by_scale
-from fullfield.registration.scan import choose_voxel, find_middle, finite_points, shift_origins
+from fullfield.registration.scan import choose_voxel, find_median, shift_origins, take_finite_points
 from fullfield.registration.search import Search, register_at
 
 Progress = Callable[[float, str], None]
@@ -92,7 +92,7 @@ class Settings(NamedTuple):
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
     ransac_only: bool = False
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Raise InputError naming the number that makes no sense."""
         if self.voxel is not None:
             _check.number(self.voxel, "voxel", above=0.0)
@@ -105,12 +105,12 @@ def register_clouds(
     source: Any, target: Any, settings: Settings, progress: Progress | None = None
 ) -> AcceptedRegistration | RefusedRegistration:
     """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
-    settings.check()
+    settings.check_settings()
     voxel, init, seed, iterations, samples, descriptor, ransac_only = settings
     descriptor = _load_descriptor(descriptor)
-    clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
+    clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
-    middles = [find_middle(points) for points in clouds]
+    middles = [find_median(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
@@ -118,7 +118,9 @@ def register_clouds(
             n for n, points in zip(("source", "target"), centred, strict=True) if not np.ptp(points, axis=0).any()
         ]
         name = f"the {' and the '.join(single)}" if single else "a cloud"  # its sample, at the least
-        return _finish(refuse(f"all the points of {name} are at the same place", "place", edge), middles)
+        return _restore_coordinates(
+            build_refusal(f"all the points of {name} are at the same place", "place", edge), middles
+        )
     for name, points, middle in zip(("source", "target"), centred, middles, strict=True):
         _check_distances(name, points, middle, edge)
     start = None if start is None else shift_origins(start, *middles)
@@ -139,7 +141,7 @@ def register_clouds(
     if not best.success and not ransac_only:
         steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)
         best = explain_by_scale(best, centred, search, steps)
-    return _finish(best, middles)
+    return _restore_coordinates(best, middles)
 
 
 def _load_descriptor(descriptor: LearnedDescriptor | str | os.PathLike[str] | None) -> LearnedDescriptor | None:
@@ -158,7 +160,7 @@ def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> 
         raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({position})")
 
 
-def _finish(outcome: Registration, middles: list[Floats]) -> AcceptedRegistration | RefusedRegistration:
+def _restore_coordinates(outcome: Registration, middles: list[Floats]) -> AcceptedRegistration | RefusedRegistration:
     """Return the outcome in the clouds' own coordinates, as the subclass that type checkers distinguish."""
     entries = dict(vars(outcome))
     if outcome.matched is not None:

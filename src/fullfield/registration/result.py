@@ -75,6 +75,6 @@ class RefusedRegistration(Registration):
     reason: str
 
 
-def refuse(reason: str, cause: Cause, voxel: float, matches: int = 0) -> Registration:
+def build_refusal(reason: str, cause: Cause, voxel: float, matches: int = 0) -> Registration:
     """Return the outcome without any pose."""
     return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), voxel, cause=cause)

@@ -17,13 +17,13 @@ from fullfield.registration.contacts import (
     Flags,
     Planes,
     SurfaceComparison,
+    find_nearest_in_tree,
+    find_nearest_points,
     fit_planes,
-    nearest_in,
-    nearest_points,
-    rotation_about,
+    rotation_matrix,
 )
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.ransac import apply, hypotheses
+from fullfield.registration.ransac import apply_transform, search_hypotheses
 from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
@@ -90,27 +90,30 @@ def find_rivals(
     points, normals = source.points[sampled], source.normals[sampled]
     planes, rows = Planes.from_scan(target), compare.list_rows(_STEP)
     few = best.select(rows)
-    motions = _find_copies(apply(transform, source.points), target, seed) + _list_turns(target)
+    motions = _find_copies(apply_transform(transform, source.points), target, seed) + _list_turns(target)
     rivals, compared = list[Rival](), [transform]
     for candidate in (*others, *(motion @ transform for motion in motions)):
         if not _is_plausible(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
         refined = fit_planes(planes, points, normals, candidate, _REACHES)
-        if all(distance_between(refined, other, points) >= _MIN_DISTANCE for other in compared):
+        if all(rms_distance_between_poses(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
             preview = compare(refined, _STEP)
-            if preview.contradiction > _NOT_SYMMETRIC and _judge(refined, preview, few, None, _STEP).margin > _CLEAR:
+            if (
+                preview.contradiction > _NOT_SYMMETRIC
+                and _judge_rival(refined, preview, few, None, _STEP).margin > _CLEAR
+            ):
                 continue
             agreement = compare(refined)
             motion = refined @ np.linalg.inv(transform)
             ends = None
             if agreement.contradiction <= _NEARLY_SYMMETRIC:
-                ends = _find_window_ends(motion, apply(transform, source.points), target.points)
-            rivals.append(_judge(refined, agreement, best, ends))
+                ends = _find_window_ends(motion, apply_transform(transform, source.points), target.points)
+            rivals.append(_judge_rival(refined, agreement, best, ends))
     return rivals
 
 
-def select_equal(rivals: Sequence[Rival]) -> list[Rival]:
+def select_undecided(rivals: Sequence[Rival]) -> list[Rival]:
     """Return the rivals between which and the best pose the clouds do not decide.
 
     Where a scene repeats itself in steps, as stairs and shelves do, windows' ends change the descriptors near them, so
@@ -124,9 +127,9 @@ def select_equal(rivals: Sequence[Rival]) -> list[Rival]:
     return undecided if len(undecided) >= _SHIFTS else []
 
 
-def distance_between(first: Floats, second: Floats, points: Floats) -> float:
+def rms_distance_between_poses(first: Floats, second: Floats, points: Floats) -> float:
     """Return the RMS distance between where two poses bring ``points`` [N, 3]."""
-    return float(np.sqrt(((apply(first, points) - apply(second, points)) ** 2).sum(1).mean()))
+    return float(np.sqrt(((apply_transform(first, points) - apply_transform(second, points)) ** 2).sum(1).mean()))
 
 
 def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
@@ -136,14 +139,16 @@ def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
     window ends there: its next step is not in its own cloud either. That contradicts nothing.
     """
     inverse = np.asarray(np.linalg.inv(motion), np.float64)
-    beyond_target = nearest_points(target, apply(motion, target))[0] > _END
-    beyond_source = nearest_points(source, apply(inverse, source))[0] > _END
-    target_partner = nearest_points(target, apply(motion, source))[1]
-    source_partner = nearest_points(source, apply(inverse, target))[1]
+    beyond_target = find_nearest_points(target, apply_transform(motion, target))[0] > _END
+    beyond_source = find_nearest_points(source, apply_transform(inverse, source))[0] > _END
+    target_partner = find_nearest_points(target, apply_transform(motion, source))[1]
+    source_partner = find_nearest_points(source, apply_transform(inverse, target))[1]
     return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
 
 
-def _judge(transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None, represented: int = 1) -> Rival:
+def _judge_rival(
+    transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None, represented: int = 1
+) -> Rival:
     """Compare a pose with the best one; each point stands for ``represented`` points."""
     is_against = best.confirmed & agreement.contradicted
     against = represented * np.count_nonzero(is_against if ends is None else is_against & ~ends)
@@ -159,7 +164,7 @@ def _judge(transform: Floats, agreement: Agreement, best: Agreement, ends: Flags
 
 def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
     """Return whether surfaces come near each other, most of them along each other, before any fit."""
-    distance, partner = nearest_in(planes.tree, apply(transform, points))
+    distance, partner = find_nearest_in_tree(planes.tree, apply_transform(transform, points))
     is_close = distance <= _MAX_DISTANCE
     cosine = np.abs((normals @ transform[:3, :3].T * planes.normals[partner]).sum(1))
     close_count = int(is_close.sum())
@@ -171,7 +176,7 @@ def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Fl
 
 def _find_copies(transformed: Floats, target: Scan, seed: int) -> list[Floats]:
     """Return the motions that bring what both clouds show to similar surfaces elsewhere in the target."""
-    distance, _ = nearest_points(transformed, target.points)
+    distance, _ = find_nearest_points(transformed, target.points)
     rows = np.flatnonzero(distance <= _THRESHOLD)
     features = target.features.astype(np.float32)
     unusual = np.linalg.norm(features[rows] - np.median(features, axis=0), axis=1)
@@ -183,7 +188,7 @@ def _find_copies(transformed: Floats, target: Scan, seed: int) -> list[Floats]:
     unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
     unlikeness[_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
-    motions = hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
+    motions = search_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
     return [motion.transform for motion in motions]
 
 
@@ -199,7 +204,7 @@ def _list_turns(target: Scan) -> list[Floats]:
     for axis in np.linalg.eigh(target.normals.T @ target.normals)[1].T:
         for angle in _ANGLES:
             motion = np.eye(4)
-            motion[:3, :3] = rotation_about(angle * axis)
+            motion[:3, :3] = rotation_matrix(angle * axis)
             motion[:3, 3] = center - motion[:3, :3] @ center
             motions.append(motion)
     return motions

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fullfield.registration.deformation import UNITS, describe_scale, fit_to_matches
+from fullfield.registration.deformation import UNITS, describe_scale, fit_deformation_to_matches
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import estimate_scale
 from fullfield.registration.result import Registration
@@ -34,10 +34,10 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     if min(extents_of_both) <= 0:
         return refused
     extents = extents_of_both[0] / extents_of_both[1]
-    factors = _list_factors(refused, extents, search)
+    factors = _list_plausible_factors(refused, extents, search)
     for number, factor in enumerate(factors):
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")
-        scale = _confirm(factor, refused, clouds, search)
+        scale = _confirm_factor(factor, refused, clouds, search)
         if scale is not None:
             return _replace_reason(refused, describe_scale(scale))
     larger = max(extents, 1 / extents)
@@ -54,7 +54,7 @@ def _replace_reason(refused: Registration, reason: str) -> Registration:
     return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 
 
-def _confirm(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
+def _confirm_factor(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
     """Return the size of the source over the target's, near ``factor``, at which a pose is accepted; None without."""
     min_inliers = _MIN_GAIN * refused.inliers
     search = search._replace(start=None, min_inliers=_MIN_BEFORE_REFINEMENT * min_inliers)
@@ -70,7 +70,7 @@ def _confirm(factor: float, refused: Registration, clouds: list[Floats], search:
         source, target = np.moveaxis(result.matched / edge, 1, 0)
         start = pose.copy()
         start[:3, 3] /= edge
-        similar = fit_to_matches(start, source, target, "scale")
+        similar = fit_deformation_to_matches(start, source, target, "scale")
         factor /= float(np.cbrt(np.linalg.det(similar[:3, :3])))
         if result.success:
             return factor if max(factor, 1 / factor) >= _MIN_RATIO else None
@@ -79,7 +79,7 @@ def _confirm(factor: float, refused: Registration, clouds: list[Floats], search:
     return None
 
 
-def _list_factors(refused: Registration, extents: float, search: Search) -> list[float]:
+def _list_plausible_factors(refused: Registration, extents: float, search: Search) -> list[float]:
     """Return the sizes of the source over the target's that are worth a registration."""
     larger = max(extents, 1 / extents)
     factors = list[float]()

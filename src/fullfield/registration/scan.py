@@ -12,7 +12,14 @@ from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.ops.neighbors import grid_downsample
 from fullfield.ops.neighbors.ragged import Neighbors
-from fullfield.registration.descriptors import BINS, Floats, Ints, histograms, nearest, plane_normals
+from fullfield.registration.descriptors import (
+    BINS,
+    Floats,
+    Ints,
+    compute_fpfh_histograms,
+    compute_plane_normals,
+    find_nearest,
+)
 
 NORMAL_RADIUS = 3.0
 FEATURE_RADIUS = 8.0
@@ -45,7 +52,7 @@ class Scan(NamedTuple):
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
 
 
-def finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
+def take_finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
     """Return the finite points [N, 3] of anything that is a cloud.
 
     Raises:
@@ -58,9 +65,9 @@ def finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
     return finite
 
 
-def find_middle(points: Floats) -> Floats:
+def find_median(points: Floats) -> Floats:
     """Return the median [3] by axis, on which a few distant points have no effect; 0 without points."""
-    return np.median(_sample(points), axis=0) if len(points) else np.zeros(3)
+    return np.median(_sample_points(points), axis=0) if len(points) else np.zeros(3)
 
 
 def shift_origins(transform: Floats, source: Floats, target: Floats) -> Floats:
@@ -70,33 +77,33 @@ def shift_origins(transform: Floats, source: Floats, target: Floats) -> Floats:
     return shifted
 
 
-def prepare(points: Floats, describe: Describe | None = None) -> Scan:
+def prepare_scan(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
-    :func:`fpfh` describes them where ``describe`` is None.
+    :func:`compute_fpfh` describes them where ``describe`` is None.
     """
-    fine, rows = thin(points)
+    fine, rows = thin_points(points)
     coarse = fine[rows]
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
     if describe is not None:
         return Scan(fine, coarse, *describe(fine, rows))
-    normals = plane_normals(fine, coarse, NORMAL_RADIUS)
-    return Scan(fine, coarse, normals, fpfh(coarse, normals))
+    normals = compute_plane_normals(fine, coarse, NORMAL_RADIUS)
+    return Scan(fine, coarse, normals, compute_fpfh(coarse, normals))
 
 
-def thin(points: Floats) -> tuple[Floats, Ints]:
+def thin_points(points: Floats) -> tuple[Floats, Ints]:
     """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
     fine = points[select_per_cell(points, 0.5)]
     return fine, select_per_cell(fine, 1.0)
 
 
-def fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
+def compute_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
     """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight.
 
     ``neighbors`` has the points within :data:`FEATURE_RADIUS`, if known.
     """
-    return np.sqrt(histograms(points, normals, FEATURE_RADIUS, neighbors))
+    return np.sqrt(compute_fpfh_histograms(points, normals, FEATURE_RADIUS, neighbors))
 
 
 def select_per_cell(points: Floats, cell: float) -> Ints:
@@ -119,36 +126,36 @@ def choose_voxel(source: Floats, target: Floats) -> float:
     ``source`` and ``target`` are finite, [N, 3] and [M, 3]. The larger cloud then has about :data:`CELLS` occupied
     voxels, or as many as its spacing allows.
     """
-    clouds = [_sample(points) for points in (source, target)]
+    clouds = [_sample_points(points) for points in (source, target)]
     widths = [float(np.ptp(points, axis=0).max()) if len(points) else 0.0 for points in clouds]
     if min(widths) <= 0.0:
         return 0.0
     voxel = max(widths) / 64
     for _ in range(_ROUNDS):
-        occupied = max(_occupied(points, voxel) for points in clouds)
+        occupied = max(_count_occupied_voxels(points, voxel) for points in clouds)
         step = float(np.sqrt(occupied / CELLS))
         voxel *= step
         if abs(step - 1.0) < 0.03:
             break
-    return max(voxel, SPACINGS * max(_spacing(source), _spacing(target)))
+    return max(voxel, SPACINGS * max(_median_spacing(source), _median_spacing(target)))
 
 
-def _occupied(points: Floats, voxel: float) -> int:
+def _count_occupied_voxels(points: Floats, voxel: float) -> int:
     cells = np.floor((points - points.min(0)) / voxel).astype(np.int64)
     shape = cells.max(0) + 1
     return len(np.unique((cells[:, 0] * shape[1] + cells[:, 1]) * shape[2] + cells[:, 2]))
 
 
-def _sample(points: Floats, max_points: int = _SAMPLE) -> Floats:
+def _sample_points(points: Floats, max_points: int = _SAMPLE) -> Floats:
     if len(points) <= max_points:
         return points
     return points[np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))]
 
 
-def _spacing(points: Floats) -> float:
+def _median_spacing(points: Floats) -> float:
     """Return the median distance from a point to the nearest other one."""
-    sampled = _sample(points, 2000)
-    distances, _ = nearest(points, sampled, min(len(points), 8))
+    sampled = _sample_points(points, 2000)
+    distances, _ = find_nearest(points, sampled, min(len(points), 8))
     distances[distances <= 0.0] = np.inf
     nearest_distances = distances.min(1)
     return (

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fullfield.registration.contacts import SurfaceComparison, measure_distinctive_contradiction
-from fullfield.registration.deformation import Deformation, explain_matches, measure_deformation
-from fullfield.registration.descriptors import Floats, Ints, mutual_matches
+from fullfield.registration.deformation import Deformation, explain_by_matches, measure_deformation
+from fullfield.registration.descriptors import Floats, Ints, find_mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.observability import measure_observability
-from fullfield.registration.ransac import Hypothesis, apply, hypotheses
+from fullfield.registration.ransac import Hypothesis, apply_transform, search_hypotheses
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.result import Cause, Registration, refuse
-from fullfield.registration.rivals import distance_between, find_rivals, select_equal
-from fullfield.registration.scan import Scan, prepare
+from fullfield.registration.result import Cause, Registration, build_refusal
+from fullfield.registration.rivals import find_rivals, rms_distance_between_poses, select_undecided
+from fullfield.registration.scan import Scan, prepare_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
     FPFH_LIMITS,
@@ -28,10 +28,9 @@ from fullfield.registration.verdict import (
     Evidence,
     Limits,
     Objection,
-    contact,
     estimate_confidence,
-    matches_needed,
-    weigh,
+    find_contact,
+    weigh_evidence,
 )
 
 Report = Callable[[float, str], None]
@@ -80,9 +79,9 @@ class _Pair(NamedTuple):
         """Return the points [M, 2, 3] of the matches."""
         return np.stack((self.source.points[self.matches[:, 0]], self.target.points[self.matches[:, 1]]), 1)
 
-    def weigh(self, poses: list[Floats]) -> list[tuple[Evidence, Floats]]:
+    def weigh_poses(self, poses: list[Floats]) -> list[tuple[Evidence, Floats]]:
         """Return each pose with its evidence, the best first."""
-        weighed = ((weigh(pose, self.source, self.target, self.matches, self.limits), pose) for pose in poses)
+        weighed = ((weigh_evidence(pose, self.source, self.target, self.matches, self.limits), pose) for pose in poses)
         return sorted(weighed, key=lambda entry: -entry[0].score)
 
 
@@ -90,15 +89,15 @@ def register_at(clouds: list[Floats], edge: float, search: Search, report: Repor
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
     report(0.0, "describing the source")
     describe = None if search.descriptor is None else search.descriptor.describe
-    source = prepare(clouds[0] / edge, describe)
+    source = prepare_scan(clouds[0] / edge, describe)
     report(0.3, "describing the target")
-    target = prepare(clouds[1] / edge, describe)
+    target = prepare_scan(clouds[1] / edge, describe)
     report(0.6, "matching")
     for scan, name in ((source, "source"), (target, "target")):
         problem = _check_scan(scan, name, edge)
         if problem is not None:
-            return refuse(*problem, edge), True
-    matches = mutual_matches(source.features, target.features)
+            return build_refusal(*problem, edge), True
+    matches = find_mutual_matches(source.features, target.features)
     if len(matches) > search.samples:
         rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
         matches = matches[np.sort(rows)]
@@ -124,7 +123,7 @@ def _check_scan(scan: Scan, name: str, edge: float) -> tuple[str, Cause] | None:
 def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
     if search.start is None:
         hypothetical = _search_poses(pair.ends, search)
-        poses, reaches = _select(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED], _REACHES
+        poses, reaches = _select_hypotheses(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED], _REACHES
         others = [h.transform for h in hypothetical if h.inliers >= _MIN_CANDIDATE * hypothetical[0].inliers]
     else:
         start = search.start.copy()
@@ -133,19 +132,19 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     if not poses:
         return _refuse_without_pose(pair, edge, hypothetical), True
     report(0.8, "refining")
-    weighed = _refine(pair, poses, reaches)
+    weighed = _refine_poses(pair, poses, reaches)
     report(0.95, "judging")
     evidence, pose = weighed[0]
     others += [other for _, other in weighed[1:]]
-    objection, pose, is_bent = _judge(pair, evidence, pose, others, search)
+    objection, pose, is_bent = _judge_pose(pair, evidence, pose, others, search)
     if pose is not weighed[0][1]:
-        evidence = pair.weigh([pose])[0][0]
+        evidence = pair.weigh_poses([pose])[0][0]
     confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others, is_bent=is_bent))
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
         objection = Objection(reason, "overlap", is_certain=False)
     confidence = confidence if objection is None else min(confidence, objection.max_confidence)
-    scaled = _scale_shift(pose, edge)
+    scaled = _scale_translation(pose, edge)
     result = Registration(
         transform=scaled if objection is None else None,
         success=objection is None,
@@ -162,7 +161,7 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     if objection is None:
         return result, False
     free = tuple(direction._replace(point=direction.point * edge) for direction in objection.free_directions)
-    alternatives = tuple(_scale_shift(other, edge) for other in objection.alternatives)
+    alternatives = tuple(_scale_translation(other, edge) for other in objection.alternatives)
     return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
 
 
@@ -170,9 +169,9 @@ def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[
     agreement = pair.compare(pose)
     ends = pair.ends
     inliers = [
-        int((np.linalg.norm(apply(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
+        int((np.linalg.norm(apply_transform(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
         for other in others
-        if distance_between(pose, other, pair.source.points) > _DIFFERENT
+        if rms_distance_between_poses(pose, other, pair.source.points) > _DIFFERENT
     ]
     return Doubts(
         measure_distinctive_contradiction(agreement, pair.source, pair.target),
@@ -189,56 +188,58 @@ def _describe_uncertainty(evidence: Evidence) -> str:
 
 
 def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
-    return hypotheses(
+    return search_hypotheses(
         ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=_CANDIDATES
     )
 
 
-def _select(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
+def _select_hypotheses(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
     """Return the poses that are worth a refinement."""
     if hypothetical:
-        min_inliers = max(min_inliers, matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers)
+        min_inliers = max(min_inliers, min_accepted_inliers(matches), _MIN_REFINED * hypothetical[0].inliers)
     return [h.transform for h in hypothetical if h.inliers >= min_inliers]
 
 
 def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis]) -> Registration:
-    count, needed = len(pair.matches), matches_needed(len(pair.matches))
+    count, needed = len(pair.matches), min_accepted_inliers(len(pair.matches))
     if count < needed:
         reason = f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed"
-        return refuse(reason, "overlap", edge, count)
+        return build_refusal(reason, "overlap", edge, count)
     ends = pair.ends
     if hypothetical:
-        explanation = explain_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+        explanation = explain_by_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
         if explanation is not None:
-            return refuse(*explanation, edge, count)
+            return build_refusal(*explanation, edge, count)
     reason = f"perhaps they do not overlap: no pose was found that {needed} of {count} matches agree on"
-    return refuse(reason, "overlap", edge, count)
+    return build_refusal(reason, "overlap", edge, count)
 
 
-def _refine(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
+def _refine_poses(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
     source, target, limits = pair.source, pair.target, pair.limits
     coarse = Refiner(source.points, target.points)
-    weighed = pair.weigh([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
+    weighed = pair.weigh_poses([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
     fine = None
     for fraction, radii, iterations in (
         (_PROMISING, reaches[-2:-1], _FEW_ITERATIONS),
         (_LIKELY, reaches[-2:-1], 2 * _FEW_ITERATIONS),
         (_LIKELY, reaches[-2:], _MAX_ITERATIONS),
     ):
-        promising = _different([pose for e, pose in weighed if e.score >= fraction * limits.score], source.points)
+        promising = _select_different(
+            [pose for e, pose in weighed if e.score >= fraction * limits.score], source.points
+        )
         if not promising:
             break
         fine = fine or Refiner(source.fine, target.fine)
-        weighed = pair.weigh([fine(pose, radii, iterations=iterations) for pose in promising])
+        weighed = pair.weigh_poses([fine(pose, radii, iterations=iterations) for pose in promising])
     return weighed
 
 
-def _different(poses: list[Floats], points: Floats) -> list[Floats]:
+def _select_different(poses: list[Floats], points: Floats) -> list[Floats]:
     """Leave out poses that are nearly equal to a better one."""
     different: list[Floats] = []
     for pose in poses:
-        if all(distance_between(pose, other, points) > _SAME for other in different):
+        if all(rms_distance_between_poses(pose, other, points) > _SAME for other in different):
             different.append(pose)
     return different
 
@@ -251,15 +252,15 @@ class _Judgement(NamedTuple):
     is_bent: bool = False
 
 
-def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search) -> _Judgement:
+def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
     for switches in range(_MAX_SWITCHES + 1):
-        mirrored = _object_to_reflection(pair, evidence, search)
+        mirrored = _find_reflection_objection(pair, evidence, search)
         if mirrored is not None:
             return _Judgement(mirrored, pose)
         if not evidence.accepted:
-            return _Judgement(_object_to_weak(pair, evidence, pose), pose)
-        free = _observe(pair, pose)
+            return _Judgement(_build_weakness_objection(pair, evidence, pose), pose)
+        free = _find_free_motion_objection(pair, pose)
         if free is not None:
             return _Judgement(free, pose)
         agreement = pair.compare(pose)
@@ -271,7 +272,7 @@ def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], 
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
         rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
-        weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
+        weighed = pair.weigh_poses([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
         if not weighed or not weighed[0][0].accepted:
             break
         if switches == _MAX_SWITCHES:
@@ -283,7 +284,7 @@ def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], 
     deformation = _find_deformation(pair, pose)
     if deformation.explanation is not None:
         return _Judgement(Objection(*deformation.explanation), pose)
-    equal = tuple(rival.transform for rival in select_equal(rivals))
+    equal = tuple(rival.transform for rival in select_undecided(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
@@ -291,14 +292,14 @@ def _judge(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], 
     return _Judgement(None, pose, deformation.is_bent)
 
 
-def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
+def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
     """Return the reason for a pose with too little evidence."""
     if evidence.overlap >= _ALIGNED_OVERLAP and evidence.upright >= _ALIGNED_NORMALS:
-        free = _observe(pair, pose, is_refused=True)
+        free = _find_free_motion_objection(pair, pose, is_refused=True)
         if free is not None:
             return free._replace(is_certain=False)
     ends = pair.ends
-    explanation = explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    explanation = explain_by_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
     if explanation is not None:
         return Objection(*explanation, is_certain=False)
     return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
@@ -309,15 +310,15 @@ def _find_deformation(pair: _Pair, pose: Floats) -> Deformation:
     if deformation.explanation is not None:
         return deformation
     ends = pair.ends
-    explanation = explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    explanation = explain_by_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
     return deformation._replace(explanation=explanation)
 
 
-def _observe(pair: _Pair, pose: Floats, *, is_refused: bool = False) -> Objection | None:
+def _find_free_motion_objection(pair: _Pair, pose: Floats, *, is_refused: bool = False) -> Objection | None:
     """Return an objection where sliding or turning changes nothing, or little in a pose that is refused anyway."""
     source, target = pair.source, pair.target
-    transformed = apply(pose, source.points)
-    touching = contact(transformed, target.points).partner
+    transformed = apply_transform(pose, source.points)
+    touching = find_contact(transformed, target.points).partner
     rows = np.flatnonzero(touching >= 0)
     normals, goal_normals = source.normals[rows] @ pose[:3, :3].T, target.normals[touching[rows]]
     is_aligned = np.abs((normals * goal_normals).sum(1)) >= 0.9
@@ -332,7 +333,7 @@ def _observe(pair: _Pair, pose: Floats, *, is_refused: bool = False) -> Objectio
     return Objection(f"{' and '.join(map(str, free))} changes nothing", "free", free_directions=free)
 
 
-def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
+def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
     """Return an objection where a reflection brings far more matches together than the pose.
 
     FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
@@ -340,7 +341,7 @@ def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Ob
     """
     mirrored = pair.ends
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
-    best = _best_by_ransac(mirrored, search)
+    best = _find_best_by_ransac(mirrored, search)
     reflected = 0 if best is None else best[1]
     min_reflected = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
     if reflected < max(_MIRRORED * evidence.inliers, min_reflected):
@@ -355,24 +356,26 @@ def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Ob
 
 def _register_by_ransac(ends: Floats, search: Search, edge: float) -> Registration:
     """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
-    best = _best_by_ransac(ends, search)
+    best = _find_best_by_ransac(ends, search)
     if best is None:
-        return refuse(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", edge, len(ends))
+        return build_refusal(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", edge, len(ends))
     pose, inliers = best
     nan = float("nan")
-    return Registration(_scale_shift(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)
+    return Registration(_scale_translation(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)
 
 
-def _best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
+def _find_best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
     """Return the pose that most matches [M, 2, 3] agree on, and its inliers (:data:`MAX_INLIER_DISTANCE`)."""
-    best = hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1)
+    best = search_hypotheses(
+        ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1
+    )
     if not best:
         return None
-    distances = np.linalg.norm(apply(best[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
+    distances = np.linalg.norm(apply_transform(best[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
     return best[0].transform, int((distances <= MAX_INLIER_DISTANCE).sum())
 
 
-def _scale_shift(transform: Floats, edge: float) -> Floats:
+def _scale_translation(transform: Floats, edge: float) -> Floats:
     """Return ``transform`` with its translation in the clouds' units instead of voxels."""
     scaled = transform.copy()
     scaled[:3, 3] *= edge

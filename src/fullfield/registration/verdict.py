@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.contacts import nearest_points
+from fullfield.registration.contacts import find_nearest_points
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import FreeDirection
-from fullfield.registration.ransac import apply
+from fullfield.registration.ransac import apply_transform
 from fullfield.registration.result import Cause
 from fullfield.registration.scan import Scan
 
@@ -43,7 +43,7 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 """A learned descriptor gives more matches, right and wrong, so more of them agree by chance."""
 
 
-def matches_needed(matches: int) -> int:
+def min_accepted_inliers(matches: int) -> int:
     """Return the number of inliers that every accepted pose has at least."""
     return max(_MIN_INLIERS, math.ceil(_MIN_INLIER_FRACTION * matches))
 
@@ -73,7 +73,7 @@ class Evidence(NamedTuple):
     @property
     def enough(self) -> float:
         """Number of inliers without which the pose is not accepted."""
-        return max(matches_needed(self.matches), self.limits.fraction * self.overlap * self.matches)
+        return max(min_accepted_inliers(self.matches), self.limits.fraction * self.overlap * self.matches)
 
     @property
     def reason(self) -> str | None:
@@ -97,7 +97,7 @@ class Doubts(NamedTuple):
     is_bent: bool  # whether the clouds are bent against each other, as reconstructions or changed copies are
 
 
-def list_signs(evidence: Evidence, doubts: Doubts) -> Floats:
+def list_confidence_features(evidence: Evidence, doubts: Doubts) -> Floats:
     """Return the numbers [5] that the confidence is a function of; the last is 1."""
     ratios = evidence.inliers / evidence.enough, evidence.agreeing / evidence.limits.fraction
     logarithms = np.log(np.clip(ratios, _MIN_SIGN, _MAX_SIGN))
@@ -105,11 +105,11 @@ def list_signs(evidence: Evidence, doubts: Doubts) -> Floats:
 
 
 def estimate_confidence(evidence: Evidence, doubts: Doubts) -> float:
-    """Return the probability that a pose is right, by a logistic model of :func:`list_signs`.
+    """Return the probability that a pose is right, by a logistic model of :func:`list_confidence_features`.
 
     benchmarks/cases/registration/calibration.py fits it; docs/registration.md has its data and errors.
     """
-    logit = float(list_signs(evidence, doubts) @ _WEIGHTS)
+    logit = float(list_confidence_features(evidence, doubts) @ _WEIGHTS)
     max_confidence = _MAX_BENT_CONFIDENCE if doubts.is_bent else _MAX_CONFIDENCE
     return float(np.clip(1 / (1 + np.exp(-logit)), 0.0, max_confidence))
 
@@ -143,20 +143,22 @@ class Contact(NamedTuple):
         return float(np.sqrt((self.distance[touching] ** 2).mean())) if touching.any() else float("nan")
 
 
-def contact(points: Floats, target: Floats) -> Contact:
+def find_contact(points: Floats, target: Floats) -> Contact:
     """Find the points of ``target`` [M, 3] that ``points`` [N, 3] touch."""
-    distance, partner = nearest_points(target, points)
+    distance, partner = find_nearest_points(target, points)
     touching = distance <= TOUCH
     return Contact(np.where(touching, distance, np.inf), np.where(touching, partner, -1))
 
 
-def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
+def weigh_evidence(
+    transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS
+) -> Evidence:
     """Measure the evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
-    transformed = apply(transform, source.points)
+    transformed = apply_transform(transform, source.points)
     distances = np.linalg.norm(transformed[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    touch = contact(transformed, target.points)
+    touch = find_contact(transformed, target.points)
     touching = touch.partner >= 0
-    covered = contact(target.points, transformed)
+    covered = find_contact(target.points, transformed)
     both = touching[matches[:, 0]] & (covered.partner >= 0)[matches[:, 1]]
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT

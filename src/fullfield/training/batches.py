@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import Levels, batched, network_levels
+from fullfield.registration.learned import Levels, join_batch, prepare_network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair, draw_synthetic_scene
@@ -63,7 +63,7 @@ def cut_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int,
         if len(matches) > training.anchors:
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
         scales = training.descriptor.scales
-        source, target = (network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
+        source, target = (prepare_network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
         positions = pair.target.fine[pair.target.rows]
         source_points, target_points = (
             torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved, positions)
@@ -154,6 +154,6 @@ def submit_validation_pairs(cutter: ExampleExecutor, count: int) -> list[Future[
 def describe_pairs(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
-    descriptors = model(*batched(sides, gradient=torch.is_grad_enabled()))
+    descriptors = model(*join_batch(sides, gradient=torch.is_grad_enabled()))
     clouds = torch.split(descriptors, [len(side.inputs[0].points) for side in sides])
     return list(zip(clouds[::2], clouds[1::2], strict=True))

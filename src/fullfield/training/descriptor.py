@@ -22,8 +22,8 @@ from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import fetch_descriptor
 from fullfield.registration.learned_network import DescriptorNetwork
-from fullfield.registration.ransac import apply
-from fullfield.registration.scan import finite_points
+from fullfield.registration.ransac import apply_transform
+from fullfield.registration.scan import take_finite_points
 from fullfield.training.batches import (
     Example,
     ExampleExecutor,
@@ -169,13 +169,13 @@ def train_descriptor(
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
         truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else rigid(pose, f"{name}[2]")
-        aligned = apply(truth, _check_finite(source, f"{name}[0]"))
+        aligned = apply_transform(truth, _check_finite(source, f"{name}[0]"))
         real.append((aligned, _check_finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
-    descriptor.encoded()  # a network that is too large is refused before it is trained
+    descriptor.encode()  # a network that is too large is refused before it is trained
     settings = training.as_dict()
     del settings["start"]  # the file's checksum counts, not its path
     recipe: dict[str, Any] = {"training": settings}
@@ -277,7 +277,7 @@ def _mean_matching_ratio(model: DescriptorNetwork, unseen: Sequence[Example], re
 
 
 def _check_finite(value: Any, name: str) -> Floats:
-    return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
+    return take_finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
 
 
 def _digest_points(points: Floats) -> dict[str, Any]:

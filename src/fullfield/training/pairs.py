@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.registration.descriptors import Floats, Ints, nearest
-from fullfield.registration.ransac import apply
+from fullfield.registration.descriptors import Floats, Ints, find_nearest
+from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import CELLS, choose_voxel, select_per_cell
 
 Draw = np.random.Generator
@@ -274,7 +274,7 @@ class Pair(NamedTuple):
     @property
     def moved(self) -> Floats:
         """Return the described points of the source [N, 3], moved by the true transform."""
-        return apply(self.truth, self.source.fine[self.source.rows])
+        return apply_transform(self.truth, self.source.fine[self.source.rows])
 
 
 def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None) -> Pair | None:
@@ -310,7 +310,7 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
             pose[:3, :3], pose[:3, 3] = turn, -centre
             poses.append(pose)
         truth = poses[1] @ np.linalg.inv(poses[0])
-        matches = match_points(apply(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
+        matches = match_points(apply_transform(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
         if len(matches) >= max(MIN_MATCHES, _SHARED * min(len(side.rows) for side in sides)):
             return Pair(sides[0], sides[1], truth, matches)
     return None
@@ -324,8 +324,8 @@ def match_points(moved: Floats, target: Floats) -> Ints:
     """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
-    distances, forth = (column[:, 0] for column in nearest(target, moved))
-    back = nearest(moved, target)[1][:, 0]
+    distances, forth = (column[:, 0] for column in find_nearest(target, moved))
+    back = find_nearest(moved, target)[1][:, 0]
     rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (distances <= PARTNER))
     return np.stack((rows, forth[rows]), 1)
 
