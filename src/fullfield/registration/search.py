@@ -30,6 +30,7 @@ from fullfield.registration.verdict import (
     Objection,
     estimate_confidence,
     find_contact,
+    min_accepted_inliers,
     weigh_evidence,
 )
 
