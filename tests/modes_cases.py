@@ -25,7 +25,7 @@ from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.datasets import open_dataset
 from fullfield.estimators import NetworkEstimator, OpenCVFlow, RefinedEstimator, TVL1Estimator
-from fullfield.estimators._frames import as_frame
+from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators.estimation import estimate, estimate_batch
 from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
@@ -323,7 +323,7 @@ def _() -> Any:
         np.arange(60, dtype=np.uint16).reshape(6, 10),
         np.linspace(0, 1, 60, dtype=np.float16).reshape(6, 10),
     ):
-        made.append(as_frame(frame))
+        made.append(read_or_convert_frame(frame))
     return made, TVL1Estimator()(*(frame[None].to(F32) / 255 for frame in frames(1, 40, 48)))
 
 

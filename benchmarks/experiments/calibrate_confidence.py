@@ -21,9 +21,9 @@ from benchmarks.experiments.score_methods import DATA, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
-from fullfield.estimators._frames import as_batches
-from fullfield.estimators._reliability import evidence
-from fullfield.estimators.estimation import build
+from fullfield.estimators._frames import read_into_batches
+from fullfield.estimators._reliability import compute_evidence
+from fullfield.estimators.estimation import build_estimator
 from fullfield.io import read_flow
 from fullfield.io.files import write_atomically
 
@@ -35,12 +35,12 @@ _NAMES = ("bias", "log distance", "log residual", "log contrast", "own log scale
 
 def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
-    estimator, found = RefinedEstimator(build("fullfield-s")), {}
+    estimator, found = RefinedEstimator(build_estimator("fullfield-s")), {}
     for name, (first, second, truth) in shared_pairs(DATA).items():
-        frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
+        frames = read_into_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
         known = read_flow(truth)
-        ways = estimator.directions(*frames)
-        signs = evidence(*frames, ways.forward, ways.backward)
+        ways = estimator.estimate_directions(*frames)
+        signs = compute_evidence(*frames, ways.forward, ways.backward)
         own = torch.zeros_like(signs.distance) if ways.log_scale is None else ways.log_scale
         logs = signs.log_distance, signs.log_residual, signs.log_contrast
         columns = torch.stack([torch.ones_like(own), *logs, own, signs.distance.clamp(max=1e6)], 1)[0]

@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks.experiments import follow_shots
 from benchmarks.stored import environment
 from fullfield._check import device as check_device
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp
 from fullfield.sequences.follow import create_matcher
@@ -131,11 +131,11 @@ def main() -> None:
             torch.from_numpy(np.stack(column)).to(device) for column in list(zip(*rendered, strict=True))[:3]
         )
         frames = list(shown[:, None])
-        estimator = build(follow_shots.METHOD)
+        estimator = build_estimator(follow_shots.METHOD)
         assert isinstance(estimator, RefinedEstimator)
         matcher = CachingMatcher(create_matcher(estimator.estimator), frames)
         for name in args.schedules:
-            scores = score_schedule(SCHEDULES[name], matcher, estimator.refined, frames, truths, visible)
+            scores = score_schedule(SCHEDULES[name], matcher, estimator.refine, frames, truths, visible)
             report.setdefault(f"seed {seed}", {})[name] = scores
             print(seed, name, json.dumps(scores), flush=True)
             args.output.write_text(json.dumps(report, indent=1) + "\n", "utf-8")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.stored import state_conditions
 from fullfield._check import device as check_device
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp
 from fullfield.sequences import follow_frames
@@ -73,7 +73,7 @@ def score_shot(seed: int, device: torch.device, workers: int) -> dict[str, Any]:
     frames, flow, visible, back_flow, back_visible = (
         torch.from_numpy(np.stack(column)).to(device) for column in zip(*rendered, strict=True)
     )
-    estimator = build(METHOD)
+    estimator = build_estimator(METHOD)
     assert isinstance(estimator, RefinedEstimator)
     chained = dict(enumerate(chain_flow(frames, estimator), 1))
     hidden = torch.zeros_like(flow[0, 0])
@@ -119,7 +119,7 @@ def score_palindrome(path: Path, device: torch.device) -> dict[str, Any]:
     """Follow the first frame of a video to its end and back to itself."""
     stored = torch.from_numpy(np.load(path)["frames"]).permute(0, 3, 1, 2).to(device).float() / 255
     frames = torch.cat((stored, stored.flip(0)[1:]))
-    estimator = build(METHOD)
+    estimator = build_estimator(METHOD)
     assert isinstance(estimator, RefinedEstimator)
     *_, chained = chain_flow(frames, estimator)
     *_, last = follow_frames(list(frames.cpu()), 1, estimator, device=device)
@@ -144,7 +144,7 @@ def measure_size(height: int, width: int, device: torch.device, count: int = 48)
         texture += torch.nn.functional.interpolate(noise, size=size, mode="bicubic", align_corners=False) / 3
     texture = texture.clamp(0, 1)
     frames = [texture[0, :, :, 8 * i : 8 * i + width].contiguous() for i in range(count)]
-    estimator = build(METHOD)
+    estimator = build_estimator(METHOD)
     pair_s: list[float] = []
     for first, second in pairwise(frames[:17]):
         torch.cuda.synchronize(device)

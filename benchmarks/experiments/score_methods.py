@@ -20,7 +20,7 @@ import fullfield
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, environment
 from fullfield.estimators import RefinedEstimator
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.io import read_flow
 from fullfield.io.files import write_atomically
 from fullfield.metrics import epe
@@ -46,7 +46,7 @@ def estimated(first: Path, second: Path, method: str, passes: int | None = None,
     """Estimate the flow with the settings of one of :data:`METHODS`."""
     if passes is None:
         return fullfield.estimate(first, second, method, **how)
-    refined = RefinedEstimator(build(method, **how), THREE_PASSES.replace(passes=passes))
+    refined = RefinedEstimator(build_estimator(method, **how), THREE_PASSES.replace(passes=passes))
     return fullfield.estimate(first, second, refined)
 
 

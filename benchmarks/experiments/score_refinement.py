@@ -21,9 +21,9 @@ from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
-from fullfield.estimators._frames import as_batches
-from fullfield.estimators._reliability import occlusion_and_confidence
-from fullfield.estimators.estimation import build
+from fullfield.estimators._frames import read_into_batches
+from fullfield.estimators._reliability import estimate_occlusion_and_confidence
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import Directions
 from fullfield.io import read_flow, read_frame
 from fullfield.io.files import write_atomically
@@ -64,7 +64,7 @@ def known() -> Iterator[tuple[str, str, Known]]:
     """Yield the set, the name and the pair, for all pairs."""
     for name, (first, second, truth) in shared_pairs(DATA).items():
         if "alley_1" in name:
-            one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
+            one, other = read_into_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
             mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")
             flow = read_flow(truth)
             yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)
@@ -78,7 +78,7 @@ def known() -> Iterator[tuple[str, str, Known]]:
 
 def directions(network: str, group: str, name: str, pair: Known) -> Directions:  # noqa: ARG001 - for stored flows
     """Estimate the network's forward and backward flow."""
-    return RefinedEstimator(build(**NETWORKS[network]), refine=False).directions(*pair.frames)
+    return RefinedEstimator(build_estimator(**NETWORKS[network]), refine=False).estimate_directions(*pair.frames)
 
 
 def scored(pair: Known, ways: Directions) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def scored(pair: Known, ways: Directions) -> dict[str, Any]:
     told: dict[str, Any] = dict(zip(("network", "everything", "remaining", "one pass"), errors, strict=True))
     flow, back = flows[-1], ways.backward
     occlusion, confidence = (
-        plane[0][pair.valid] for plane in occlusion_and_confidence(first, second, flow, back, ways.log_scale)
+        plane[0][pair.valid] for plane in estimate_occlusion_and_confidence(first, second, flow, back, ways.log_scale)
     )
     distance = forward_backward_distance(flow, back)[0]
     backward, inside = warp(back, flow)

@@ -74,14 +74,14 @@ def test_cascade_computes_both_directions(method: str, precision: str, monkeypat
 def test_estimator_without_bidirectional_call_runs_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.bidirectional(*PAIR) is None
-    found = RefinedEstimator(estimator, refine=False).directions(*PAIR)
+    found = RefinedEstimator(estimator, refine=False).estimate_directions(*PAIR)
     assert found.seconds.keys() == {"forward", "backward"}
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
 
 
 @pytest.mark.unit
 def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
-    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._ready(torch.device("cpu"))
+    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         refuses("initial_backward: expected", run.bidirectional_with_info, *pair, 1, None, torch.zeros(1, 3, 9, 9))
@@ -92,7 +92,7 @@ def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
 def test_refined_bidirectional_network_runs_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     told: list[float] = []
-    found = refined.directions(*PAIR, progress=lambda part, _: told.append(part))
+    found = refined.estimate_directions(*PAIR, progress=lambda part, _: told.append(part))
     assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
     assert told == sorted(told)

@@ -16,11 +16,11 @@ def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) ->
         made.append(shape.numel())
         return torch.empty(shape, dtype=dtype)
 
-    monkeypatch.setattr(copies, "_page_locked", plain)
+    monkeypatch.setattr(copies, "_allocate_page_locked", plain)
     monkeypatch.setattr(copies, "_CHUNK", 40)
     for values in (torch.rand(3, 5, 7), torch.rand(5, 7, 3).permute(2, 0, 1), torch.arange(9, dtype=torch.uint8)):
         made.clear()
-        assert torch.equal(copies._staged(values, torch.device("cpu")), values)
+        assert torch.equal(copies._copy_in_chunks(values, torch.device("cpu")), values)
         assert sum(made) == values.numel()
         assert max(made) * values.element_size() <= 40
 
@@ -53,5 +53,5 @@ def test_to_device_and_to_host_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> torch.Tensor:
         raise RuntimeError("no page-locked memory")
 
-    monkeypatch.setattr(copies, "_page_locked", refused)
+    monkeypatch.setattr(copies, "_allocate_page_locked", refused)
     assert torch.equal(copies.to_host(copies.to_device(back, gpu)), back)

@@ -14,8 +14,8 @@ import torch
 
 from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator
-from fullfield.estimators._frames import as_frame
-from fullfield.estimators.estimation import build
+from fullfield.estimators._frames import read_or_convert_frame
+from fullfield.estimators.estimation import build_estimator
 from fullfield.io import read_frame, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
@@ -78,15 +78,15 @@ def test_estimate_takes_pil_images() -> None:
     images = [image.fromarray(a) for a in arrays]
     assert torch.equal(estimate(*images, **FAST).flow, estimate(*eight, **FAST).flow)
     for mode in ("RGBA", "CMYK"):
-        assert as_frame(images[0].convert(mode)).shape == (3, 48, 64), mode
+        assert read_or_convert_frame(images[0].convert(mode)).shape == (3, 48, 64), mode
     grey = images[0].convert("L")
-    assert torch.equal(as_frame(grey), as_frame(np.asarray(grey)))
+    assert torch.equal(read_or_convert_frame(grey), read_or_convert_frame(np.asarray(grey)))
     for mode in ("LA", "1"):
-        assert as_frame(images[0].convert(mode)).shape == (1, 48, 64), mode
+        assert read_or_convert_frame(images[0].convert(mode)).shape == (1, 48, 64), mode
     palette = images[0].convert("P")
-    assert torch.equal(as_frame(palette), as_frame(np.asarray(palette.convert("RGB"))))
+    assert torch.equal(read_or_convert_frame(palette), read_or_convert_frame(np.asarray(palette.convert("RGB"))))
     sixteen = image.fromarray(arrays[0][..., 0].astype(np.uint16) * 257)
-    assert torch.equal(as_frame(sixteen), eight[0][:1] / 255)
+    assert torch.equal(read_or_convert_frame(sixteen), eight[0][:1] / 255)
 
 
 def test_estimate_batch_equals_singles() -> None:
@@ -228,9 +228,9 @@ def test_estimate_refuses_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta.* mean lambda_\?"):
-        build("tvl1", lamda=1)
+        build_estimator("tvl1", lamda=1)
     with pytest.raises(InputError, match=r"^warps: expected a parameter of auto \(.*\), got one of method='tvl1'$"):
-        build("auto", warps=3)
+        build_estimator("auto", warps=3)
     with pytest.raises(InputError, match=r"^weights: expected a parameter of tvl1 \(.*\), got one of method='auto' or"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", weights="random")
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper, got 'best'"):
@@ -261,8 +261,8 @@ def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
         rf"^frame: expected values of 0 \.\.\. 1, got {low:g} to {high:g}, .* on average; divide by 255 or pass uint8"
     )
     for frame in (values, torch.from_numpy(values)[None]):
-        refuses(told, as_frame, frame)
-        refuses("divide by 255", as_frame, frame, transfer="srgb")
+        refuses(told, read_or_convert_frame, frame)
+        refuses("divide by 255", read_or_convert_frame, frame, transfer="srgb")
     refuses("frame2: expected values", estimate, np.zeros((4, 4), np.float32), values, "tvl1")
     with pytest.raises(InputError, match="frames2: expected values"):
         estimate_batch(torch.zeros(2, 1, 4, 4), torch.from_numpy(values)[None, None].expand(2, -1, -1, -1), "tvl1")
@@ -275,26 +275,26 @@ def test_estimate_warns_once_about_value_range() -> None:
     assert len(warned) == 1
     values = np.tile(np.array([-1.0, 1.0], np.float32), (4, 2))
     with pytest.warns(UserWarning, match=r"frame: frames are expected in 0 \.\.\. 1.*; got -1 to 1, 0 on") as warned:
-        assert as_frame(values).min() == -1
+        assert read_or_convert_frame(values).min() == -1
     assert len(warned) == 1
     # Highlights and undershoots are not questioned: under pytest's configuration a warning is an error.
     bright = np.full((10, 10), 0.3, np.float32)
     bright[0, :2] = 30.0, -0.05
-    assert as_frame(bright).max() == 30
-    as_frame(np.full((4, 4), 200, np.uint8))
-    as_frame(np.full((4, 4), 500.0, np.float32) * (np.arange(16).reshape(4, 4) == 3), transfer="linear")
+    assert read_or_convert_frame(bright).max() == 30
+    read_or_convert_frame(np.full((4, 4), 200, np.uint8))
+    read_or_convert_frame(np.full((4, 4), 500.0, np.float32) * (np.arange(16).reshape(4, 4) == 3), transfer="linear")
 
 
 @pytest.mark.unit
 def test_estimate_transfer_applies_to_arrays_and_warns_of_files(tmp_path: Path) -> None:
     linear = torch.full((3, 4, 4), 0.2140)
-    assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
+    assert torch.allclose(read_or_convert_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
     assert torch.equal(linear, torch.full((3, 4, 4), 0.2140)), "the caller's frame must stay as it is"
-    assert torch.equal(as_frame(linear), linear)
+    assert torch.equal(read_or_convert_frame(linear), linear)
     path = tmp_path / "a.pfm"
     path.write_bytes(b"Pf\n4 4\n-1\n" + np.full(16, 127, "<f4").tobytes())
     with pytest.warns(UserWarning, match=r"a\.pfm: frames are expected in 0"):
-        as_frame(path)
+        read_or_convert_frame(path)
     frame = torch.zeros(3, 20, 30)
     refuses("layer: expected None for an array or tensor", estimate, frame, frame, layer="beauty")
 

@@ -16,9 +16,9 @@ import torch
 from fullfield import estimate, estimate_batch
 from fullfield.estimators import release_memory
 from fullfield.estimators._devices import choose_device
-from fullfield.estimators._frames import as_frame
+from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -106,15 +106,15 @@ def test_estimate_sets_threads_for_the_call_only(monkeypatch: pytest.MonkeyPatch
 def test_color_order_bgr_is_opencvs() -> None:
     bgr = [(frame.flip(0).permute(1, 2, 0).numpy() * 255).astype(np.uint8) for frame in FRAMES]
     rgb = [np.ascontiguousarray(frame[..., ::-1]) for frame in bgr]
-    assert torch.equal(as_frame(bgr[0], color_order="bgr"), as_frame(rgb[0]))
+    assert torch.equal(read_or_convert_frame(bgr[0], color_order="bgr"), read_or_convert_frame(rgb[0]))
     alpha = np.dstack([bgr[0], np.full(bgr[0].shape[:2], 9, np.uint8)])
-    assert torch.equal(as_frame(alpha, color_order="bgr"), as_frame(rgb[0]))
-    assert torch.equal(as_frame(FRAMES[0].flip(0), color_order="bgr"), as_frame(FRAMES[0]))
-    assert torch.equal(as_frame(bgr[0][..., 0], color_order="bgr"), as_frame(bgr[0][..., 0]))
+    assert torch.equal(read_or_convert_frame(alpha, color_order="bgr"), read_or_convert_frame(rgb[0]))
+    assert torch.equal(read_or_convert_frame(FRAMES[0].flip(0), color_order="bgr"), read_or_convert_frame(FRAMES[0]))
+    assert torch.equal(read_or_convert_frame(bgr[0][..., 0], color_order="bgr"), read_or_convert_frame(bgr[0][..., 0]))
     flows = [estimate(*pair, "tvl1", config=QUICK, color_order=order) for pair, order in ((bgr, "bgr"), (rgb, "rgb"))]
     assert torch.equal(flows[0].flow, flows[1].flow)
-    refuses("color_order: expected 'rgb' for a file, got 'bgr'", as_frame, "a.png", color_order="bgr")
-    refuses("color_order: expected one of rgb, bgr, got 'grb'", as_frame, bgr[0], color_order="grb")
+    refuses("color_order: expected 'rgb' for a file, got 'bgr'", read_or_convert_frame, "a.png", color_order="bgr")
+    refuses("color_order: expected one of rgb, bgr, got 'grb'", read_or_convert_frame, bgr[0], color_order="grb")
 
 
 def test_estimate_prepares_nothing_at_the_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,18 +151,18 @@ def test_solver_pool_is_bounded_and_never_shares_a_solver() -> None:
         return object()
 
     pool = SolverPool(create)
-    with pool.borrow(sizes[0]) as first, pool.borrow(sizes[0]) as second:
+    with pool.borrow_solver(sizes[0]) as first, pool.borrow_solver(sizes[0]) as second:
         assert first is not second
     assert len(pool._idle) == 1
     for size in sizes:
-        with pool.borrow(size):
+        with pool.borrow_solver(size):
             pass
     assert [size for size, _ in pool._idle] == sizes[2:]
     for size in large:
-        with pool.borrow(size):
+        with pool.borrow_solver(size):
             assert not pool._idle, "old buffers are released before the new ones are allocated"
     assert [size for size, _ in pool._idle] == large[1:]
-    pool.clear()
+    pool.release_all()
     assert not pool._idle
 
 
@@ -216,7 +216,7 @@ def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "own_methods", raising=False)
     flow = estimate(*FRAMES, "own_methods:Shift")
     assert (flow.method, float(flow.flow.mean())) == ("shift", 3.0)
-    assert build("own_methods:Shift") is not build("own_methods:Shift"), "it may keep a state"
+    assert build_estimator("own_methods:Shift") is not build_estimator("own_methods:Shift"), "it may keep a state"
     release_memory()
     for name, message in (
         ("no_such_module:Shift", "no_such_module:Shift: expected a class that can be imported, got: No module named"),

@@ -16,10 +16,10 @@ from fullfield.estimators.live import (
     LiveStatistics,
     PairFlow,
     Slot,
-    capture,
+    capture_pairs,
     compute_newest,
-    played_at_rate,
-    stamped_on_arrival,
+    play_at_rate,
+    stamp_on_arrival,
 )
 
 
@@ -58,20 +58,20 @@ class Simulated(Slot[FramePair]):
     def catch_up(self) -> None:
         while self.coming and self.coming[0].at <= self.clock.now + 1e-9:
             frame = self.coming.pop(0)
-            self.statistics.captured(frame)
+            self.statistics.count_captured(frame)
             if self.before is not None:
-                self.put(FramePair(self.before, frame))
+                self.put_item(FramePair(self.before, frame))
             self.before, self.statistics.dropped = frame, self.dropped
 
-    def take(self) -> FramePair | None:
+    def take_item(self) -> FramePair | None:
         self.catch_up()
         if self._item is None and self.coming:
             self.clock.now = self.coming[0].at
             self.catch_up()
-            return self.take()
+            return self.take_item()
         if not self.coming:
             self.close()
-        return super().take()
+        return super().take_item()
 
 
 def simulate(
@@ -124,22 +124,22 @@ def test_live_statistics_count_missing_frames() -> None:
     statistics = LiveStatistics()
     assert statistics.missing == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
-        statistics.captured(Captured(Frame(time), number, time))
+        statistics.count_captured(Captured(Frame(time), number, time))
     assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
     still = LiveStatistics()
     for number in range(3):
-        still.captured(Captured(Frame(0.0), number, 0.0))
+        still.count_captured(Captured(Frame(0.0), number, 0.0))
     assert still.missing == 0, "a source without time stamps"
 
 
 @pytest.mark.unit
 def test_played_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
-    taken = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
+    taken = list(play_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
     assert clock.now == pytest.approx(100.75)
     assert not any(frame.late for frame in taken)
-    faster = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
+    faster = list(play_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
@@ -154,7 +154,7 @@ def test_played_at_rate_waits_for_time_stamps() -> None:
 )
 def test_played_at_rate_reports_long_wait(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
     clock, found = Clock(), []
-    list(played_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
+    list(play_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
     assert found == [(told[0], pytest.approx(told[1]))]
 
 
@@ -167,8 +167,8 @@ def test_played_at_rate_counts_late_decoding() -> None:
             clock.now += 0.4
             yield Frame(number / 4)
 
-    for frame in played_at_rate(decoded(), clock, clock.sleep, 1 / 4):
-        statistics.captured(frame)
+    for frame in play_at_rate(decoded(), clock, clock.sleep, 1 / 4):
+        statistics.count_captured(frame)
         assert frame.at == pytest.approx(100.4 + frame.number / 4), "when it was due, not when it was decoded"
     assert statistics.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
 
@@ -182,7 +182,7 @@ def test_frames_of_a_camera_are_captured_when_they_come() -> None:
             clock.now += 0.7
             yield Frame(0.0)
 
-    assert [frame.at for frame in stamped_on_arrival(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
+    assert [frame.at for frame in stamp_on_arrival(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
 
 
 @pytest.mark.unit
@@ -193,7 +193,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
     clock = Clock()
     frames = (Captured(Frame(n), n, 0.0) for n in range(200))
     threads = [
-        threading.Thread(target=capture, args=(frames, pairs, statistics), daemon=True),
+        threading.Thread(target=capture_pairs, args=(frames, pairs, statistics), daemon=True),
         threading.Thread(
             target=compute_newest, args=(pairs, lambda p: p.second.number, results, statistics, clock), daemon=True
         ),
@@ -201,7 +201,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
     for thread in threads:
         thread.start()
     seen = []
-    while (done := results.take()) is not None:
+    while (done := results.take_item()) is not None:
         seen.append(done.flow)
     assert seen == list(range(1, 200))
     assert (statistics.dropped, results.dropped) == (0, 0)
@@ -213,15 +213,15 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
 @pytest.mark.unit
 def test_slot_close_ends_waiting_threads() -> None:
     pairs: Slot[int] = Slot(wait=True)
-    assert pairs.put(1)
-    blocked = threading.Thread(target=pairs.put, args=(2,), daemon=True)
+    assert pairs.put_item(1)
+    blocked = threading.Thread(target=pairs.put_item, args=(2,), daemon=True)
     blocked.start()
     pairs.close()
     blocked.join(5)
     assert not blocked.is_alive()
-    assert pairs.take() == 1
-    assert pairs.take() is None
-    assert not pairs.put(3)
+    assert pairs.take_item() == 1
+    assert pairs.take_item() is None
+    assert not pairs.put_item(3)
 
 
 @pytest.mark.unit
@@ -240,11 +240,11 @@ def test_slot_take_raises_error_of_producer(where: str) -> None:
     statistics, clock = LiveStatistics(), Clock()
     pairs: Slot[FramePair] = Slot(wait=True)
     results: Slot[PairFlow] = Slot(wait=True)
-    threading.Thread(target=capture, args=(frames(), pairs, statistics), daemon=True).start()
+    threading.Thread(target=capture_pairs, args=(frames(), pairs, statistics), daemon=True).start()
     threading.Thread(target=compute_newest, args=(pairs, compute, results, statistics, clock), daemon=True).start()
 
     def drain() -> None:
-        while results.take() is not None:
+        while results.take_item() is not None:
             pass
 
     with pytest.raises(OSError, match="unplugged"):

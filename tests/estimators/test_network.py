@@ -25,9 +25,9 @@ from fullfield.estimators import (
     TVL1Estimator,
     release_memory,
 )
-from fullfield.estimators._frames import as_frame
-from fullfield.estimators.estimation import build
-from fullfield.estimators.network import AutoEstimator, PairSize, _lookup_request
+from fullfield.estimators._frames import read_or_convert_frame
+from fullfield.estimators.estimation import build_estimator
+from fullfield.estimators.network import AutoEstimator, PairSize, _build_lookup_request
 from fullfield.estimators.network_config import PRECISIONS, RAFTSettings
 from fullfield.io import read_flow
 from fullfield.metrics import epe
@@ -280,7 +280,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
     found = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
     own = NetworkEstimator("fullfield-s", NetworkSettings(updates=1)).bidirectional(*frames)
-    network = NetworkEstimator("fullfield-s")._ready(torch.device("cpu"))
+    network = NetworkEstimator("fullfield-s")._load_on_device(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
         large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
@@ -310,7 +310,7 @@ def test_double_selects_more_confident_flow() -> None:
     plain = NetworkEstimator("fullfield-s", NetworkSettings(updates=2))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     own = plain.bidirectional(*frames, initial_flow=start)
-    network = plain._ready(torch.device("cpu"))
+    network = plain._load_on_device(torch.device("cpu"))
     with torch.no_grad():
         large = network.bidirectional_with_info(*twice, 2, own.forward, own.backward)
     for n, (mine, small, (big, info)) in enumerate(
@@ -345,7 +345,7 @@ def test_auto_estimates_at_one_size_and_accurate_at_two() -> None:
     def sizes(preset: str, **config: Any) -> list[str]:
         steps: list[str] = []
         frames = [frame[..., :40, :64] for frame in PAIR]
-        build("auto", preset, updates=1, **config)(*frames, progress=lambda _, where: steps.append(where))
+        build_estimator("auto", preset, updates=1, **config)(*frames, progress=lambda _, where: steps.append(where))
         return [size for size in dict.fromkeys(steps) if "x" in size]
 
     assert sizes("default") == sizes("fast") == sizes("accurate", double=False) == ["64x40"]
@@ -396,7 +396,7 @@ def test_double_finds_thin_objects_and_long_motion(data_dir: Path, pair: str, pa
     rows, columns = part
     folder = data_dir / "flow" / "sintel" / "hard" / pair
     known = read_flow(folder / "frame_0001.flo")
-    frames = [as_frame(folder / f"frame_000{number}.png")[:, rows, columns] for number in (1, 2)]
+    frames = [read_or_convert_frame(folder / f"frame_000{number}.png")[:, rows, columns] for number in (1, 2)]
     true = known.flow[:, rows, columns], known.valid[rows, columns]
     errors = [epe(estimate(*frames, "fullfield-s", preset=preset).flow, *true) for preset in ("default", "accurate")]
     if pair == "sequence_2":
@@ -544,7 +544,7 @@ def test_exact_precision_ignores_global_torch_flags(data_dir: Path, name: str, r
         place, pattern, number = flows / "sintel" / name, "frame_000{}.png", 2
         truth = flows / "sintel" / "truth" / "frame_0002.flo"
     true = read_flow(truth)
-    first, second = (as_frame(place / pattern.format(n))[None].cuda() for n in (number, number + 1))
+    first, second = (read_or_convert_frame(place / pattern.format(n))[None].cuda() for n in (number, number + 1))
     original = RAFT()
     original.load_checkpoint(weights)
     original.correlation = "dense"
@@ -615,7 +615,7 @@ def test_network_estimator_refuses_bad_arguments(weights: Path) -> None:
     with pytest.raises(InputError, match="config: expected a RAFTSettings"):
         estimate(SCENE.frame1, SCENE.frame2, "raft", config=NetworkSettings())
     with pytest.raises(InputError, match=r"padding: expected a parameter of sea-raft-m \(weights, updates"):
-        build("sea-raft", padding="kitti")
+        build_estimator("sea-raft", padding="kitti")
     with pytest.raises(InputError, match="preset: expected one of default, fast, got 'paper'"):
         estimate(SCENE.frame1, SCENE.frame2, "raft", preset="paper")
 
@@ -633,7 +633,7 @@ def test_padding_reaches_the_network(weights: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
 def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None:
-    from fullfield.estimators.network import float32_convolutions
+    from fullfield.estimators.network import disable_tf32_convolutions
 
     cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
     if kind == "new switch" and not hasattr(cudnn, "conv"):
@@ -643,20 +643,20 @@ def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None
     try:
         for setting in (fast, exact):
             setattr(owner, name, setting)
-            with float32_convolutions(gpu):
+            with disable_tf32_convolutions(gpu):
                 assert getattr(owner, name) != fast
             assert getattr(owner, name) == setting
-            with pytest.raises(KeyError), float32_convolutions(gpu):
+            with pytest.raises(KeyError), disable_tf32_convolutions(gpu):
                 raise KeyError
             assert getattr(owner, name) == setting
         setattr(owner, name, fast)
-        first, second = float32_convolutions(gpu), float32_convolutions(gpu)  # of two threads
+        first, second = disable_tf32_convolutions(gpu), disable_tf32_convolutions(gpu)  # of two threads
         with first:
             second.__enter__()
         assert getattr(owner, name) != fast
         second.__exit__(None, None, None)
         assert getattr(owner, name) == fast
-        with float32_convolutions(torch.device("cpu")):
+        with disable_tf32_convolutions(torch.device("cpu")):
             assert getattr(owner, name) == fast
     finally:
         setattr(owner, name, fast)
@@ -675,7 +675,7 @@ def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
 def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> None:
     frame, padding = torch.rand(2, 3, 45, 83), choose_padding(45, 83)
-    request = _lookup_request(model.config, PairSize.from_frame(frame))
+    request = _build_lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
         encoded = model.eval().encode(*[model.prepare_frame(frame, padding)] * 2)
     assert (request.batch, request.channels, *request.size1) == encoded.fmap1.shape

@@ -10,8 +10,8 @@ import torch
 
 from fullfield import estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
-from fullfield.estimators._reliability import occlusion_and_confidence, reached
-from fullfield.estimators.estimation import build
+from fullfield.estimators._reliability import compute_coverage, estimate_occlusion_and_confidence
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
 from fullfield.ops.tvl1 import TVL1Config, refine_flow
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
@@ -59,16 +59,16 @@ def test_occlusion_and_confidence_mark_hidden_and_wrong_pixels() -> None:
     back[:, 0, 20:40, 30:50] = -10
     hidden = torch.zeros(60, 90, dtype=torch.bool)
     hidden[20:40, 40:50] = True
-    occlusion, confidence = occlusion_and_confidence(first[None], second[None], flow, back)
+    occlusion, confidence = estimate_occlusion_and_confidence(first[None], second[None], flow, back)
     agree = ((occlusion[0] > 0.5) == hidden).float().mean()
     assert agree > 0.97
     assert float(occlusion.mean()) == pytest.approx(0.07786, abs=5e-4), "as it was fitted"
     wrong = flow.clone()
     wrong[:, 1, 45:, :] += 3
-    _, less = occlusion_and_confidence(first[None], second[None], wrong, back)
+    _, less = estimate_occlusion_and_confidence(first[None], second[None], wrong, back)
     assert (less[0, 46:54] < confidence[0, 46:54] - 0.2).float().mean() > 0.9
     out = torch.full((1, 2, 60, 90), 200.0)
-    assert (occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
+    assert (estimate_occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
 
 
 def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
@@ -77,12 +77,12 @@ def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
     back[1, 1] = 40.0
     expected = torch.ones(2, 5, 8)
     expected[0, :, 7], expected[1] = 0.75, 0.0
-    assert torch.equal(reached(back), expected)
+    assert torch.equal(compute_coverage(back), expected)
     flat = torch.full((1, 3, 60, 90), 0.5)  # nothing to see in the frames
     flow, back = torch.zeros(1, 2, 60, 90), torch.zeros(1, 2, 60, 90)
     flow[:, 0, 20:40, 20:40] = 10
     back[:, 0, 20:40, 30:50] = -10
-    hidden = occlusion_and_confidence(flat, flat, flow, back)[0][0]
+    hidden = estimate_occlusion_and_confidence(flat, flat, flow, back)[0][0]
     assert hidden[22:38, 42:48].min() > 0.3
     assert hidden[:15].max() < 0.05
 
@@ -101,10 +101,10 @@ def test_confidence_falls_with_network_uncertainty() -> None:
     flow = torch.zeros(1, 2, 24, 32)
     scale = torch.full((1, 24, 32), -1.0)
     scale[..., 16:] = 3.0
-    occlusion, confidence = occlusion_and_confidence(first, second, flow, flow, scale)
-    plain, _ = occlusion_and_confidence(first, second, flow, flow)
+    occlusion, confidence = estimate_occlusion_and_confidence(first, second, flow, flow, scale)
+    plain, _ = estimate_occlusion_and_confidence(first, second, flow, flow)
     assert torch.equal(occlusion, plain)
-    level = occlusion_and_confidence(first, second, flow, flow, torch.zeros_like(scale))[1]
+    level = estimate_occlusion_and_confidence(first, second, flow, flow, torch.zeros_like(scale))[1]
     assert (confidence[..., :16] > level[..., :16]).all()
     assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()
 
@@ -114,16 +114,16 @@ def test_noise_adds_no_occlusion() -> None:
     first, second = (0.5 + 0.15 * torch.randn(2, 3, 48, 64, generator=noise) for _ in range(2))
     second[1] = first[1]
     still = torch.zeros(2, 2, 48, 64)
-    assert (occlusion_and_confidence(first, second, still, still)[0] > 0.5).float().mean() < 0.01
+    assert (estimate_occlusion_and_confidence(first, second, still, still)[0] > 0.5).float().mean() < 0.01
     second[1, ..., 20:40] = torch.rand(3, 48, 20, generator=noise)
-    hidden = occlusion_and_confidence(first, second, still, still)[0]
+    hidden = estimate_occlusion_and_confidence(first, second, still, still)[0]
     assert (hidden[0] > 0.5).float().mean() < 0.01, "every pair by itself"
     assert (hidden[1, :, 22:38] > 0.5).float().mean() > 0.9
     first = torch.full((1, 3, 32, 64), 0.5)
     first[..., 32:] = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     still = torch.zeros(1, 2, 32, 64)
     for scale in (None, torch.zeros(1, 32, 64)):
-        confidence = occlusion_and_confidence(first, first + 0.02, still, still, scale)[1]
+        confidence = estimate_occlusion_and_confidence(first, first + 0.02, still, still, scale)[1]
         assert confidence[..., 36:].min() > confidence[..., :28].max()
 
 
@@ -134,8 +134,8 @@ QUICK: dict[str, Any] = {"updates": 1, "weights": "random"}
 
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
-    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build("auto", precision="exact", **QUICK))
-    network = build(_NETWORK, **QUICK)
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build_estimator("auto", precision="exact", **QUICK))
+    network = build_estimator(_NETWORK, **QUICK)
     thrice = RefinedEstimator(network, THREE_PASSES)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)
     assert torch.equal(found.flow, expected.flow)
@@ -149,7 +149,7 @@ def test_auto_fast_on_cpu_equals_network() -> None:
     alone = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, preset="fast", **QUICK)
     assert torch.equal(found.flow, alone.flow)
     assert found.parameters["refinement"] is None
-    estimator = build("auto", "fast")
+    estimator = build_estimator("auto", "fast")
     assert isinstance(estimator, RefinedEstimator)
     assert not estimator.refines(torch.device("cpu"))
     assert estimator.refines(torch.device("cuda"))

@@ -13,8 +13,8 @@ from torch import Tensor
 from fullfield import InputError, estimate
 from fullfield._config import Config, describe_field
 from fullfield.estimators import registry
-from fullfield.estimators.estimation import build
-from fullfield.estimators.registry import METHODS, PTLFLOW, Method, canonical
+from fullfield.estimators.estimation import build_estimator
+from fullfield.estimators.registry import METHODS, PTLFLOW, Method, resolve_alias
 from fullfield.models.weights import DEFAULTS, NETWORKS
 from refusals import refuses
 
@@ -51,7 +51,7 @@ def test_new_method_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(registry.METHODS, "shift", entry)
     flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", config=ShiftConfig(pixels=2.5))
     assert torch.equal(flow.flow, torch.full((2, 8, 9), 2.5))
-    assert build("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
+    assert build_estimator("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
 
 
 def test_entries_agree_with_the_networks() -> None:
@@ -60,13 +60,13 @@ def test_entries_agree_with_the_networks() -> None:
             message = f"^weights: expected a file for {name}, which has no published weights, got None"
             refuses(message, estimate, torch.zeros(3, 16, 16), torch.zeros(3, 16, 16), name)
         if name != PTLFLOW:
-            estimator = build(name)
+            estimator = build_estimator(name)
             assert estimator.parameters.get("cascade", False) == entry.cascades, name
     assert {entry.network for entry in METHODS.values()} - {None} == NETWORKS.keys()
 
 
 def test_nearest_names() -> None:
-    refuses("got 'TVL1'; did you mean tvl1", canonical, "TVL1")
-    refuses("raft-smal'; did you mean raft-small", canonical, "raft-smal")
+    refuses("got 'TVL1'; did you mean tvl1", resolve_alias, "TVL1")
+    refuses("raft-smal'; did you mean raft-small", resolve_alias, "raft-smal")
     with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
-        build("tvl1", lamda=1)
+        build_estimator("tvl1", lamda=1)

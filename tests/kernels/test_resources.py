@@ -214,7 +214,7 @@ def of_tvl1(arch: str) -> Limits:
 
 def of_guided_refinement(arch: str) -> Limits:
     for shape in guided_cuda.SHAPES:
-        source = guided_cuda.source(shape)
+        source = guided_cuda.refinement_source(shape)
         yield source, "guided_iterate", 65536 / 32 / shape.warps / shape.blocks, 16
         # A multiprocessor of Turing has shared memory for one block of it.
         yield source, "guided_median_float16", 256 if arch == "sm_75" else 128, 0

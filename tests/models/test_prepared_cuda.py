@@ -89,7 +89,7 @@ def test_prepared_flow_of_unusual_sizes(name: str, size: tuple[int, int]) -> Non
 
 
 def test_official_weights_on_real_frames(data_dir: Path) -> None:
-    from fullfield.estimators._frames import as_frame
+    from fullfield.estimators._frames import read_or_convert_frame
     from fullfield.io import read_flow
 
     model = RAFT()
@@ -98,7 +98,7 @@ def test_official_weights_on_real_frames(data_dir: Path) -> None:
     fast = None
     for name in ("Grove2", "Urban2"):
         folder = data_dir / "flow" / "middlebury" / name
-        first, second = (as_frame(folder / f"frame{n}.png")[None].cuda() for n in (10, 11))
+        first, second = (read_or_convert_frame(folder / f"frame{n}.png")[None].cuda() for n in (10, 11))
         truth = read_flow(folder / "flow10.flo")
         with torch.no_grad():
             exact = model(first, second)

@@ -240,7 +240,7 @@ def test_double_precision(small: RAFT) -> None:
 
 
 def test_official_weights_reproduce_the_listed_error(data_dir: Path) -> None:
-    from fullfield.estimators._frames import as_frame
+    from fullfield.estimators._frames import read_or_convert_frame
     from fullfield.io import read_flow
 
     folder = data_dir / "flow" / "middlebury" / "Venus"
@@ -250,7 +250,9 @@ def test_official_weights_reproduce_the_listed_error(data_dir: Path) -> None:
     model = RAFT(RAFTConfig.small()).eval()
     model.load_checkpoint(weights)
     with torch.inference_mode():
-        flow = model(as_frame(folder / "frame10.png")[None], as_frame(folder / "frame11.png")[None])
+        flow = model(
+            read_or_convert_frame(folder / "frame10.png")[None], read_or_convert_frame(folder / "frame11.png")[None]
+        )
     truth = read_flow(folder / "flow10.flo")
     error = torch.linalg.vector_norm(flow[0] - truth.flow, dim=0)[truth.valid].mean()
     assert float(error) == pytest.approx(0.372, abs=5e-4)  # ptlflow 0.4.2 with the same weights, three digits

@@ -14,8 +14,8 @@ from sequence_shots import HEIGHT, WIDTH, moving, quick
 from fullfield import estimate, estimate_sequence
 from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
-from fullfield.estimators._frames import as_frame
-from fullfield.estimators._reliability import occlusion_and_confidence
+from fullfield.estimators._frames import read_or_convert_frame
+from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
 from fullfield.sequences.changes import _block_means, is_cut, is_duplicate, reduce_frame
@@ -317,8 +317,8 @@ def test_engine_returns_occlusion_with_flow(estimator: TVL1Estimator) -> None:
         )
         there = estimate(frames[1], frames[2], estimator).flow
         back = estimate(frames[2], frames[1], estimator).flow
-        pair = (as_frame(frames[1])[None], as_frame(frames[2])[None])
-        occlusion, confidence = occlusion_and_confidence(*pair, there[None], back[None])
+        pair = (read_or_convert_frame(frames[1])[None], read_or_convert_frame(frames[2])[None])
+        occlusion, confidence = estimate_occlusion_and_confidence(*pair, there[None], back[None])
         assert torch.equal(found[1].occlusion["forward"], occlusion[0])
         assert torch.equal(found[1].confidence["forward"], confidence[0])
         assert ("backward" in found[1].occlusion) == (direction == "both")

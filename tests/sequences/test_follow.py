@@ -158,9 +158,9 @@ QUICK = {"warps": 2, "iterations": 4}
 
 
 def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
-    from fullfield.estimators.estimation import build
+    from fullfield.estimators.estimation import build_estimator
 
-    config = build("tvl1", "fast", **QUICK).config  # type: ignore[attr-defined]
+    config = build_estimator("tvl1", "fast", **QUICK).config  # type: ignore[attr-defined]
     return FollowJob(find_frames("plate.%04d.png"), tuple(numbers), reference, Output(pattern), "tvl1", config)
 
 

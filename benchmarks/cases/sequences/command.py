@@ -50,9 +50,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> list[str]:
-    from fullfield.estimators.registry import canonical, get_method
+    from fullfield.estimators.registry import get_method, resolve_alias
 
-    presets = get_method(canonical(args.method)).presets()
+    presets = get_method(resolve_alias(args.method)).load_presets()
     for preset in args.presets:
         if preset not in presets:
             raise InputError(f"--presets: {args.method} has {', '.join(presets)}, got {preset}")

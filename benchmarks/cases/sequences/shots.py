@@ -28,10 +28,10 @@ from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import canonical, get_method
+from fullfield.estimators.registry import get_method, resolve_alias
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
@@ -119,7 +119,7 @@ def _draw_texture(height: int, width: int) -> Tensor:
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
-    method = canonical(plan.method)
+    method = resolve_alias(plan.method)
     frame_files = find_frames(str(folder / "plate.%04d.exr"))
     job = ShotJob(
         frame_files,
@@ -127,9 +127,9 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compress
         Output(str(folder / "mv.%04d.exr"), plan.dtype, plan.compression),
         ShotSettings(plan.direction, device=str(plan.device)),
         method,
-        get_method(method).presets()[preset],
+        get_method(method).load_presets()[preset],
     )
-    estimator = build(job.method, config=job.config, backend=job.backend)
+    estimator = build_estimator(job.method, config=job.config, backend=job.backend)
     note(f"preparing {method} {preset}")
     prepare_estimator(estimator, torch.device(job.settings.device), size)
     plates = job.open_plates()
@@ -225,7 +225,7 @@ def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable
     if refiner is None:
         return flows
     back = {"forward": "backward", "backward": "forward"}
-    return {name: refiner.refined(*frames[name], flows[name], flows[back[name]]) for name in requested}
+    return {name: refiner.refine(*frames[name], flows[name], flows[back[name]]) for name in requested}
 
 
 def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:

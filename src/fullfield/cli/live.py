@@ -310,7 +310,7 @@ def _compute_and_show(
     Returns:
         Whether the user interrupted it.
     """
-    from fullfield.estimators.live import Slot, capture, compute_newest, played_at_rate, stamped_on_arrival
+    from fullfield.estimators.live import Slot, capture_pairs, compute_newest, play_at_rate, stamp_on_arrival
 
     everything = args.rate == "max"
     pairs: Slot[FramePair] = Slot(wait=everything)
@@ -318,15 +318,15 @@ def _compute_and_show(
     clock = time.monotonic
     if everything:  # of a file: nothing is dropped, so frames are decoded ahead
         frame_bytes = 3 * source.width * source.height
-        frames = stamped_on_arrival(iterate_ahead(source, lambda _: frame_bytes), clock)
+        frames = stamp_on_arrival(iterate_ahead(source, lambda _: frame_bytes), clock)
     elif source.is_live:
-        frames = stamped_on_arrival(source, clock)
+        frames = stamp_on_arrival(source, clock)
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = played_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_waiting, args))
+        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_waiting, args))
     work = (
-        partial(capture, frames, pairs, statistics),
+        partial(capture_pairs, frames, pairs, statistics),
         partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
     )
     threads += [threading.Thread(target=job, daemon=True) for job in work]
@@ -334,7 +334,7 @@ def _compute_and_show(
         thread.start()
     interrupted = False
     try:
-        while (result := results.take()) is not None:
+        while (result := results.take_item()) is not None:
             is_open = screen.show(result)
             status.print_status(statistics)
             if not is_open:

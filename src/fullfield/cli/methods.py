@@ -17,7 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import print_note, rename_in_errors
 from fullfield.estimators.network_config import RANDOM
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, get_method
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, get_method, resolve_alias
 from fullfield.models.weights import Origin, find_origin
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class MethodChoice:
     def estimator(self) -> Any:
         """Estimator, built on first use."""
         from fullfield.estimators.cascaded import AtScale
-        from fullfield.estimators.estimation import build
+        from fullfield.estimators.estimation import build_estimator
 
         with rename_in_errors(**map_arguments_to_options(self.method)):
-            estimator = build(self.method, config=self.config, backend=self.backend)
+            estimator = build_estimator(self.method, config=self.config, backend=self.backend)
         return estimator if self.scale == "1" else AtScale(estimator, self.scale)
 
     @property
@@ -148,7 +148,7 @@ class Parameter:
 
 def list_parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _read_parameters(get_method(method).load())
+    return _read_parameters(get_method(method).import_config_class())
 
 
 @cache  # the parsers call it a thousand times
@@ -177,7 +177,7 @@ def add_method_options(
     ``others`` are further names of MODEL, which are no methods of flow. ``usual`` is the group of ``--method``,
     ``--preset`` and ``--device``, if it is another one.
     """
-    presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
+    presets = dict.fromkeys(name for method in METHODS.values() for name in method.load_presets())
     group = parser.add_argument_group("estimation")
     usual = group if usual is None else usual
     names = ", ".join((*METHODS, *others))
@@ -197,7 +197,7 @@ def _parse_method(text: str, others: Sequence[str] = ()) -> str:
     if text in others:
         return text
     try:
-        return canonical(text)
+        return resolve_alias(text)
     except InputError:
         names = ", ".join((*METHODS, *others))
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None
@@ -221,7 +221,7 @@ def use_threads(count: int | None) -> None:
 def choose_method(args: argparse.Namespace) -> MethodChoice:
     """Return the method and its settings; InputError names the option that does not fit."""
     method = get_method(args.method)
-    presets = method.presets()
+    presets = method.load_presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
     changes = _collect_changes(args, args.method)
@@ -318,7 +318,7 @@ def _describe_preset_values(owners: tuple[str, ...], parameter: Parameter) -> st
 
 def _describe_method_values(method: Method, field: str) -> str:
     """Return the value of the default preset, and those of the presets that differ."""
-    values = {preset: _format_value(getattr(config, field)) for preset, config in method.presets().items()}
+    values = {preset: _format_value(getattr(config, field)) for preset, config in method.load_presets().items()}
     default = values[DEFAULT_PRESET]
     others = ", ".join(f"{preset}: {value}" for preset, value in values.items() if value != default)
     return f"{default} ({others})" if others else default

@@ -226,7 +226,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from fullfield.estimators._frames import fill_frame, warn_about_range
+    from fullfield.estimators._frames import fill_unknown_pixels, warn_about_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format
 
@@ -248,7 +248,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-    read = [fill_frame(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
+    read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         check_same_size(read[0], frames[0], tensor, frame)
     if any(warn_about_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):

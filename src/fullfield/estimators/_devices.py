@@ -51,7 +51,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
         return to_host(values)
     if values.device.type == "cpu" and device.type == "cuda" and not values.is_pinned():
         try:
-            return _staged(values, device)
+            return _copy_in_chunks(values, device)
         except RuntimeError:  # the system has no more page-locked memory
             pass
     return values.to(device, non_blocking=True)
@@ -65,7 +65,7 @@ def to_host(values: Tensor) -> Tensor:
     if values.device.type != "cuda":
         return values.cpu()
     try:
-        host_values = _page_locked(values.shape, values.dtype)
+        host_values = _allocate_page_locked(values.shape, values.dtype)
     except RuntimeError:
         return values.cpu()
     host_values.copy_(values, non_blocking=True)
@@ -73,17 +73,17 @@ def to_host(values: Tensor) -> Tensor:
     return host_values
 
 
-def _staged(values: Tensor, device: torch.device) -> Tensor:
+def _copy_in_chunks(values: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` in chunks. PyTorch reuses a chunk's memory only after its copy has ended."""
     flat = values.contiguous().flatten()
     device_values = torch.empty(flat.shape, dtype=flat.dtype, device=device)
     step = max(1, _CHUNK // flat.element_size())
     for chunk, target in zip(torch.split(flat, step), torch.split(device_values, step), strict=True):
-        target.copy_(_page_locked(chunk.shape, chunk.dtype).copy_(chunk), non_blocking=True)
+        target.copy_(_allocate_page_locked(chunk.shape, chunk.dtype).copy_(chunk), non_blocking=True)
     return device_values.view(values.shape)
 
 
-def _page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _allocate_page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return uninitialised page-locked memory."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
@@ -112,9 +112,9 @@ def check_fork(device: torch.device) -> None:
     _State.has_computed = _State.has_computed or not safe
 
 
-def _after_fork() -> None:
+def _note_fork() -> None:
     _State.is_broken = _State.has_computed
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_note_fork)

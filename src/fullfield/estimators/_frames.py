@@ -40,7 +40,7 @@ _COLOR_ORDERS = ("rgb", "bgr")
 _PIL_MODES = ("L", "RGB", "RGBA", "I", "I;16", "I;16B", "F")
 
 
-def as_frame(
+def read_or_convert_frame(
     frame: Frame, name: str = "frame", *, transfer: str = "auto", color_order: str = "rgb", **reading: Any
 ) -> Tensor:
     """Return a frame as a tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
@@ -63,8 +63,8 @@ def as_frame(
     Warns:
         UserWarning: if values cannot be meant as 0 ... 1.
     """
-    sources = _sources([frame], name, transfer, color_order, reading)
-    values = _stacked(sources, _frame_device(frame), [source.read() for source in sources])
+    sources = _build_sources([frame], name, transfer, color_order, reading)
+    values = _stack_sources(sources, _get_frame_device(frame), [source.read_file() for source in sources])
     _check_values([(values, sources)])
     return values[0]
 
@@ -78,7 +78,7 @@ class FrameBatches(NamedTuple):
     """bool [B, H, W] each: where the frames are known; None: everywhere."""
 
 
-def as_batches(
+def read_into_batches(
     firsts: Tensor | Sequence[Frame],
     seconds: Tensor | Sequence[Frame],
     names: tuple[str, str],
@@ -93,17 +93,17 @@ def as_batches(
     two has colour, the other is expanded to three channels.
     """
     made1, made2 = (
-        _sources(frames, name, transfer, color_order, reading)
+        _build_sources(frames, name, transfer, color_order, reading)
         for frames, name in zip((firsts, seconds), names, strict=True)
     )
     if len(made1) == len(made2) == 1 and made1[0].is_file and made2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            files = list(pool.map(_Source.read, (*made1, *made2)))
+            files = list(pool.map(_Source.read_file, (*made1, *made2)))
     else:
-        files = [source.read() for source in (*made1, *made2)]
+        files = [source.read_file() for source in (*made1, *made2)]
     files1, files2 = files[: len(made1)], files[len(made1) :]
-    first, second = _stacked(made1, device, files1), _stacked(made2, device, files2)
+    first, second = _stack_sources(made1, device, files1), _stack_sources(made2, device, files2)
     _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
     _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
@@ -114,7 +114,9 @@ def as_batches(
     return FrameBatches((first, second), (_stack_valid(files1, device), _stack_valid(files2, device)))
 
 
-def fill_frame(frame: Tensor, valid: Tensor | None, name: str) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
+def fill_unknown_pixels(
+    frame: Tensor, valid: Tensor | None, name: str
+) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
     """Return the frame with unknown pixels filled from their surroundings; InputError where no pixel is known.
 
     It is filled ring by ring: on Sintel with a smaller second frame, TV-L1's error where both are known is then 0.35
@@ -127,7 +129,7 @@ def fill_frame(frame: Tensor, valid: Tensor | None, name: str) -> Tensor:  # [C,
     return torch.cat([fill_holes(pair, valid) for pair in pairs])[: len(frame)]
 
 
-def label(frame: object, name: str) -> str:
+def describe_name(frame: object, name: str) -> str:
     """Return the name of a frame in messages: its path, or ``name``."""
     return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
@@ -141,7 +143,7 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
 
 def warn_about_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn(_measured(frame[None]).tolist(), name, 4)
+    return _warn_about_values(_measure_values(frame[None]).tolist(), name, 4)
 
 
 class _FileFrame(NamedTuple):
@@ -189,7 +191,7 @@ class _Source(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
 
-    def read(self) -> _FileFrame | None:
+    def read_file(self) -> _FileFrame | None:
         """Read a file on the CPU; return None if the frame is no file."""
         if not self.is_file:
             return None
@@ -198,28 +200,30 @@ class _Source(NamedTuple):
         result = FrameReader(self.transfer, **self.reading).read(self.frame)
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-        return _FileFrame(fill_frame(result.frame, result.valid, self.name), result.valid)
+        return _FileFrame(fill_unknown_pixels(result.frame, result.valid, self.name), result.valid)
 
-    def tensor(self, device: torch.device, file: _FileFrame | None) -> Tensor:
-        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` from :meth:`read`."""
+    def to_tensor(self, device: torch.device, file: _FileFrame | None) -> Tensor:
+        """Return float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` is from :meth:`read_file`."""
         frame = self.frame
         if file is not None:
             return to_device(file.frame, device)
         for option in self.reading:
             _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
-            frame = _from_array(frame, self.name)
+            frame = _convert_array(frame, self.name)
         if not isinstance(frame, Tensor):
             raise InputError(
                 f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe_value(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        values = _displayed(_check.check_has_values(frame.detach(), self.name), self.name, self.transfer, device)
+        values = _convert_to_display(
+            _check.check_has_values(frame.detach(), self.name), self.name, self.transfer, device
+        )
         is_bgr = self.color_order == "bgr" and values.shape[-3] == 3
         return values.flip(-3) if is_bgr else values
 
 
-def _source(frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]) -> _Source:
+def _build_source(frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]) -> _Source:
     if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
         if frame.mode not in _PIL_MODES:
             frame = frame.convert("L" if frame.mode in ("1", "LA", "La") else "RGB")
@@ -235,7 +239,7 @@ def _source(frame: Any, name: str, transfer: str, color_order: str, reading: dic
     return _Source(frame, name, transfer, color_order, reading)
 
 
-def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
+def _convert_to_display(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
     """Return float32 values of 0 ... 1 on ``device``; integers are copied there before they are scaled."""
     is_valid = values.is_floating_point() or values.dtype in _WHITE
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
@@ -245,8 +249,8 @@ def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -
 
         to_display = choose_curve(transfer, auto="srgb")
     if to_display is None:
-        return _scaled(to_device(values, device))
-    converted = _scaled(values.cpu()).clone()  # the curves work on arrays
+        return _scale_integers(to_device(values, device))
+    converted = _scale_integers(values.cpu()).clone()  # the curves work on arrays
     _check.require(bool(converted.isfinite().all()), name, "finite values", "NaN or infinity")
     for frame in converted.view(-1, *converted.shape[-3:]):
         to_display(frame.numpy())
@@ -256,7 +260,7 @@ def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -
 _Batch: TypeAlias = "tuple[Tensor, list[_Source]]"
 
 
-def _sources(
+def _build_sources(
     frames: Tensor | Sequence[Frame], name: str, transfer: str, color_order: str, reading: dict[str, Any]
 ) -> list[_Source]:
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
@@ -269,14 +273,14 @@ def _sources(
     _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
     return [
-        _source(frame, label(frame, one), transfer, color_order, reading)
+        _build_source(frame, describe_name(frame, one), transfer, color_order, reading)
         for frame, one in zip(frames, names, strict=True)
     ]
 
 
-def _stacked(sources: list[_Source], device: torch.device, files: Sequence[_FileFrame | None]) -> Tensor:
+def _stack_sources(sources: list[_Source], device: torch.device, files: Sequence[_FileFrame | None]) -> Tensor:
     """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``files`` are those that were read."""
-    tensors = [source.tensor(device, file) for source, file in zip(sources, files, strict=True)]
+    tensors = [source.to_tensor(device, file) for source, file in zip(sources, files, strict=True)]
     if tensors[0].ndim == 4:
         return tensors[0]
     for frame, source in zip(tensors[1:], sources[1:], strict=True):
@@ -288,11 +292,11 @@ def _stacked(sources: list[_Source], device: torch.device, files: Sequence[_File
     return torch.stack([frame.expand(channels, -1, -1) for frame in tensors])
 
 
-def _frame_device(frame: object) -> torch.device:
+def _get_frame_device(frame: object) -> torch.device:
     return frame.device if isinstance(frame, Tensor) else torch.device("cpu")
 
 
-def _from_array(array: NDArray[Any], name: str) -> Tensor:
+def _convert_array(array: NDArray[Any], name: str) -> Tensor:
     is_valid = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     _check.require(is_valid, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
     _check.require(array.dtype.name in _ARRAY_TYPES, name, f"dtype {', '.join(_ARRAY_TYPES)}", array)
@@ -303,13 +307,13 @@ def _from_array(array: NDArray[Any], name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(native))
 
 
-def _scaled(tensor: Tensor) -> Tensor:
+def _scale_integers(tensor: Tensor) -> Tensor:
     if tensor.dtype in _WHITE:
         return tensor.to(torch.float32).div_(_WHITE[tensor.dtype])
     return tensor.to(torch.float32)
 
 
-def _measured(batch: Tensor) -> Tensor:
+def _measure_values(batch: Tensor) -> Tensor:
     """Return lowest, highest and mean value, the mean of the brightest item, as a tensor [3] on the batch's device."""
     low, high = torch.aminmax(batch)
     mean = batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
@@ -321,17 +325,17 @@ def _check_values(batches: Sequence[_Batch]) -> None:
     float_batches = [(batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)]
     if not float_batches:
         return
-    measures = torch.stack([_measured(batch) for batch, _ in float_batches]).tolist()  # the one copy to the host
+    measures = torch.stack([_measure_values(batch) for batch, _ in float_batches]).tolist()  # the one copy to the host
     warned = False
     for (_, sources), values in zip(float_batches, measures, strict=True):
         name = sources[0].name
         _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
         if _is_bright(values) and any(source.may_be_refused for source in sources):
             raise InputError(
-                f"{name}: expected values of 0 ... 1, got {_describe(values)}; divide by 255 or pass uint8, or name "
-                "the transfer of linear light or of a camera's curve"
+                f"{name}: expected values of 0 ... 1, got {_describe_values(values)}; divide by 255 or pass uint8, or "
+                "name the transfer of linear light or of a camera's curve"
             )
-        warned = warned or _warn(values, name, 5)
+        warned = warned or _warn_about_values(values, name, 5)
 
 
 def _is_bright(values: Sequence[float]) -> bool:
@@ -339,16 +343,17 @@ def _is_bright(values: Sequence[float]) -> bool:
     return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
 
 
-def _describe(values: Sequence[float]) -> str:
+def _describe_values(values: Sequence[float]) -> str:
     low, high, mean = values
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
 
-def _warn(values: Sequence[float], name: str, level: int) -> bool:
+def _warn_about_values(values: Sequence[float], name: str, level: int) -> bool:
     if values[0] >= _DARKEST and not _is_bright(values):
         return False
     warnings.warn(
-        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {_describe(values)}. "
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; "
+        f"got {_describe_values(values)}. "
         "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
         stacklevel=level,
     )

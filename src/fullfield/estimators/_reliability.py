@@ -62,23 +62,23 @@ class Evidence(NamedTuple):
         return torch.log(self.contrast + 1.0)
 
 
-def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
-    """Compute the evidence; arguments as for :func:`occlusion_and_confidence`."""
+def compute_evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
+    """Compute the evidence; arguments as for :func:`estimate_occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
     warped, inside = warp(frame2, flow)
-    across, down = ((after - before) / 2 for before, after in _neighbours(frame1))
+    across, down = ((after - before) / 2 for before, after in _shift_to_neighbours(frame1))
     contrast = torch.sqrt(across * across + down * down).mean(1)
     residual = (frame1 - warped).abs().mean(1)
-    return Evidence(distance, _smooth(residual * 255.0), inside, _smooth(contrast * 255.0))
+    return Evidence(distance, _smooth_planes(residual * 255.0), inside, _smooth_planes(contrast * 255.0))
 
 
-def _neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _shift_to_neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the neighbours left and right, above and below of [B, C, H, W], with replicated borders."""
     horizontal, vertical = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
     return (horizontal[..., :-2], horizontal[..., 2:]), (vertical[..., :-2, :], vertical[..., 2:, :])
 
 
-def occlusion_and_confidence(
+def estimate_occlusion_and_confidence(
     frame1: Tensor,  # [B, C, H, W], nominally 0 ... 1
     frame2: Tensor,  # [B, C, H, W]
     flow: Tensor,  # [B, 2, H, W]
@@ -97,16 +97,20 @@ def occlusion_and_confidence(
     is not known, or the flow leads to where the second is not, the occlusion is 1 and the confidence 0.
     """
     with torch.autocast(flow.device.type, enabled=False):
-        signs = evidence(frame1, frame2, flow, backward)
+        signs = compute_evidence(frame1, frame2, flow, backward)
         bias, by_distance, by_residual, by_reached = OCCLUSION
-        hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
+        hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth_planes(compute_coverage(backward))
         hidden = by_distance * signs.log_distance + hidden
         is_valid = torch.ones_like(signs.inside) if valid1 is None else valid1
         if valid2 is not None:
             leads_to_valid = warp(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
             is_valid = is_valid & (leads_to_valid | ~signs.inside)
         is_seen = signs.inside & is_valid
-        hidden = bias + hidden - _median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
+        hidden = (
+            bias
+            + hidden
+            - _finite_median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
+        )
         occlusion = torch.where(is_seen, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
             bias, by_distance, by_residual, by_contrast = CONFIDENCE
@@ -123,7 +127,7 @@ def occlusion_and_confidence(
         return occlusion, torch.where(is_valid, confidence, 0.0)
 
 
-def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
+def compute_coverage(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
     """Return the share of each first-frame pixel that second-frame pixels cover after moving by ``backward``."""
     batch, _, height, width = backward.shape
     x = torch.arange(width, device=backward.device, dtype=backward.dtype) + backward[:, 0]
@@ -141,14 +145,14 @@ def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
     return (sums.to(backward.dtype) / _UNITS).clamp(max=1.0).view(batch, height, width)
 
 
-def _median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
+def _finite_median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
     """Return the median of the finite values; infinity if there are none."""
     ordered = planes.flatten(1).sort(1).values
     middle = (ordered.isfinite().sum(1, keepdim=True) // 2).clamp(max=ordered.shape[1] - 1)
     return ordered.gather(1, middle)[..., None]
 
 
-def _smooth(planes: Tensor) -> Tensor:
+def _smooth_planes(planes: Tensor) -> Tensor:
     """Smooth [B, H, W] with a Gaussian, with replicated borders."""
     kernel = planes.new_tensor(_BLUR)
     rows = pad(planes[:, None], (2, 2, 2, 2), mode="replicate")

@@ -44,37 +44,37 @@ class SolverPool(Generic[Solver]):
         self._idle: list[tuple[SolverSize, Solver]] = []
 
     @contextmanager
-    def borrow(self, size: SolverSize) -> Iterator[Solver]:
+    def borrow_solver(self, size: SolverSize) -> Iterator[Solver]:
         """Take a solver of this size out of the pool, or create it, and put it back at the end."""
-        solver = self._take(size)
+        solver = self._take_solver(size)
         if solver is None:
             solver = self._create(size)
         try:
             yield solver
         finally:
-            self._put(size, solver)
+            self._put_solver(size, solver)
 
-    def clear(self) -> None:
+    def release_all(self) -> None:
         """Release every idle solver."""
         with self._lock:
             self._idle.clear()
 
-    def _take(self, size: SolverSize) -> Solver | None:
+    def _take_solver(self, size: SolverSize) -> Solver | None:
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index][0] == size:
                     return self._idle.pop(index)[1]
-            self._trim(size, _MAX_SMALL_SIZES - 1)  # releases old buffers before the new ones are allocated
+            self._drop_oldest(size, _MAX_SMALL_SIZES - 1)  # releases old buffers before the new ones are allocated
             return None
 
-    def _put(self, size: SolverSize, solver: Solver) -> None:
+    def _put_solver(self, size: SolverSize, solver: Solver) -> None:
         with self._lock:
             # Another thread's solver of the same size would only take memory.
             self._idle = [pair for pair in self._idle if pair[0] != size]
-            self._trim(size, _MAX_SMALL_SIZES - 1)
+            self._drop_oldest(size, _MAX_SMALL_SIZES - 1)
             self._idle.append((size, solver))
 
-    def _trim(self, size: SolverSize, count: int) -> None:
+    def _drop_oldest(self, size: SolverSize, count: int) -> None:
         """Keep the newest ``count`` small solvers if ``size`` is small too, else none."""
         small = [pair for pair in self._idle if pair[0].is_small]
         self._idle = small[-count:] if size.is_small else []

@@ -35,17 +35,17 @@ class StillAreas(NamedTuple):
         """[B, 1, H, W] bool: pixels of the flat cells."""
         return _to_pixels(self.flat_cells, *self.still.shape[-2:])
 
-    def clear_still(self, flow: Tensor) -> Tensor:
+    def zero_still_flow(self, flow: Tensor) -> Tensor:
         """Return a flow [B, 2, H, W] with zeros where nothing moves; NaN stays NaN."""
         return flow * (~self.still) + 0.0
 
-    def settle(self, flow: Tensor) -> Tensor:
-        """Return :meth:`clear_still` of a flow, with the flow at their border in flat areas far from differences."""
-        flow = self.clear_still(flow)
-        cells = functional.avg_pool2d(_padded(flow), _CELL)
+    def extend_still_areas(self, flow: Tensor) -> Tensor:
+        """Return :meth:`zero_still_flow` of a flow; flat areas far from differences get the flow at their border."""
+        flow = self.zero_still_flow(flow)
+        cells = functional.avg_pool2d(_pad_to_cells(flow), _CELL)
         distant = self.distant_cells.to(flow.dtype)
         border = functional.max_pool2d(distant, 3, 1, 1) * (1 - distant)
-        cells = torch.where(self.distant_cells, _fill(cells, border), cells)
+        cells = torch.where(self.distant_cells, _spread_to_all_cells(cells, border), cells)
         height, width = flow.shape[-2:]
         size = (_CELL * cells.shape[-2], _CELL * cells.shape[-1])
         fine = functional.interpolate(cells, size, mode="bilinear", align_corners=False)[..., :height, :width]
@@ -55,11 +55,11 @@ class StillAreas(NamedTuple):
 def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B, C, H, W] twice
     """Return the areas of a pair that agree; None if there are none. One flag is copied to the host."""
     differs = (frame1 != frame2).any(1, keepdim=True).to(torch.float32)
-    cells = functional.max_pool2d(_padded(differs), _CELL)
+    cells = functional.max_pool2d(_pad_to_cells(differs), _CELL)
     agrees = functional.max_pool2d(cells, 3, 1, 1) == 0
     if not bool(agrees.any()):
         return None
-    largest, smallest = _structure(frame1)
+    largest, smallest = _structure_eigenvalues(frame1)
     flat = agrees & (largest <= _FLAT)
     still_cells = agrees & ~flat & (smallest >= _ISOTROPY * largest)
     is_same = ~differs.flatten(1).any(1).view(-1, 1, 1, 1)  # the whole frame
@@ -68,20 +68,22 @@ def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B
     return StillAreas(still, flat, distant)
 
 
-def _structure(frame: Tensor) -> tuple[Tensor, Tensor]:
+def _structure_eigenvalues(frame: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [B, 1, h, w] of the structure tensor over 3×3 cells, the larger one first."""
     grey = frame.to(torch.float32).mean(1, keepdim=True)
     # Differences over the border are zero, so the border is no structure.
     x = functional.pad(grey[..., 1:] - grey[..., :-1], (0, 1))
     y = functional.pad(grey[..., 1:, :] - grey[..., :-1, :], (0, 0, 0, 1))
     products = torch.cat((x * x, x * y, y * y), 1)
-    means = functional.avg_pool2d(functional.avg_pool2d(_padded(products), _CELL), 3, 1, 1, count_include_pad=False)
+    means = functional.avg_pool2d(
+        functional.avg_pool2d(_pad_to_cells(products), _CELL), 3, 1, 1, count_include_pad=False
+    )
     xx, xy, yy = means[:, :1], means[:, 1:2], means[:, 2:]
     middle, radius = (xx + yy) / 2, torch.sqrt(((xx - yy) / 2).square() + xy.square())
     return middle + radius, middle - radius
 
 
-def _fill(values: Tensor, weights: Tensor) -> Tensor:
+def _spread_to_all_cells(values: Tensor, weights: Tensor) -> Tensor:
     """Spread values [B, C, h, w] from cells of weight 1 to all others by averages of ever coarser grids; else zeros."""
     sums, levels = values * weights, [(values * weights, weights)]
     while max(weights.shape[-2:]) > 1:
@@ -96,7 +98,7 @@ def _fill(values: Tensor, weights: Tensor) -> Tensor:
     return filled
 
 
-def _padded(planes: Tensor) -> Tensor:
+def _pad_to_cells(planes: Tensor) -> Tensor:
     """Return [B, C, H, W] with sides of whole cells; the border is repeated."""
     rows, columns = (-planes.shape[-2]) % _CELL, (-planes.shape[-1]) % _CELL
     return functional.pad(planes, (0, columns, 0, rows), mode="replicate") if rows or columns else planes

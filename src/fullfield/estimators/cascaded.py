@@ -82,7 +82,7 @@ def read_scale(text: str | float | Fraction) -> Fraction:
     return scale
 
 
-def reduced(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
+def reduce_size(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
     """Return height and width of frames at a scale."""
     height, width = size
     return max(1, round(height * scale)), max(1, round(width * scale))
@@ -110,7 +110,7 @@ class AtScale(WrappingEstimator):
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, if it can be prepared, for frames of ``size`` before they are reduced."""
-        super().prepare(device, None if size is None else reduced(size, self.scale), **more)
+        super().prepare(device, None if size is None else reduce_size(size, self.scale), **more)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -119,7 +119,7 @@ class AtScale(WrappingEstimator):
         if self.scale == 1:
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         height, width = frame1.shape[-2:]
-        small = reduced((height, width), self.scale)
+        small = reduce_size((height, width), self.scale)
         start = None if initial_flow is None else resample_flow(initial_flow, *small)
         first, second = resample_frame(frame1, small), resample_frame(frame2, small)
         flow = self.estimator(first, second, initial_flow=start, progress=progress)

@@ -17,12 +17,12 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators._devices import check_fork, choose_device, limit_threads, to_device
-from fullfield.estimators._frames import Frame, FrameBatches, as_batches
-from fullfield.estimators._reliability import occlusion_and_confidence
+from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
+from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refiner
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, OwnMethod, canonical, get_method
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, OwnMethod, get_method, resolve_alias
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
 
@@ -44,15 +44,15 @@ _READING_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def build(
+def build_estimator(
     method: str, preset: str | None = None, config: Config | None = None, backend: str | None = None, **parameters: Any
 ) -> Estimator:
     """Return the estimator called ``method`` with a preset's parameters or a config's, and changes to them."""
-    name = canonical(method)
+    name = resolve_alias(method)
     entry = get_method(name)
-    kind = entry.load()
+    kind = entry.import_config_class()
     if config is None:
-        presets = entry.presets()
+        presets = entry.load_presets()
         preset = DEFAULT_PRESET if preset is None else preset
         _check.choice(preset, "preset", presets)
         config = presets[preset]
@@ -63,7 +63,9 @@ def build(
     for parameter in parameters:
         if parameter not in own_parameters:
             owners = [
-                other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
+                other
+                for other, entry in METHODS.items()
+                if parameter in {field.name for field in fields(entry.import_config_class())}
             ]
             came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
             hint = "" if owners else _check.suggest_nearest(parameter, list(own_parameters))
@@ -72,14 +74,14 @@ def build(
             )
     config = config.replace(**parameters)
     if isinstance(entry, OwnMethod):  # it may keep a state, such as the flow before
-        return entry.build(name, config, backend)
+        return entry.build_estimator(name, config, backend)
     return _load_cached_estimator(name, config, backend)
 
 
 @lru_cache(maxsize=2)
 def _load_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
     """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
-    return get_method(name).build(name, config, backend)
+    return get_method(name).build_estimator(name, config, backend)
 
 
 def release_memory() -> None:
@@ -88,7 +90,7 @@ def release_memory() -> None:
     Estimators that you built yourself keep their own; see their method of the same name.
     """
     _load_cached_estimator.cache_clear()
-    SHARED_REFINERS.clear()
+    SHARED_REFINERS.release_all()
 
 
 def load_estimator(
@@ -102,12 +104,12 @@ def load_estimator(
     precision: str | None = None,
     backend: str | None = None,
 ) -> Estimator:
-    """Return :func:`build` of a name, or the estimator itself, which takes no parameters."""
+    """Return :func:`build_estimator` of a name, or the estimator itself, which takes no parameters."""
     given: dict[str, Any] = {"preset": preset, "config": config, "weights": weights, "updates": updates}
     given |= {"cascade": cascade, "precision": precision, "backend": backend}
     parameters = {name: value for name, value in given.items() if value is not None}
     if isinstance(method, str):
-        return build(method, **parameters)
+        return build_estimator(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")
     _check.require(not parameters, ", ".join(parameters), "no parameters with an Estimator", f"{len(parameters)}")
     return method
@@ -147,7 +149,7 @@ def estimate(
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
-            :func:`fullfield.estimators._frames.as_frame`.
+            :func:`fullfield.estimators._frames.read_or_convert_frame`.
         frame2: the second frame, of the same size.
         method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models,
             ``"package.module:Class"`` for an estimator of your own), or an :class:`Estimator`. The parameters up to
@@ -201,11 +203,11 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    target = _ready_device(device, (frame1, frame2))
-    reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    target = _check_device(device, (frame1, frame2))
+    reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frame1", "frame2")
-        batches = as_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
+        batches = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
         start = None if initial_flow is None else _read_initial_flows([initial_flow], batches.frames[0])
         frame_window = _read_window(frame1, reading)
         return _estimate_pairs(estimator, batches, start, refine, reliability, progress, frame_window)[0]
@@ -288,11 +290,11 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    target = _ready_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
-    reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    target = _check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
+    reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
-        batches = as_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
+        batches = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
         start = None if initial_flow is None else _read_initial_flows(initial_flow, batches.frames[0])
         return _estimate_pairs(estimator, batches, start, refine, reliability, progress)
 
@@ -314,7 +316,7 @@ def estimate_tensors(
 
     ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled.
     """
-    target = _ready_device(device, ())
+    target = _check_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
     first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
@@ -326,12 +328,12 @@ def estimate_tensors(
     return _estimate_pairs(estimator, batches, start, refine, reliability, progress)[0]
 
 
-def _reading(**options: Any) -> dict[str, Any]:
+def _list_reading_options(**options: Any) -> dict[str, Any]:
     """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
-def _ready_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
+def _check_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
     """Return the device to compute on, once it is known that this process can compute there."""
     if torch.get_default_device().type == "meta":
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
@@ -368,7 +370,9 @@ def _estimate_pairs(
     if refiner is None:
         flow = estimator(*pair, initial_flow=initial_flow, progress=progress)
     else:
-        directions = refiner.directions(*pair, initial_flow=initial_flow, log_scale=reliability, progress=progress)
+        directions = refiner.estimate_directions(
+            *pair, initial_flow=initial_flow, log_scale=reliability, progress=progress
+        )
         flow = directions.forward
         stages.update(directions.seconds)
     if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings
@@ -378,7 +382,7 @@ def _estimate_pairs(
     if refiner is not None and reliability:
         judging_started_at = time.perf_counter()
         judged = *pair, flow, directions.backward, directions.log_scale
-        maps = occlusion_and_confidence(*judged, valid1=valid1, valid2=valid2)
+        maps = estimate_occlusion_and_confidence(*judged, valid1=valid1, valid2=valid2)
         occlusion, confidence = (list(planes.float()) for planes in maps)
         stages["reliability"] = time.perf_counter() - judging_started_at
     flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(device, torch.float32)

@@ -38,7 +38,7 @@ class FramePair(NamedTuple):
 class Slot(Generic[Item]):
     """Buffer of one item between a producing and a consuming thread.
 
-    A new item replaces one that was not taken, which counts as dropped. With ``wait``, :meth:`put` waits instead.
+    A new item replaces one that was not taken, which counts as dropped. With ``wait``, :meth:`put_item` waits instead.
     """
 
     def __init__(self, *, wait: bool = False) -> None:
@@ -49,7 +49,7 @@ class Slot(Generic[Item]):
         self._error: BaseException | None = None
         self.dropped = 0
 
-    def put(self, item: Item) -> bool:
+    def put_item(self, item: Item) -> bool:
         """Put an item in; return False once the slot is closed."""
         with self._changed:
             while self._wait and self._item is not None and not self._closed:
@@ -62,7 +62,7 @@ class Slot(Generic[Item]):
             self._changed.notify_all()
             return True
 
-    def take(self) -> Item | None:
+    def take_item(self) -> Item | None:
         """Wait for an item and return it; None if the slot is closed and empty. Errors of the producer are raised."""
         with self._changed:
             while self._item is None and not self._closed:
@@ -81,7 +81,7 @@ class Slot(Generic[Item]):
             self._changed.notify_all()
 
 
-def played_at_rate(
+def play_at_rate(
     frames: Iterable[VideoFrame],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -113,7 +113,7 @@ def played_at_rate(
         yield Captured(frame, number, due, late=now > due + interval / speed)
 
 
-def stamped_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
+def stamp_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
     """Yield frames as they arrive, with their time of arrival."""
     for number, frame in enumerate(frames):
         yield Captured(frame, number, clock())
@@ -137,7 +137,7 @@ class LiveStatistics:
     _before: float | None = None
     _span: tuple[float, float] | None = None
 
-    def captured(self, frame: Captured) -> None:
+    def count_captured(self, frame: Captured) -> None:
         """Count a captured frame."""
         self.frames += 1
         self.late += frame.late
@@ -146,7 +146,7 @@ class LiveStatistics:
             self.distances.append(at - self._before)
         self._before = at
 
-    def computed(self, pair: FramePair, begun: float, ended: float) -> None:
+    def count_computed(self, pair: FramePair, begun: float, ended: float) -> None:
         """Count a computed flow."""
         self.flows += 1
         self.latencies.append(ended - pair.second.at)
@@ -188,16 +188,16 @@ class LiveStatistics:
         }
 
 
-def capture(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:
+def capture_pairs(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:
     """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
-    Errors of the source are raised by :meth:`Slot.take`.
+    Errors of the source are raised by :meth:`Slot.take_item`.
     """
     before: Captured | None = None
     try:
         for frame in frames:
-            statistics.captured(frame)
-            if before is not None and not pairs.put(FramePair(before, frame)):
+            statistics.count_captured(frame)
+            if before is not None and not pairs.put_item(FramePair(before, frame)):
                 break
             before, statistics.dropped = frame, pairs.dropped
     except Exception as error:  # noqa: BLE001 - raised again by take
@@ -223,14 +223,14 @@ def compute_newest(
 ) -> None:
     """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``max_flows`` flows.
 
-    ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take` of the results.
+    ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take_item` of the results.
     """
     try:
-        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take()) is not None:
+        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take_item()) is not None:
             begun = clock()
             flow = compute(pair)
-            statistics.computed(pair, begun, clock())
-            if not results.put(PairFlow(pair, flow)):
+            statistics.count_computed(pair, begun, clock())
+            if not results.put_item(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take
         results.close(error)

@@ -19,7 +19,7 @@ from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, FlowWithGuide, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import METHODS, canonical, get_method
+from fullfield.estimators.registry import METHODS, get_method, resolve_alias
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
 from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
@@ -66,7 +66,7 @@ class PairSize(NamedTuple):
         return self.height * self.width
 
 
-def _lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request:
+def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
     rows, columns = choose_padding(size.height, size.width).count_cells(size.height, size.width)
     return Request(
@@ -124,10 +124,10 @@ class NetworkEstimator(LoadingEstimator):
         backend: str | None = None,
         cpu_bfloat16: bool = False,
     ) -> None:
-        self.method = canonical(method)
+        self.method = resolve_alias(method)
         _check.choice(self.method, "method", NETWORKS)
         entry = get_method(self.method)
-        kind = entry.load()
+        kind = entry.import_config_class()
         config = kind() if config is None else config
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe_value(config))
         if config.cascade is None:  # without updates, a smaller size would only be coarser
@@ -159,7 +159,7 @@ class NetworkEstimator(LoadingEstimator):
         Once the network is loaded, ``weights`` is the name of what was loaded, ``weights_sha256`` the first 12 digits
         of the file's checksum (None for random weights), and ``precision`` is no longer "auto".
         """
-        fine, coarse = self._updates()
+        fine, coarse = self._get_updates()
         numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
         max_updates = NETWORKS[self.method].most_updates
         if self.config.updates is None and max_updates is not None:
@@ -186,25 +186,25 @@ class NetworkEstimator(LoadingEstimator):
         """
         target = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
-            network = self._ready(target, fetching)
+            network = self._load_on_device(target, fetching)
             exact = self._is_exact(target)
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
-                run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
+                run = self._choose_lookup_backend(network, tiny) if exact else self._get_fast_form(network, tiny, 1)
                 run(blank, blank, updates=1)
             if not exact and size is not None:
-                levels = self._levels(PairSize(1, *size, target))
+                levels = self._list_cascade_sizes(PairSize(1, *size, target))
                 if self.config.double:
                     levels.append(PairSize(1, 2 * size[0], 2 * size[1], target))
                 for level in levels:
-                    self._prepared(network, level, len(levels))
+                    self._get_fast_form(network, level, len(levels))
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        return self._estimated(frame1, frame2, [initial_flow], progress, _Wanted())[0][0].flow
+        return self._estimate_directions(frame1, frame2, [initial_flow], progress, _Wanted())[0][0].flow
 
     def bidirectional(
         self,
@@ -219,10 +219,10 @@ class NetworkEstimator(LoadingEstimator):
 
         Without updates the result is None. ``initial_flow`` starts the forward flow, ``initial_backward`` the other.
         """
-        if 0 in self._updates():
+        if 0 in self._get_updates():
             return None
         starts = initial_flow, initial_backward
-        (forward, backward), _ = self._estimated(frame1, frame2, starts, progress, _Wanted(log_scale=True))
+        (forward, backward), _ = self._estimate_directions(frame1, frame2, starts, progress, _Wanted(log_scale=True))
         scales = None
         if forward.log_scale is not None and backward.log_scale is not None:
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
@@ -243,14 +243,14 @@ class NetworkEstimator(LoadingEstimator):
         None without updates or with the double size, and so it is for a network without uncertainty, for whose backward
         flow no number of updates was measured.
         """
-        if 0 in self._updates() or self.config.double or not NETWORKS[self.method].has_mixture:
+        if 0 in self._get_updates() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
         wanted = _Wanted(log_scale=log_scale, is_guide=True)
-        (forward, backward), still = self._estimated(frame1, frame2, (initial_flow, None), progress, wanted)
+        (forward, backward), still = self._estimate_directions(frame1, frame2, (initial_flow, None), progress, wanted)
         scale = forward.log_scale if log_scale else None
         return FlowWithGuide(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
 
-    def _estimated(
+    def _estimate_directions(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -266,12 +266,12 @@ class NetworkEstimator(LoadingEstimator):
         check_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
-            results = self._at_all_sizes(frame1, frame2, starts, progress, wanted)
-            if still is None or 0 in self._updates():
+            results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, wanted)
+            if still is None or 0 in self._get_updates():
                 return results, still
-            return [_NetworkFlow(still.settle(one.flow), one.log_scale) for one in results], still
+            return [_NetworkFlow(still.extend_still_areas(one.flow), one.log_scale) for one in results], still
 
-    def _at_all_sizes(
+    def _estimate_coarse_to_fine(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -281,12 +281,12 @@ class NetworkEstimator(LoadingEstimator):
     ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
-        fine, coarse = self._updates()
-        configured_fine, configured_coarse = self._configured_updates()
+        fine, coarse = self._get_updates()
+        configured_fine, configured_coarse = self._get_configured_updates()
         with self._lock:
-            network = self._ready(frame1.device)
+            network = self._load_on_device(frame1.device)
             pairs = cascade_pairs(
-                *pair, [(size.height, size.width) for size in self._levels(PairSize.from_frame(frame1))]
+                *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
             )
             height, width = pair[0].shape[-2:]
             larger = bool(self.config.double)
@@ -295,7 +295,7 @@ class NetworkEstimator(LoadingEstimator):
             enlarged = 4 * own if larger else 0
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
             wanted = wanted._replace(log_scale=wanted.log_scale or larger)
-            at = partial(self._at, network, report=report, sizes=len(pairs) + larger, wanted=wanted)
+            at = partial(self._estimate_at_size, network, report=report, sizes=len(pairs) + larger, wanted=wanted)
             for frames in pairs[:0:-1]:
                 starts = [one.flow for one in at(frames, configured_coarse, starts)]
             limit = _GUIDE_UPDATES if len(pairs) > 1 and configured_fine is None else None
@@ -313,7 +313,7 @@ class NetworkEstimator(LoadingEstimator):
                 for best in (more_confident(*sizes) for sizes in both_sizes)
             ]
 
-    def _at(
+    def _estimate_at_size(
         self,
         network: FlowNetwork,
         frames: tuple[Tensor, Tensor],
@@ -325,7 +325,7 @@ class NetworkEstimator(LoadingEstimator):
         wanted: _Wanted,
         guide_updates: int | None = None,
     ) -> list[_NetworkFlow]:
-        """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them.
+        """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``sizes`` of them.
 
         A guide takes ``guide_updates``, if less than the least number of updates.
         """
@@ -335,9 +335,11 @@ class NetworkEstimator(LoadingEstimator):
         arguments = [*frames, updates, *starts]
         if wanted.is_guide:
             arguments.append(count if guide_updates is None else min(count, guide_updates))
-        with report.level(block, size, len(starts) * count):
-            runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
-            with float32_convolutions(size.device) if exact else nullcontext():
+        with report.report_level(block, size, len(starts) * count):
+            runner: Any = (
+                self._choose_lookup_backend(network, size) if exact else self._get_fast_form(network, size, sizes)
+            )
+            with disable_tf32_convolutions(size.device) if exact else nullcontext():
                 informs = wanted.log_scale or (both and exact)  # the module has no call without its mixture
                 if not network.config.has_mixture or not informs:
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
@@ -373,25 +375,25 @@ class NetworkEstimator(LoadingEstimator):
         self._precision = precision
         return precision == "exact"
 
-    def _updates(self) -> tuple[int, int]:
+    def _get_updates(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
         own = NETWORKS[self.method].updates
-        fine, coarse = (own if number is None else number for number in self._configured_updates())
+        fine, coarse = (own if number is None else number for number in self._get_configured_updates())
         return fine, coarse
 
-    def _configured_updates(self) -> tuple[int | None, int | None]:
-        """Return :meth:`_updates`, None where the network decides."""
+    def _get_configured_updates(self) -> tuple[int | None, int | None]:
+        """Return :meth:`_get_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
-    def _levels(self, size: PairSize) -> list[PairSize]:
+    def _list_cascade_sizes(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _exact(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
+    def _choose_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with the backend of its correlation lookup chosen for one size."""
-        backend = LOOKUPS.choose(self._requested, _lookup_request(network.config, size))
+        backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
         if backend != self._used:
             logger.debug(
                 "%s at %dx%d on %s: lookup %s, float32", self.method, size.width, size.height, size.device, backend
@@ -399,7 +401,7 @@ class NetworkEstimator(LoadingEstimator):
         self._used = network.correlation = backend
         return network
 
-    def _prepared(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
+    def _get_fast_form(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
         """Return the fast form for one size, of ``sizes`` that are kept."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedSizes
@@ -410,7 +412,7 @@ class NetworkEstimator(LoadingEstimator):
         self._fast.sizes = max(sizes, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepare_size(size.height, size.width, size.batch)
 
-    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
+    def _load_on_device(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
@@ -419,7 +421,7 @@ class NetworkEstimator(LoadingEstimator):
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
             self._fast = None
-            shape = self.config.shaped(NETWORKS[self.method])
+            shape = self.config.apply_to_shape(NETWORKS[self.method])
             network = load_weights(shape, origin, correlation=self._requested).to(device)
             if device.type == "cpu":
                 network.optimize_for_cpu()
@@ -432,7 +434,7 @@ class NetworkEstimator(LoadingEstimator):
         return self._network
 
 
-def float32_convolutions(device: torch.device) -> AbstractContextManager[None]:
+def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which cuDNN multiplies float32 as float32; PyTorch's default is TF32, with 10 bits.
 
     The switch is process-wide: it holds for every thread until the last one has left, and is then restored.
@@ -440,7 +442,7 @@ def float32_convolutions(device: torch.device) -> AbstractContextManager[None]:
     return _FLOAT32 if device.type == "cuda" else nullcontext()
 
 
-def _float32() -> Callable[[], None]:
+def _switch_off_tf32() -> Callable[[], None]:
     """Switch TF32 off, and return a function that restores it."""
     cudnn: Any = torch.backends.cudnn
     try:
@@ -451,7 +453,7 @@ def _float32() -> Callable[[], None]:
     return lambda: setattr(owner, name, before)
 
 
-_FLOAT32 = Switch(_float32)
+_FLOAT32 = Switch(_switch_off_tf32)
 
 
 class _Report:
@@ -463,7 +465,7 @@ class _Report:
         self._completed = 0
 
     @contextmanager
-    def level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
+    def report_level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
         """Enclose the work at one size; every run of ``block`` is an update."""
         if self._progress is None:
             yield

@@ -71,7 +71,7 @@ class NetworkSettings(Config):
         require(is_valid, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool | None), "double", "True, False or None", self.double)
 
-    def shaped(self, shape: NetworkArchitecture) -> NetworkArchitecture:
+    def apply_to_shape(self, shape: NetworkArchitecture) -> NetworkArchitecture:
         """Return the network's shape with the settings that belong to it."""
         return shape
 
@@ -91,7 +91,7 @@ class RAFTSettings(NetworkSettings):
         choice(self.padding, "padding", PADDINGS)
         require(not self.double, "double", "False for RAFT, which does not estimate its uncertainty", "True")
 
-    def shaped(self, shape: NetworkArchitecture) -> NetworkArchitecture:
+    def apply_to_shape(self, shape: NetworkArchitecture) -> NetworkArchitecture:
         """Return the network's shape with the padding."""
         return shape.replace(padding=self.padding)
 

@@ -119,7 +119,7 @@ class PtlflowEstimator(LoadingEstimator):
         """
         del size
         with self._lock:
-            self._ready(torch.empty(0, device=_check.device(device)).device, fetching)
+            self._load_on_device(torch.empty(0, device=_check.device(device)).device, fetching)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -130,17 +130,17 @@ class PtlflowEstimator(LoadingEstimator):
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
-            model = self._ready(frame1.device)
+            model = self._load_on_device(frame1.device)
             if progress is not None:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
-            with _quiet():
-                flow = self._flow(model, frames.flip(2))  # ptlflow takes BGR
+            with _silence():
+                flow = self._run_model(model, frames.flip(2))  # ptlflow takes BGR
             if progress is not None:
                 progress(1.0, self._name)
         return flow.float().contiguous()
 
-    def _flow(self, model: torch.nn.Module, images: Tensor) -> Tensor:
+    def _run_model(self, model: torch.nn.Module, images: Tensor) -> Tensor:
         """Run the model, which pads and crops itself; some fail on frames whose coarsest level has no cell."""
         height, width = images.shape[-2:]
         try:
@@ -157,9 +157,9 @@ class PtlflowEstimator(LoadingEstimator):
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> torch.nn.Module:
+    def _load_on_device(self, device: torch.device, fetching: DownloadProgress | None = None) -> torch.nn.Module:
         if self._model is None:
-            self._load(fetching)
+            self._load_model(fetching)
         model = self._model
         if model is None:
             raise RuntimeError("the model was not built")
@@ -171,11 +171,11 @@ class PtlflowEstimator(LoadingEstimator):
             self._handle = patch(model, backend=self._requested)
         return model
 
-    def _load(self, fetching: DownloadProgress | None) -> None:
+    def _load_model(self, fetching: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
-        name, path = self._weights(ptlflow, fetching)
+        name, path = self._find_weights(ptlflow, fetching)
         try:
-            with torch.random.fork_rng(devices=[]), _quiet():
+            with torch.random.fork_rng(devices=[]), _silence():
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
                 model = ptlflow.get_model(self._name)
         except (ImportError, ValueError) as error:  # ptlflow's parser turns what a constructor raises into ValueErrors
@@ -187,13 +187,13 @@ class PtlflowEstimator(LoadingEstimator):
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
-            "updates": self._updates(model),
+            "updates": self._get_updates(model),
             "patched": self._is_to_be_patched(model),
             "ptlflow": ptlflow.__version__,
         }
         self._model = model.eval()
 
-    def _weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
+    def _find_weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
         weights = self.config.weights
         if weights == RANDOM:
@@ -209,9 +209,9 @@ class PtlflowEstimator(LoadingEstimator):
             if not path.is_file():
                 raise InputError(f"weights: {weights}: no such file; {available}")
             return weights, path
-        return weights, _fetched(urls[weights], fetching)
+        return weights, _fetch_file(urls[weights], fetching)
 
-    def _updates(self, model: torch.nn.Module) -> int | None:
+    def _get_updates(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
         name = next((n for n in _UPDATES if isinstance(getattr(model, n, None), int)), None)
         if self.config.updates is not None:
@@ -233,7 +233,7 @@ class PtlflowEstimator(LoadingEstimator):
         return False
 
 
-def _fetched(url: str, fetching: DownloadProgress | None) -> Path:
+def _fetch_file(url: str, fetching: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():
@@ -248,7 +248,7 @@ def _fetched(url: str, fetching: DownloadProgress | None) -> Path:
 def import_ptlflow() -> Any:
     """Import ptlflow without its messages; InputError if it is missing."""
     try:
-        with _quiet():
+        with _silence():
             import ptlflow
 
             return ptlflow
@@ -259,7 +259,7 @@ def import_ptlflow() -> Any:
         ) from None
 
 
-def _quiet() -> AbstractContextManager[None]:
+def _silence() -> AbstractContextManager[None]:
     from fullfield.integrations.forms import silence
 
     return silence()

@@ -48,7 +48,7 @@ class RefinedEstimator(WrappingEstimator):
     Args:
         estimator: any estimator, such as :class:`NetworkEstimator`.
         config: parameters of the refinement.
-        refine: False leaves the flow as it is; :meth:`directions` then adds the backward flow alone.
+        refine: False leaves the flow as it is; :meth:`estimate_directions` then adds the backward flow alone.
         refiners: pool of refiners with this ``config`` to share; None creates one.
 
     >>> flow = estimate("a.png", "b.png", RefinedEstimator(NetworkEstimator("sea-raft-m")))  # doctest: +SKIP
@@ -82,7 +82,7 @@ class RefinedEstimator(WrappingEstimator):
 
     def release_memory(self) -> None:
         """Release the refinement's buffers, and what the wrapped estimator prepared."""
-        self._refiners.clear()
+        self._refiners.release_all()
         super().release_memory()
 
     @property
@@ -102,7 +102,7 @@ class RefinedEstimator(WrappingEstimator):
         super().prepare(device, size, **more)
         self._device = target = _check.device(device)
         if size is not None and self.refines(target) and not self._is_compiling(target):
-            with self._refiners.borrow(
+            with self._refiners.borrow_solver(
                 SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
             ) as refiner:
                 self._refiner_backend = refiner.backend
@@ -133,9 +133,11 @@ class RefinedEstimator(WrappingEstimator):
         self._device = frame1.device
         if not self.refines(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        return self.directions(frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress).forward
+        return self.estimate_directions(
+            frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress
+        ).forward
 
-    def directions(
+    def estimate_directions(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -181,21 +183,21 @@ class RefinedEstimator(WrappingEstimator):
                 progress(2 * _DIRECTION, "refinement")
             flow = self._refined(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
-            flow = flow if still is None else still.clear_still(flow)
+            flow = flow if still is None else still.zero_still_flow(flow)
             timed("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
         return Directions(flow, backward, seconds, scale)
 
-    def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
+    def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
         refined, still = self._refined(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
-        return refined if still is None else still.clear_still(refined)
+        return refined if still is None else still.zero_still_flow(refined)
 
     def _refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
         """Refine a given flow, in areas that agree, too."""
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
-        with self._refiners.borrow(size) as refiner:
+        with self._refiners.borrow_solver(size) as refiner:
             self._refiner_backend = refiner.backend
             return refiner(frame1, frame2, flow, backward)
 

@@ -54,16 +54,16 @@ class Method:
     cascades: bool = False
     luminance_only: bool = False
 
-    def load(self) -> Any:
+    def import_config_class(self) -> Any:
         """Return the configuration's class."""
         return getattr(import_module(self.module), self.config)
 
-    def presets(self) -> Mapping[str, Any]:
+    def load_presets(self) -> Mapping[str, Any]:
         """Return the configurations by name of preset."""
         presets: Mapping[str, Any] = getattr(import_module(self.module), self.presets_name)
         return presets
 
-    def build(self, name: str, config: Any, backend: str | None) -> Estimator:
+    def build_estimator(self, name: str, config: Any, backend: str | None) -> Estimator:
         """Return a new estimator of the method ``name``, which for ptlflow's models is longer than the entry's."""
         module, _, kind = self.estimator.partition(":")
         make = getattr(import_module(module), kind)
@@ -75,7 +75,7 @@ class Method:
 class OwnMethod(Method):
     """Entry of a class of the user's that follows ``Estimator`` and is called without arguments."""
 
-    def build(self, name: str, config: Any, backend: str | None) -> Estimator:  # noqa: ARG002 - without parameters
+    def build_estimator(self, name: str, config: Any, backend: str | None) -> Estimator:  # noqa: ARG002 - without parameters
         """Return a new instance of the class; InputError if there is no such class."""
         from fullfield.estimators.protocol import check_estimator
 
@@ -99,7 +99,9 @@ class OwnMethod(Method):
 _CONFIGS = "fullfield.estimators.network_config"
 
 
-def _network(title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **more: Any) -> Method:
+def _network_method(
+    title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **more: Any
+) -> Method:
     """Return the entry of a network whose weights are published under ``name``."""
     estimator = "fullfield.estimators.network:NetworkEstimator"
     return Method(title, _CONFIGS, config, presets, estimator, is_family=True, network=name, **more)
@@ -122,13 +124,13 @@ METHODS = {
         estimator="fullfield.estimators.network:AutoEstimator",
         cascades=True,
     ),
-    "fullfield-s": _network("fullfield-s", "fullfield-s", cascades=True),
-    "fullfield-m": _network("fullfield-m", "fullfield-m", cascades=True),
-    "raft": _network("RAFT", "raft", "RAFTSettings", "RAFT_PRESETS"),
-    "raft-small": _network("RAFT-small", "raft-small", "RAFTSettings", "RAFT_PRESETS"),
-    "sea-raft-s": _network("SEA-RAFT (S)", "sea-raft-s"),
-    "sea-raft-m": _network("SEA-RAFT (M)", "sea-raft-m"),
-    "sea-raft-l": _network("SEA-RAFT (L)", "sea-raft-l"),
+    "fullfield-s": _network_method("fullfield-s", "fullfield-s", cascades=True),
+    "fullfield-m": _network_method("fullfield-m", "fullfield-m", cascades=True),
+    "raft": _network_method("RAFT", "raft", "RAFTSettings", "RAFT_PRESETS"),
+    "raft-small": _network_method("RAFT-small", "raft-small", "RAFTSettings", "RAFT_PRESETS"),
+    "sea-raft-s": _network_method("SEA-RAFT (S)", "sea-raft-s"),
+    "sea-raft-m": _network_method("SEA-RAFT (M)", "sea-raft-m"),
+    "sea-raft-l": _network_method("SEA-RAFT (L)", "sea-raft-l"),
     PTLFLOW: Method(
         "ptlflow's models",
         _CONFIGS,
@@ -148,7 +150,7 @@ DEFAULT_PRESET = "default"
 """Every method has it."""
 
 
-def canonical(method: str) -> str:
+def resolve_alias(method: str) -> str:
     """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
     if _is_own_class(name):

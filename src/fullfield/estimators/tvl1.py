@@ -51,7 +51,7 @@ class TVL1Estimator(BackendRequest):
 
     def release_memory(self) -> None:
         """Release the solvers and their buffers."""
-        self._solvers.clear()
+        self._solvers.release_all()
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ class TVL1Estimator(BackendRequest):
         check_fork(frame1.device)
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)
-        with self._solvers.borrow(size) as solver:
+        with self._solvers.borrow_solver(size) as solver:
             self._used = solver.backend
             return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
 

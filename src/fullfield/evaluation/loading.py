@@ -15,7 +15,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead, choose_reader_count
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import Truth
-from fullfield.estimators._frames import fill_frame
+from fullfield.estimators._frames import fill_unknown_pixels
 
 _MAX_BYTES = 4 << 30
 _MIN_ITEMS = 3  # a pair: frames and truth
@@ -51,7 +51,7 @@ def read_pairs_ahead(
         if isinstance(key, int):
             return dataset.read_truth(key)
         frame, valid = dataset.read_masked_frame(key)
-        frame = fill_frame(frame, valid, str(key))
+        frame = fill_unknown_pixels(frame, valid, str(key))
         return frame.pin_memory() if pin else frame
 
     def list_keys(index: int) -> list[Path | int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
-from fullfield.estimators._reliability import occlusion_and_confidence
+from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refiner
 from fullfield.io.files import describe_error
@@ -267,7 +267,7 @@ class Engine:
             return backward
         first, second = self._pair_on_device(number, other, self._get_grid_frame(number))
         try:
-            refined = self._measure_estimate(lambda: refiner.refined(first, second, flow[None], backward[None]))
+            refined = self._measure_estimate(lambda: refiner.refine(first, second, flow[None], backward[None]))
             return self._fill_unknown_vectors(refined, number, self._get_grid_frame(number))
         except InputError as error:
             return _describe_pair_problem([self._plates.path(n) for n in (number, other)], error)
@@ -290,7 +290,7 @@ class Engine:
         valid1, valid2 = (
             None if v is None else v[None] for v in (self._get_valid_mask(n, grid) for n in (number, other))
         )
-        maps = occlusion_and_confidence(
+        maps = estimate_occlusion_and_confidence(
             first, second, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
         )
         self._add_planes(result, direction, maps[0][0], maps[1][0])

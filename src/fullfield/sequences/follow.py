@@ -59,7 +59,7 @@ class _Follower:
         matcher = create_matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
         self._picture = reduce_frame(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
-        refine = None if refiner is None else refiner.refined
+        refine = None if refiner is None else refiner.refine
         reference_frame, valid = self._to_device(reference_plate), self._mask_to_device(reference_plate)
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False

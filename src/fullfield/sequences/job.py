@@ -11,7 +11,7 @@ import torch
 
 from fullfield._ledger.versions import Checksums
 from fullfield.estimators.cascaded import AtScale
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
@@ -27,7 +27,7 @@ def build_prepared_estimator(
     """Return a new, prepared estimator, and set the number of threads of this process; None leaves it."""
     if threads is not None:
         torch.set_num_threads(threads)
-    estimator = build(method, config=config, backend=backend)
+    estimator = build_estimator(method, config=config, backend=backend)
     if scale != "1":
         estimator = AtScale(estimator, scale)
     prepare_estimator(estimator, device)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
-from fullfield.estimators._frames import Frame, as_frame, fill_frame, label
+from fullfield.estimators._frames import Frame, describe_name, fill_unknown_pixels, read_or_convert_frame
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, mask_path
@@ -223,7 +223,7 @@ class FilePlates(Plates):
                 raise
             is_same_mask = mask is None or read_stamp(mask) == mask_before
             if before is not None and self.stamp(number) == before and is_same_mask:
-                frame = fill_frame(image.frame, image.valid, path)
+                frame = fill_unknown_pixels(image.frame, image.valid, path)
                 self._dead_pictures.add(number, image.note)
                 return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
@@ -248,7 +248,7 @@ class ListedPlates(Plates):
         return self._dead_pictures.take()
 
     def path(self, number: int) -> str:
-        return label(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
+        return describe_name(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None
@@ -261,8 +261,8 @@ class ListedPlates(Plates):
         if isinstance(frame, (str, os.PathLike)):
             image = FrameReader(**self._reading).read(frame)
             self._dead_pictures.add(number, image.note)
-            return Plate(fill_frame(image.frame, image.valid, path), valid=image.valid)
-        return Plate(as_frame(frame, path, **self._reading).cpu())
+            return Plate(fill_unknown_pixels(image.frame, image.valid, path), valid=image.valid)
+        return Plate(read_or_convert_frame(frame, path, **self._reading).cpu())
 
 
 class StackPlates(Plates):
@@ -374,7 +374,7 @@ def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, 
     valid[area] = True if plate.valid is None else plate.valid
     frame = plate.frame.new_zeros(plate.frame.shape[0], box[3], box[2])
     frame[:, area[0], area[1]] = plate.frame
-    return fill_frame(frame, valid, "frame"), valid
+    return fill_unknown_pixels(frame, valid, "frame"), valid
 
 
 def cut_display(plate: Plate) -> tuple[Tensor, Tensor | None]:

@@ -25,7 +25,7 @@ class ShotSettings:
         step: distance between the two frames of a pair.
         warm_start: start from the flow of the frame before, moved along; not across a cut.
         occlusion, confidence: estimate them too, from both directions
-            (:func:`fullfield.estimators._reliability.occlusion_and_confidence`).
+            (:func:`fullfield.estimators._reliability.estimate_occlusion_and_confidence`).
         device: where to compute; ``auto`` is the first GPU with kernels, else the CPU.
         scale: estimate at this fraction of the frames' size, such as ``1/2``, and enlarge the flow
             (:class:`fullfield.estimators.AtScale`).

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from fullfield.estimators._reliability import occlusion_and_confidence
+from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.warping import warp
 
@@ -187,7 +187,7 @@ class Tracker:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
         flows = _clamp_at_border(torch.cat((forward, backward)))
         log_scale = None if scales is None else torch.cat(scales)
-        occlusion, confidence = occlusion_and_confidence(
+        occlusion, confidence = estimate_occlusion_and_confidence(
             torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
         )
         error = compute_expected_error(confidence)

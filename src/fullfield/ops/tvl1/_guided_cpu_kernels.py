@@ -46,7 +46,7 @@ _helper = create_helper_jit(CACHE)
 
 
 @_jit
-def linearise_rows(
+def linearise_data_term_rows(
     s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, residual, weights, corners
 ):
     """Compute the 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), at the current flow.
@@ -103,7 +103,7 @@ def linearise_rows(
 
 
 @_helper
-def _row_jumps(s, size, pitch, height, width, y, jumps, at):
+def _measure_row_jumps(s, size, pitch, height, width, y, jumps, at):
     """Write to jumps[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
@@ -146,7 +146,7 @@ def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
 
 
 @_jit
-def filter_rows(
+def filter_by_weighted_median_rows(
     s, size, pitch, height, width, top, bottom, colours, channels, target, range_, nearness, threshold, lines, buffer
 ):
     """Filter the flow near motion boundaries by a weighted median into ``target``, two planes of the same layout.
@@ -166,13 +166,13 @@ def filter_rows(
             i = (y + 1) * pitch + LEFT + width + plane * size
             s[i] = s[i - 1]
     for y in range(max(0, top - RADIUS), min(height, top + RADIUS)):
-        _row_jumps(s, size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
+        _measure_row_jumps(s, size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         first = max(0, y - RADIUS)
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
-            _row_jumps(s, size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
+            _measure_row_jumps(s, size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
         _dilate_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
@@ -247,7 +247,7 @@ def blur_rows(source, target, height, width, top, bottom, kernel, line):
 
 
 @_jit
-def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
+def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, image, prior):
     """Write the derivatives of the first frame, and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
@@ -270,7 +270,7 @@ def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
 
 
 @_jit
-def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
+def write_coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
     """Write the coupling from the forward-backward distance of ``ops.consistency``.
 
     The coupling is ``base`` if ``backward`` has no rows.
@@ -301,7 +301,7 @@ def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, b
 
 
 @_jit
-def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
+def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
     """Write the weight of the smoothness, and the colours into the planes of ``guide``."""
     channels = colours.shape[0]
     channel_weight = np.float32(1.0) / np.float32(channels)
@@ -321,7 +321,7 @@ def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, 
 
 
 @_jit
-def blend_rows(s, size, pitch, width, top, bottom, trust, flow):
+def apply_flow_change_rows(s, size, pitch, width, top, bottom, trust, flow):
     """Apply the change of the flow, and less of it where it is large; with ``trust`` 0 all of it."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -342,11 +342,17 @@ _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
     **{name: SOLVER[name] for name in ("pack_second_frame", "median_rows", "sweep_strip", "sweep_seam")},
-    "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),
+    "linearise_data_term_rows": (
+        linearise_data_term_rows,
+        (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1]),
+    ),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
-    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack)),
-    "coupling_rows": (coupling_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
-    "edge_rows": (edge_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
-    "blend_rows": (blend_rows, (_flat, *[_i] * 5, _f, _stack)),
-    "filter_rows": (filter_rows, (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat)),
+    "write_first_frame_and_flow": (write_first_frame_and_flow, (_flat, *[_i] * 6, _image, _stack)),
+    "write_coupling_rows": (write_coupling_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
+    "write_edge_weight_rows": (write_edge_weight_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
+    "apply_flow_change_rows": (apply_flow_change_rows, (_flat, *[_i] * 5, _f, _stack)),
+    "filter_by_weighted_median_rows": (
+        filter_by_weighted_median_rows,
+        (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat),
+    ),
 }

@@ -103,15 +103,15 @@ class FlowRefiner:
         """
         first, second = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
-        prior = self._flow(flow, "flow", len(first))
-        back = None if backward is None else self._flow(backward, "backward", len(first))
+        prior = self._check_flow(flow, "flow", len(first))
+        back = None if backward is None else self._check_flow(backward, "backward", len(first))
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
                 return self._run_passes(first, second, prior, back)
             refined, flags = self._cuda(first, second, prior, back)
-            self._complain(int(flags))
+            self._raise_noted_error(int(flags))
             return refined
 
     def _run_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
@@ -126,7 +126,7 @@ class FlowRefiner:
         refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
-            fraction.to(initial) for fraction in remaining(torch.cat(misfits, 1), self.config)
+            fraction.to(initial) for fraction in compute_kept_shares(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
@@ -145,9 +145,9 @@ class FlowRefiner:
             item_slice = slice(item, item + 1)
             backward = None if back is None else back[item_slice]
             if self._cpu is None:
-                coupling = coupling_weights(prior[item_slice], backward, config)[0]
+                coupling = compute_coupling_weights(prior[item_slice], backward, config)[0]
                 pair = guided_reference.Pair(*frames, prior[item], coupling)
-                refined[item], misfit[item] = guided_reference.refine(pair, config)
+                refined[item], misfit[item] = guided_reference.refine_pair(pair, config)
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
                 other = None if backward is None else backward[0].numpy()
@@ -156,7 +156,7 @@ class FlowRefiner:
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit
 
-    def _complain(self, flags: int) -> None:
+    def _raise_noted_error(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
         if not flags:
             return
@@ -174,7 +174,7 @@ class FlowRefiner:
             check_values(frame, name)
         return frame
 
-    def _flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
+    def _check_flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
         flow = _check.tensor(flow, name, (batch, 2, self.height, self.width))
         _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
@@ -184,7 +184,7 @@ class FlowRefiner:
         return flow
 
 
-def coupling_weights(
+def compute_coupling_weights(
     flow: Tensor,  # [B, 2, H, W]
     backward: Tensor | None,  # [B, 2, H, W]
     config: RefinementConfig,
@@ -196,7 +196,7 @@ def coupling_weights(
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 
-def remaining(
+def compute_kept_shares(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1

@@ -13,7 +13,7 @@ from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run, split_rows
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned, _Level
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
+from fullfield.ops.tvl1.guided_reference import compute_misfits, gaussian_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,28 +73,30 @@ class Refiner:
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._load(colours, first, second, prior, _NONE if backward is None else backward)
+        self._load_pair(colours, first, second, prior, _NONE if backward is None else backward)
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
-                self._over_rows(self._linearise)
+                self._run_over_rows(self._linearise)
                 if warp == 0 and turn < JUDGED:
-                    round_misfits.append(misfits(fit[None] - LEAST_FIT))
+                    round_misfits.append(compute_misfits(fit[None] - LEAST_FIT))
                 for start in range(0, config.iterations, _DEPTH):
-                    self._sweep(min(_DEPTH, config.iterations - start))
+                    self._iterate_rows(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
-                    self._filter(self._median)
-            self._filter(partial(self._weighted_median, len(colours)))
+                    self._filter_flow(self._filter_by_median)
+            self._filter_flow(partial(self._filter_by_weighted_median, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
-        self._over_rows(lambda top, bottom: k.blend_rows(*where, top, bottom, np.float32(config.trust), flow))
+        self._run_over_rows(
+            lambda top, bottom: k.apply_flow_change_rows(*where, top, bottom, np.float32(config.trust), flow)
+        )
         return flow, torch.cat(round_misfits)
 
-    def _over_rows(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
+    def _run_over_rows(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
         strips = split_rows(self._height, strips_per_thread * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
+    def _load_pair(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
         where = (level.size, level.pitch, self._height, self._width)
@@ -112,14 +114,14 @@ class Refiner:
                 k.blur_rows(source, target, self._height, self._width, top, bottom, self._kernel, line)
 
         def load(top: int, bottom: int) -> None:
-            k.first_planes(state, *where, top, bottom, self._blurred[0], prior)
-            k.coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
-            k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
+            k.write_first_frame_and_flow(state, *where, top, bottom, self._blurred[0], prior)
+            k.write_coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
+            k.write_edge_weight_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
             k.pack_second_frame(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
-        self._over_rows(blur)
-        self._over_rows(load)
+        self._run_over_rows(blur)
+        self._run_over_rows(load)
         for plane in (k.U, k.V):
             level.view_plane(state, plane)[:] = level.view_plane(state, plane + k.FU - k.U)
 
@@ -128,9 +130,9 @@ class Refiner:
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
         constants = map(np.float32, (config.lambda_, config.epsilon, 1 / config.step, config.filter_residual))
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._k.linearise_rows(self._state, *where, self._packed, *constants, weights, corners)
+        self._k.linearise_data_term_rows(self._state, *where, self._packed, *constants, weights, corners)
 
-    def _sweep(self, depth: int) -> None:
+    def _iterate_rows(self, depth: int) -> None:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
@@ -138,22 +140,24 @@ class Refiner:
         run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
         run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter(self, kernel: Callable[[Plane, int, int], None]) -> None:
+    def _filter_flow(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""
         level, k = self._level, self._k
         scratch = self._state[k.PLANES * level.size :]
-        self._over_rows(partial(kernel, scratch), strips_per_thread=4)
+        self._run_over_rows(partial(kernel, scratch), strips_per_thread=4)
         self._state[: 2 * level.size] = scratch[: 2 * level.size]
 
-    def _median(self, scratch: Plane, top: int, bottom: int) -> None:
+    def _filter_by_median(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.median_rows(self._state, *where, scratch, 5, line)
 
-    def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
+    def _filter_by_weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))
         lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._nearness) * 16, np.float32)
-        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, lines, buffer)
+        self._k.filter_by_weighted_median_rows(
+            self._state, *where, self._guide, channels, scratch, *limits, lines, buffer
+        )

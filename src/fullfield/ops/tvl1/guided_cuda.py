@@ -131,7 +131,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def source(shape: Shape) -> Source:
+def refinement_source(shape: Shape) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
@@ -191,7 +191,7 @@ class Refiner:
         depths = [] if strips is None else sorted(set(self._depths))
         plans = {depth: strips.plan(depth, self._size, about) for depth in depths if strips is not None}
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
-        sources = [source(shape), *(one.source for one in self._passes.values())]
+        sources = [refinement_source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
         self._pass_libraries: dict[int, Kernels] = dict(zip(self._passes, loaded, strict=True))
         planes = count_planes(config.passes)
@@ -204,7 +204,7 @@ class Refiner:
         self.passes = (*[1] * (config.passes - 1), config.rounds)
         """Rounds of every pass, if there is a backward flow."""
         self.launches: dict[_Work, list[tuple[str, Launch]]] = {}
-        """The kernels that follow those of :meth:`_load`, in order."""
+        """The kernels that follow those of :meth:`_load_pair`, in order."""
         self._graphs: dict[_Work, torch.cuda.CUDAGraph] = {}
         self._in_order = InOrder(device)
 
@@ -235,8 +235,8 @@ class Refiner:
             misfit = torch.empty(len(flow), work.judged, dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
-                self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run(work)
+                self._load_pair((frame1[item], frame2[item]), flow[item], back, refined[item])
+                self._run_rounds(work)
                 if not work.blends:
                     misfit[item] = self._misfits[: work.judged]
             return refined, self._flags.clone(), misfit
@@ -244,7 +244,7 @@ class Refiner:
     def _tensors(self) -> Iterator[Tensor]:
         yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits, self._shares)
 
-    def _run(self, work: _Work) -> None:
+    def _run_rounds(self, work: _Work) -> None:
         launches, graph = self.launches.get(work), self._graphs.get(work)
         if launches is None:
             launches = self.launches[work] = self._make_launches(work)
@@ -262,16 +262,18 @@ class Refiner:
         for _, launch in launches:
             launch(stream)
 
-    def _at(self, plane: int) -> int:
+    def _plane_address(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
 
-    def _params(self, channels: int) -> ctypes.Structure:
+    def _build_params(self, channels: int) -> ctypes.Structure:
         config = self._config
         p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = get_address(self._inputs), get_address(self._flags), get_address(self._kernel)
         p.misfits = get_address(self._misfits)
-        p.grey, p.system, p.edge, p.coupling, p.fit = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT))
-        p.jumps = self._at(_SYSTEM)  # free between the last iteration and the next linearisation
+        p.grey, p.system, p.edge, p.coupling, p.fit = (
+            self._plane_address(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT)
+        )
+        p.jumps = self._plane_address(_SYSTEM)  # free between the last iteration and the next linearisation
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
         p.height, p.width = self._size
         p.brightest, p.sensitivity = BRIGHTEST, config.edges
@@ -285,27 +287,27 @@ class Refiner:
         p.threshold, p.per_trust = config.filter_threshold, 1 / config.trust**2 if config.trust else 0.0
         return p
 
-    def _launch(self, name: str, p: ctypes.Structure, tile: tuple[int, int], threads: int = 256) -> Launch:
+    def _build_launch(self, name: str, p: ctypes.Structure, tile: tuple[int, int], threads: int = 256) -> Launch:
         """Return a launch; ``tile`` holds rows and columns of a block."""
         rows = p.height * (2 if name == "guided_down" else 1)
         p.tiles = -(-p.width // tile[1])
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
-    def _load(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
+    def _load_pair(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
         """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
         for name in ("guided_down", "guided_across", "guided_start"):
-            p = self._params(len(frames[0]))
+            p = self._build_params(len(frames[0]))
             for n, frame in enumerate(frames):
                 p.frames[n] = frame.data_ptr()
                 p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
             p.prior, p.backward, p.result = get_address(flow), get_address(back), get_address(refined)
-            p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
-            self._launch(name, p, (1, 256))(stream)
+            p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
+            self._build_launch(name, p, (1, 256))(stream)
 
     def _result_of(self, number: int) -> int:
         """Return the address of the result of a pass that another one follows."""
-        return self._at(PLANES + (2 + (number - 1) % 2 * 2 if number else 0))
+        return self._plane_address(PLANES + (2 + (number - 1) % 2 * 2 if number else 0))
 
     def _make_launches(self, work: _Work) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
@@ -316,25 +318,25 @@ class Refiner:
             flow = dual = 0
             if number:
                 p = self._pass_params(work, given)
-                p.flow_out = self._at(_FLOWS[0])
-                launches.append(("loading", self._launch("guided_start", p, (1, 256))))
+                p.flow_out = self._plane_address(_FLOWS[0])
+                launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
                 for warp in range(self._config.warps):
                     p = self._pass_params(work, given)
-                    p.flow, p.last = self._at(_FLOWS[flow]), int(warp == self._config.warps - 1)
+                    p.flow, p.last = self._plane_address(_FLOWS[flow]), int(warp == self._config.warps - 1)
                     if warp == 0 and judged < work.judged:
-                        p.fits = self._at(_BLOCK_FITS) + judged * self._fit_blocks * 8
+                        p.fits = self._plane_address(_BLOCK_FITS) + judged * self._fit_blocks * 8
                         judged += 1
-                    launches.append(("linearise", self._launch("guided_linearise", p, _LINEARISED)))
+                    launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
                     for step, depth in enumerate(self._depths):
                         zero_dual = turn == warp == step == 0
                         launches.append(("iterate", self._iterating(work, depth, flow, dual, zero_dual=zero_dual)))
                         flow, dual = 1 - flow, 1 - dual
                     if warp < self._config.warps - 1:
-                        launches.append(("median", self._plain_median(flow)))
+                        launches.append(("median", self._build_median(flow)))
                         flow = 1 - flow
                 p = self._pass_params(work, given)
-                p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
+                p.flow, p.flow_out = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
                 flow = 1 - flow
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
@@ -343,13 +345,13 @@ class Refiner:
                     p.after_first = self._result_of(0) if number else None
                 elif p.last:
                     p.refined = self._result_of(number)
-                launches.append(("jumps", self._launch("guided_jumps", p, (8, 32))))
+                launches.append(("jumps", self._build_launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
-                launches.append(("weighted median", self._launch(self._filter_name, p, (_DOWN, _ACROSS))))
+                launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
     def _pass_params(self, work: _Work, given: int | None) -> ctypes.Structure:
-        p = self._params(work.channels)
+        p = self._build_params(work.channels)
         p.given = given
         return p
 
@@ -359,32 +361,32 @@ class Refiner:
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
     def _judging(self, work: _Work) -> Launch:
-        p = self._params(work.channels)
-        p.fits, p.fit_blocks, p.judged = self._at(_BLOCK_FITS), self._fit_blocks, work.judged
+        p = self._build_params(work.channels)
+        p.fits, p.fit_blocks, p.judged = self._plane_address(_BLOCK_FITS), self._fit_blocks, work.judged
         p.shares = get_address(self._shares) if work.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 
     def _iterating(self, work: _Work, depth: int, flow: int, dual: int, *, zero_dual: bool) -> Launch:
         """Return ``depth`` iterations that read one set of planes and write the other."""
         one = self._passes.get(depth)
-        p: ctypes.Structure = self._params(work.channels) if one is None else _Rows()
-        p.flow, p.dual = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
-        p.flow_out, p.dual_out = self._at(_FLOWS[1 - flow]), self._at(_DUALS[1 - dual])
+        p: ctypes.Structure = self._build_params(work.channels) if one is None else _Rows()
+        p.flow, p.dual = self._plane_address(_FLOWS[flow]), self._plane_address(_DUALS[dual])
+        p.flow_out, p.dual_out = self._plane_address(_FLOWS[1 - flow]), self._plane_address(_DUALS[1 - dual])
         p.zero_dual = int(zero_dual)
         if one is None:
             p.iterations = depth
-            return self._launch("guided_iterate", p, self._shape.inner_after(depth), 32 * self._shape.warps)
-        p.system, p.plane, p.pitch = self._at(_SYSTEM), self._planes.stride(0), self._pitch
+            return self._build_launch("guided_iterate", p, self._shape.inner_after(depth), 32 * self._shape.warps)
+        p.system, p.plane, p.pitch = self._plane_address(_SYSTEM), self._planes.stride(0), self._pitch
         p.height, p.width = self._size
         p.rows, p.columns = one.rows, one.columns
         p.slowness, p.sigma = 1 / self._config.step, 0.25 / self._config.step
         blocks = one.columns * -(-p.height // one.rows)
         return Launch(self._pass_libraries[depth], "guided_rows", blocks, one.threads, p, one.shared)
 
-    def _plain_median(self, flow: int) -> Launch:
+    def _build_median(self, flow: int) -> Launch:
         height, width = self._size
         p = _Median()
-        p.flow, p.target = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
+        p.flow, p.target = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
         p.plane = p.target_plane = self._planes.stride(0)
         p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
         p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)

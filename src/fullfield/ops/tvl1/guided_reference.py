@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
+def refine_pair(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = pair
     edge = edge_weights(colours, config.edges)
@@ -50,10 +50,10 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
         flow = weighted_median(flow, colours, fit, config)
-    return blended(prior, flow, config.trust), misfits(torch.stack(round_maps))
+    return apply_flow_change(prior, flow, config.trust), compute_misfits(torch.stack(round_maps))
 
 
-def misfits(round_maps: Tensor) -> Tensor:
+def compute_misfits(round_maps: Tensor) -> Tensor:
     """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``round_maps`` [N, H, W].
 
     Those are 0 where the target lies outside.
@@ -175,7 +175,7 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
     return torch.where(active, present, flow)
 
 
-def blended(prior: Tensor, flow: Tensor, trust: float) -> Tensor:
+def apply_flow_change(prior: Tensor, flow: Tensor, trust: float) -> Tensor:
     """Apply the change of the flow, and less of it where it is large."""
     if trust == 0:
         return flow
