@@ -32,7 +32,7 @@ def test_sequence_times_files_and_estimation_in_turns(cli: Callable[..., Any], t
     assert shot["stages_ms"]["estimate"]["wall"] * 4 < 1000 * max(shot["seconds"])
     assert re.search(r"write +[0-9.]+ ms a frame, [0-9.]+ of them of a processor", ran.out)
     assert len(shot["seconds"]) == 2
-    assert "tvl1 (preset fast), 4 frames of 48×32, both, on cpu; plates and vectors (half, default)" in ran.out
+    assert "tvl1 fast, 4 frames of 48×32, both, on cpu; plates and vectors (half, default)" in ran.out
     assert not list((tmp_path / "here").iterdir()), "plates and vectors go away"
     assert "files to files" in cli("sequence", "--stored", "r.json").out
 

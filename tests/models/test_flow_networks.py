@@ -147,7 +147,7 @@ def test_half_precision_keeps_coordinates_in_float32(
 @pytest.mark.parametrize("name", ["raft", "sea-raft"])
 def test_network_compiles_without_graph_break(name: str) -> None:
     """Without a number of updates, a graph has those of the configuration, whether the flow still moves or not."""
-    model = tiny(name, updates=1, **({"most_updates": 5} if name == "sea-raft" else {}))
+    model = tiny(name, updates=1, **({"max_updates": 5} if name == "sea-raft" else {}))
     frames, start = pair(52, 64), torch.randn(1, 2, 13, 16)
     for encoder in (model.fnet, model.cnet):
         for stage in (encoder.layer1, encoder.layer2, encoder.layer3):

@@ -248,7 +248,7 @@ def test_prepared_bidirectional_flow_equals_two_calls(name: str) -> None:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_updates_go_on_while_the_flow_moves(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     model = network("sea-raft")
-    model.config = model.config.replace(most_updates=6)
+    model.config = model.config.replace(max_updates=6)
     fast = PreparedFlow(model, 128, 256, batch)
     frames = textured((128, 256), batch)
     for moves, updates in ((False, 4), (True, 6)):

@@ -70,7 +70,7 @@ def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
 
 @pytest.mark.parametrize("form", ["module", "prepared"])
 def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form: str) -> None:
-    model = tiny("sea-raft", most_updates=5, stage_channels=(8, 16, 16))
+    model = tiny("sea-raft", max_updates=5, stage_channels=(8, 16, 16))
     assert isinstance(model, SEARAFT)
     two = tuple(torch.cat(both) for both in zip(pair(64, 72), pair(64, 72, seed=2), strict=True))
     run: Any = PreparedSizes(model, "exact") if form == "prepared" else model
@@ -97,17 +97,17 @@ def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form
 
 
 def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None]) -> None:
-    model = tiny("sea-raft", most_updates=5)
+    model = tiny("sea-raft", max_updates=5)
     assert isinstance(model, SEARAFT)
     until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
     one = pair(64, 72)
     assert len(model.predictions(*one)) == len(model.train().predictions(*one)) == 1 + 2
     assert model.max_updates(None) == 2
-    assert model.eval().most_updates(None) == 5
+    assert model.eval().max_updates(None) == 5
     assert model.max_updates(3) == 3
-    assert tiny("sea-raft", updates=0, most_updates=5).most_updates(None) == 0
-    with pytest.raises(InputError, match="most_updates: expected an integer >= 2"):
-        model.config.replace(most_updates=1)
+    assert tiny("sea-raft", updates=0, max_updates=5).max_updates(None) == 0
+    with pytest.raises(InputError, match="max_updates: expected an integer >= 2"):
+        model.config.replace(max_updates=1)
 
 
 def named_gradients(module: nn.Module) -> dict[str, Tensor]:
@@ -217,8 +217,8 @@ def test_sea_raft_configurations_are_published_sizes() -> None:
     assert SEARAFTConfig(**medium.as_dict()) == medium
     assert sum(p.numel() for p in SEARAFT(small).parameters()) == 8_883_460
     ours = SEARAFTConfig.fullfield_m()
-    assert ours.replace(name=small.name, most_updates=None, loss_log_scale_max=None) == small
-    assert (ours.updates, ours.most_updates, NETWORKS["fullfield-m"]) == (4, 12, ours)
+    assert ours.replace(name=small.name, max_updates=None, loss_log_scale_max=None) == small
+    assert (ours.updates, ours.max_updates, NETWORKS["fullfield-m"]) == (4, 12, ours)
     with pytest.raises(InputError, match="settings: expected those of a SEA-RAFT network, 'dim' is missing"):
         SEARAFTConfig.from_official({k: v for k, v in OFFICIAL.items() if k != "dim"})
 

@@ -161,9 +161,9 @@ class NetworkEstimator(LoadingEstimator):
         """
         fine, coarse = self._get_updates()
         numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
-        max_updates = NETWORKS[self.method].most_updates
+        max_updates = NETWORKS[self.method].max_updates
         if self.config.updates is None and max_updates is not None:
-            numbers["most_updates"] = max_updates
+            numbers["max_updates"] = max_updates
         return {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
 
     @property

@@ -152,13 +152,13 @@ class FlowNetwork(nn.Module):
         while a graph is traced or recorded, which cannot ask for the flow.
         """
         config = self.config
-        if updates is not None or config.most_updates is None or config.updates == 0:
+        if updates is not None or config.max_updates is None or config.updates == 0:
             return self._count_updates(updates)
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         recorded = recorded or traced or torch.compiler.is_compiling()
-        return config.updates if self.training or recorded else config.most_updates
+        return config.updates if self.training or recorded else config.max_updates
 
     def _encode_both_directions(
         self,

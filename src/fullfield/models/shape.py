@@ -28,7 +28,7 @@ class NetworkArchitecture(Config):
     levels: int
     radius: int
     updates: int
-    most_updates: int | None = None
+    max_updates: int | None = None
     padding: str
 
     @property

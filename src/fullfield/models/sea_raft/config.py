@@ -31,7 +31,7 @@ class SEARAFTConfig(NetworkArchitecture):
     :meth:`fullfield_m` for those in the package.
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
-    ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
+    ``max_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
     :func:`fullfield.models.framing.is_moving`. The limits of the logarithms of the Laplacians' scales affect losses
     and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is far off
     moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
@@ -53,7 +53,7 @@ class SEARAFTConfig(NetworkArchitecture):
     levels: int = 4
     radius: int = 4
     updates: int = 4
-    most_updates: int | None = None  # unless a call sets its updates; None: ``updates``
+    max_updates: int | None = None  # unless a call sets its updates; None: ``updates``
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
     loss_log_scale_max: float | None = None  # None: ``log_scale_max``
@@ -73,8 +73,8 @@ class SEARAFTConfig(NetworkArchitecture):
         number(self.levels, "levels", integer=True, low=1, high=8)
         number(self.radius, "radius", integer=True, low=1, high=8)
         number(self.updates, "updates", integer=True, low=0)
-        if self.most_updates is not None:
-            number(self.most_updates, "most_updates", integer=True, low=max(1, self.updates))
+        if self.max_updates is not None:
+            number(self.max_updates, "max_updates", integer=True, low=max(1, self.updates))
         number(self.log_scale_min, "log_scale_min", high=0)
         number(self.log_scale_max, "log_scale_max", low=0)
         if self.loss_log_scale_max is not None:
@@ -89,7 +89,7 @@ class SEARAFTConfig(NetworkArchitecture):
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
         """Return the smaller network in the package, 2.3 million parameters, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
-        shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, loss_log_scale_max=1.5, **widths)
+        shape = cls(name="fullfield-s", backbone="resnet18", max_updates=12, loss_log_scale_max=1.5, **widths)
         return shape.replace(**changes)
 
     @classmethod
@@ -98,7 +98,7 @@ class SEARAFTConfig(NetworkArchitecture):
 
         It has the layers of :meth:`small`, and takes 4 to 12 updates and the loss's limit as :meth:`fullfield_s` does.
         """
-        shape = cls(name="fullfield-m", backbone="resnet18", most_updates=12, loss_log_scale_max=1.5)
+        shape = cls(name="fullfield-m", backbone="resnet18", max_updates=12, loss_log_scale_max=1.5)
         return shape.replace(**changes)
 
     @classmethod

@@ -217,7 +217,7 @@ class SEARAFT(FlowNetwork):
         Args:
             frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
             frame2: second frame, of the same size.
-            updates: number of updates, by default ``config.updates``, and up to ``config.most_updates`` while the flow
+            updates: number of updates, by default ``config.updates``, and up to ``config.max_updates`` while the flow
                 still moves (:func:`fullfield.models.framing.is_moving`). With 0 the initial flow is up-sampled.
             initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
                 resolution, in pixels of its own grid; see :func:`fullfield.models.framing.resample_to_grid`.
