@@ -65,10 +65,10 @@ def tensor(
 
     if not isinstance(value, torch.Tensor):
         raise InputError(f"{name}: expected a tensor {_format_shape(shape)}, got {describe_value(value)}")
-    fits = value.ndim == len(shape) and all(
+    is_valid = value.ndim == len(shape) and all(
         not isinstance(want, int) or have == want for have, want in zip(value.shape, shape, strict=True)
     )
-    if not fits:  # formatted only on failure: under torch.compile sizes may be symbols
+    if not is_valid:  # formatted only on failure: under torch.compile sizes may be symbols
         raise InputError(f"{name}: expected shape {_format_shape(shape)}, got {describe_value(value)}")
     if dtypes is not None and value.dtype not in dtypes:
         names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
@@ -107,9 +107,9 @@ def device(value: Any, name: str = "device") -> torch.device:
 def read_torchrun_rank() -> tuple[int, int]:
     """Return this process's rank and the number of processes, as ``torchrun`` sets them; 0 and 1 without it."""
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    fits = rank.isdecimal() and count.isdecimal() and int(rank) < int(count)
+    is_valid = rank.isdecimal() and count.isdecimal() and int(rank) < int(count)
     expected = "numbers as torchrun sets them, the first the smaller"
-    require(fits, "RANK, WORLD_SIZE", expected, f"{rank!r}, {count!r}")
+    require(is_valid, "RANK, WORLD_SIZE", expected, f"{rank!r}, {count!r}")
     return int(rank), int(count)
 
 

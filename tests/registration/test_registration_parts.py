@@ -16,7 +16,7 @@ from fullfield.registration.descriptors import (
     compute_plane_normals,
     find_mutual_matches,
     find_nearest_within,
-    is_near_any,
+    is_close_to_any,
 )
 from fullfield.registration.group import combine_registrations
 from fullfield.registration.ransac import apply_transform, fit_rigid, search_hypotheses
@@ -125,11 +125,11 @@ def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
     if outlier is not None:
         points = np.concatenate([points, np.full((1, 3), outlier)])
     apart = np.linalg.norm(points[None] - queries[:, None], axis=2).min(1)
-    found = is_near_any(points, queries, 4.0)
+    found = is_close_to_any(points, queries, 4.0)
     assert found[apart <= 4.0].all()
     if outlier is None:
         assert not found[apart > 4.0 * 1.25 * 3**0.5].any()
-    assert not is_near_any(points[:1], points[:1] + 50, 4.0).any()
+    assert not is_close_to_any(points[:1], points[:1] + 50, 4.0).any()
 
 
 @pytest.mark.unit

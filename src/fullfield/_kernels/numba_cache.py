@@ -103,7 +103,7 @@ def _create_checksummed_file_class() -> Any:
                 super().save(key, data)
             except OSError as error:  # a full disk; the code itself is there
                 where = error.filename or self._cache_path
-                _warn_once(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
+                _warn_per_folder(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
 
         def _load_index(self) -> Any:
             return super()._load_index() if _is_intact(self._index_path) else {}
@@ -133,11 +133,11 @@ def _is_intact(path: str) -> bool:
         return True
     with suppress(OSError):
         Path(path).unlink()
-    _warn_once(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
+    _warn_per_folder(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
     return False
 
 
-def _warn_once(folder: str, text: str) -> None:
+def _warn_per_folder(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
         log_or_print(text)

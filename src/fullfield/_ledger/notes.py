@@ -95,13 +95,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "list": lambda value: isinstance(value, list),
-    "4 rows of 4": lambda value: _is_entry_of_kind(value, "number"),
-    "4 rows of 4 or null": lambda value: value is None or _is_entry_of_kind(value, "number"),
-    "4 rows of 4, each a number or null": lambda value: _is_entry_of_kind(value, "number or null"),
+    "4 rows of 4": lambda value: _is_entry_kind(value, "number"),
+    "4 rows of 4 or null": lambda value: value is None or _is_entry_kind(value, "number"),
+    "4 rows of 4, each a number or null": lambda value: _is_entry_kind(value, "number or null"),
 }
 
 
-def _is_entry_of_kind(value: Any, kind: str) -> bool:
+def _is_entry_kind(value: Any, kind: str) -> bool:
     rows = value if isinstance(value, list) else []
     has_four = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
     return has_four and all(_KINDS[kind](entry) for row in rows for entry in row)

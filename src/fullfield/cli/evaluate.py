@@ -93,7 +93,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import AtScale, read_scale, reduce_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import get_submission_layout, record_out_of_memory
+    from fullfield.evaluation.predict import get_submission_layout, record_memory_error
     from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import wait_for_all
 
@@ -125,7 +125,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
                 wait_for_all(process)  # the first process downloads the weights and compiles for all
             estimator = choice.estimator if scale == 1 else AtScale(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with record_out_of_memory(estimator, dataset, folder, settings):
+            with record_memory_error(estimator, dataset, folder, settings):
                 choice.prepare(reduce_size((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)

@@ -209,7 +209,7 @@ class FlowDataset(Listed[Record, FlowSample]):
             values = four_values(flow, valid)
             valid = values.isfinite().all(1).all(0)
         if record.invalid is not None:
-            valid = valid & ~self._read_known_mask(record.invalid, valid)
+            valid = valid & ~self._read_valid_mask(record.invalid, valid)
         if record.frame1.suffix.lower() in _FLOAT_SUFFIXES:
             frame_valid = self.read_masked_frame(record.frame1)[1]
             if frame_valid is not None and frame_valid.shape == valid.shape:
@@ -242,9 +242,9 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
-        return None if record.occlusion is None else self._read_known_mask(record.occlusion, valid)
+        return None if record.occlusion is None else self._read_valid_mask(record.occlusion, valid)
 
-    def _read_known_mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
+    def _read_valid_mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
         """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
         if path.suffix.lower() in ARRAY_SUFFIXES:
             mask = torch.from_numpy(read_mask_array(path))

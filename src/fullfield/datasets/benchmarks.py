@@ -200,7 +200,7 @@ class Spring(FlowDataset):
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match, from the match maps of the data set."""
-        return None if record.occlusion is None else self._read_known_mask(record.occlusion, valid, slice(2))
+        return None if record.occlusion is None else self._read_valid_mask(record.occlusion, valid, slice(2))
 
 
 class HD1K(FlowDataset):

@@ -60,7 +60,7 @@ class Pairs(FlowDataset):
         base = require_folder(Path(root), description="your pairs")
         listing = base / LIST
         if listing.is_file():
-            records = _list_pairs_of_file(listing)
+            records = _list_file_pairs(listing)
         elif (base / "frames").is_dir():
             records = _list_numbered_pairs(base, "")
         else:
@@ -71,7 +71,7 @@ class Pairs(FlowDataset):
         super().__init__(name or base.resolve().name or "pairs", root, records)
 
 
-def _list_pairs_of_file(listing: Path) -> list[Record]:
+def _list_file_pairs(listing: Path) -> list[Record]:
     records = []
     for line, words in read_pair_list(listing):
         if not 2 <= len(words) <= len(_COLUMNS):

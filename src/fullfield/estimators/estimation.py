@@ -105,9 +105,9 @@ def load_estimator(
     backend: str | None = None,
 ) -> Estimator:
     """Return :func:`build_estimator` of a name, or the estimator itself, which takes no parameters."""
-    given: dict[str, Any] = {"preset": preset, "config": config, "weights": weights, "updates": updates}
-    given |= {"cascade": cascade, "precision": precision, "backend": backend}
-    parameters = {name: value for name, value in given.items() if value is not None}
+    explicit: dict[str, Any] = {"preset": preset, "config": config, "weights": weights, "updates": updates}
+    explicit |= {"cascade": cascade, "precision": precision, "backend": backend}
+    parameters = {name: value for name, value in explicit.items() if value is not None}
     if isinstance(method, str):
         return build_estimator(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")

@@ -86,7 +86,7 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
 
 
 @contextmanager
-def record_out_of_memory(
+def record_memory_error(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
@@ -253,7 +253,7 @@ def evaluate(
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with record_out_of_memory(estimator, dataset, folder, settings):
+    with record_memory_error(estimator, dataset, folder, settings):
         prepare_estimator(estimator, settings.torch_device)
     run = Run(folder, describe_run(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)

@@ -145,7 +145,7 @@ def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
     )
 
 
-def check_integer_form(path: Path, forms: Collection[str]) -> None:
+def check_integer_type(path: Path, forms: Collection[str]) -> None:
     """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
     integers = {type_name for type_name in forms if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
     if integers:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require
 from fullfield._check import check_has_values as held
-from fullfield.io.channels import check_integer_form, describe_not_finite, find_colour
+from fullfield.io.channels import check_integer_type, describe_not_finite, find_colour
 from fullfield.io.files import PathLike, check_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
@@ -221,7 +221,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
-    check_integer_form(path, forms)
+    check_integer_type(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
     to_display = choose_curve(how.transfer, _guess_transfer(source.kind, spec, forms))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.channels import ColourChannels, check_integer_form, describe_not_finite, find_colour
+from fullfield.io.channels import ColourChannels, check_integer_type, describe_not_finite, find_colour
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.masks import read_mask
@@ -69,7 +69,7 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(value_type) for value_type in spec.channelformats} or {str(spec.format)}
-        check_integer_form(where, forms)
+        check_integer_type(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
         planes = source.read_planes(part, list(range(len(part.channels))), box)

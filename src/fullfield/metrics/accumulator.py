@@ -114,12 +114,12 @@ class FlowMetrics:
         ``d0_10``, ``d10_60``, ``d60_140`` EPE by distance to the nearest occlusion boundary (below 10, 10 to
         below 60, 60 to below 140 px) · ``pixels`` scored · ``images`` given.
         """
-        values = {key: self._mean_of_measure(*image_index) for key, image_index in KEYS.items()}
+        values = {key: self._mean_measure(*image_index) for key, image_index in KEYS.items()}
         return {**values, "pixels": self._pixels, "images": self._images}
 
     def breakdown(self) -> dict[str, dict[str, float]]:
         """Return every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
-        return {name: {measure: self._mean_of_measure(name, measure) for measure in MEASURES} for name in CLASSES}
+        return {name: {measure: self._mean_measure(name, measure) for measure in MEASURES} for name in CLASSES}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain dicts, strings, floats and (long) integers, for JSON or another process."""
@@ -206,7 +206,7 @@ class FlowMetrics:
             for measure, value in zip(MEASURES, row, strict=True):
                 self._sums[name][measure] += int(math.ldexp(value / count if per_image else value, _UNIT_BITS))
 
-    def _mean_of_measure(self, name: str, measure: str) -> float:
+    def _mean_measure(self, name: str, measure: str) -> float:
         count = self._counts[name]
         _, times, over = MEASURES[measure]
         return times * self._sums[name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan

@@ -127,7 +127,7 @@ class _Step(_Section):
             return traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
-        after: tuple[Tensor, Tensor] = model.update_once(lookup, net, context, coords, coordinate_grid_like(net))
+        after: tuple[Tensor, Tensor] = model.apply_update(lookup, net, context, coords, coordinate_grid_like(net))
         return after
 
 

@@ -231,20 +231,20 @@ def load_into(
         ]
         if wrong:
             key = wrong[0]
-            more = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
-            reasons.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{more}")
+            extra = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
+            reasons.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{extra}")
         raise InputError(f"{name}: expected weights of {expected}; {'; '.join(reasons)}")
     rounded = [key for key in own if own[key].is_floating_point() and not state[key].is_floating_point()]
     if rounded:
         dtype = str(state[rounded[0]].dtype).removeprefix("torch.")
-        more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
-        raise InputError(f"{name}: expected floating weights of {expected}, got {dtype} at {rounded[0]!r}{more}")
+        extra = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+        raise InputError(f"{name}: expected floating weights of {expected}, got {dtype} at {rounded[0]!r}{extra}")
     module.load_state_dict(dict(state))
 
 
 def _list_some(keys: list[str], max_keys: int) -> str:
-    more = f" and {len(keys) - max_keys} more" if len(keys) > max_keys else ""
-    return ", ".join(keys[:max_keys]) + more
+    extra = f" and {len(keys) - max_keys} more" if len(keys) > max_keys else ""
+    return ", ".join(keys[:max_keys]) + extra
 
 
 def from_torchvision(state: Mapping[str, Tensor]) -> State:

@@ -315,7 +315,7 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entri
 
 
 @_jit
-def compute_known_properties(features, counts, rows, entries, bits, rings, properties, first, last):
+def compute_fixed_properties(features, counts, rows, entries, bits, rings, properties, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_neighbors_by_cell` fills it.
@@ -356,8 +356,8 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _neighborhood = (_flat, _long, _int)
 ENTRY_POINTS = {
-    "compute_known_properties": (
-        compute_known_properties,
+    "compute_fixed_properties": (
+        compute_fixed_properties,
         (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i),
     ),
     "compute_local_surfaces": (

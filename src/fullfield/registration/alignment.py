@@ -8,7 +8,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, rigid
-from fullfield.registration.descriptors import Floats, find_nearest, is_near_any
+from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import find_median, shift_origins, take_finite_points, thin_points
 from fullfield.registration.verdict import find_contact
@@ -31,7 +31,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_dis
     transformed = apply_transform(pose, points[is_finite]) - middle
     goal = goal - middle
     is_within = (
-        np.ones(len(transformed), bool) if max_distance is None else is_near_any(goal, transformed, max_distance)
+        np.ones(len(transformed), bool) if max_distance is None else is_close_to_any(goal, transformed, max_distance)
     )
     distances = np.full(len(transformed), np.inf)
     if is_within.any():

@@ -213,8 +213,8 @@ def _fit_surfaces(
 ) -> _SurfaceFit:
     """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
     linear, shift = transform[:3, :3], transform[:3, 3]
-    more = (reaches[-1],) * (_MORE_STEPS if len(strains) else 0)
-    for number, max_distance in enumerate((*reaches, *more)):
+    extra = (reaches[-1],) * (_MORE_STEPS if len(strains) else 0)
+    for number, max_distance in enumerate((*reaches, *extra)):
         equations = list_plane_equations(planes, points @ linear.T + shift, normals, max_distance, strains)
         if equations is None:
             break

@@ -52,7 +52,7 @@ def find_nearest_within(points: Floats, queries: Floats, radius: float) -> tuple
     return closest_distances, closest
 
 
-def is_near_any(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
+def is_close_to_any(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
     """Return [M], true for each query within ``radius`` of a point.
 
     Whole cells are compared, so a few queries slightly beyond ``radius`` are true as well.

@@ -137,7 +137,7 @@ def _compute_properties_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, en
         len(RINGS),
         properties.numpy(),
     )
-    run_in_parallel(len(features), lambda first, last: compiled.compute_known_properties(*arguments, first, last))
+    run_in_parallel(len(features), lambda first, last: compiled.compute_fixed_properties(*arguments, first, last))
     return properties
 
 

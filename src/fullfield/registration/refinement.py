@@ -10,7 +10,7 @@ import numpy as np
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
-from fullfield.registration.descriptors import Floats, find_nearest, is_near_any
+from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import find_median, select_per_cell, take_finite_points
 
@@ -52,7 +52,7 @@ class Refiner:
         for max_distance in reaches:
             # The points that may find a partner: a search for the others would take most of the time.
             candidates = self._points[
-                is_near_any(self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK)
+                is_close_to_any(self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK)
             ]
             if len(candidates) < _MIN_POINTS:
                 break

@@ -28,9 +28,9 @@ def reduce_frame(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # 
     """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`; ``valid`` says where it is known."""
     if valid is None:
         return _reduce_planes(frame.numpy())
-    known = valid[None].numpy()
-    fraction = _reduce_planes(known)
-    grey = _reduce_planes(frame.numpy() * known) / np.maximum(fraction, 0.5)
+    valid_mask = valid[None].numpy()
+    fraction = _reduce_planes(valid_mask)
+    grey = _reduce_planes(frame.numpy() * valid_mask) / np.maximum(fraction, 0.5)
     grey[fraction < 0.5] = np.nan
     return grey
 
@@ -57,12 +57,12 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
     """
     if first.shape != second.shape:
         return True
-    known = np.isfinite(first) & np.isfinite(second)
-    is_known = bool(known.all())
-    compared = known if is_known else np.isfinite(first) & _erode(np.isfinite(second), _MAX_SHIFT)
+    valid_mask = np.isfinite(first) & np.isfinite(second)
+    is_known = bool(valid_mask.all())
+    compared = valid_mask if is_known else np.isfinite(first) & _erode(np.isfinite(second), _MAX_SHIFT)
     if compared.mean() < _MIN_KNOWN:
         return False
-    common = [first, second] if is_known else [first[known], second[known]]
+    common = [first, second] if is_known else [first[valid_mask], second[valid_mask]]
     contrasts = [float(picture.std()) for picture in common]
     if min(contrasts) < 2e-3:
         return max(contrasts) > 2e-2 or float(np.abs(common[0] - common[1]).mean()) > 0.2
@@ -75,7 +75,7 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
     for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
         shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
         difference = np.abs(first - shifted)
-        np.minimum(best, _block_means(difference) if is_known else _known_block_means(difference), out=best)
+        np.minimum(best, _block_means(difference) if is_known else _valid_block_means(difference), out=best)
         if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
     return True
@@ -88,11 +88,11 @@ def _erode(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     return np.asarray(views.all((2, 3)))
 
 
-def _known_block_means(values: GreyPicture) -> GreyPicture:
+def _valid_block_means(values: GreyPicture) -> GreyPicture:
     """Return :func:`_block_means` of the values that are known; infinity for blocks without any."""
-    known = np.isfinite(values)
-    counts = _block_means(known.astype(np.float64))
-    sums = _block_means(np.where(known, values, 0.0))
+    valid_mask = np.isfinite(values)
+    counts = _block_means(valid_mask.astype(np.float64))
+    sums = _block_means(np.where(valid_mask, values, 0.0))
     return np.where(counts > 1e-6, sums / np.maximum(counts, 1e-6), np.inf)
 
 

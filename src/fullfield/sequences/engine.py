@@ -116,7 +116,7 @@ class Engine:
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
                         self._wait_for_frame(reads, frame)
-                self._request_more_frames(remaining, reads)
+                self._extend_requests(remaining, reads)
                 if remaining:
                     self._upload_ahead(reads, remaining[0])
                 with self.stages.measure("estimate"):
@@ -128,7 +128,7 @@ class Engine:
         """Return the frames that are read for the results of ``numbers``."""
         return sorted({frame for number in numbers for frame in self._settings.list_input_frames(self._plates, number)})
 
-    def _request_more_frames(self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]) -> None:
+    def _extend_requests(self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return

@@ -123,8 +123,8 @@ def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
         if name in tensors and name not in result.shot_ends and name not in result.missing:
-            known = tensors.get(VALID)
-            valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool) if known is None else known > 0.5
+            valid_mask = tensors.get(VALID)
+            valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool) if valid_mask is None else valid_mask > 0.5
             description = estimator.method, estimator.backend, dict(estimator.parameters)
             flows[name] = Flow(tensors[name], valid, *description, window=result.window)
 

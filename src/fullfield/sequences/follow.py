@@ -142,12 +142,12 @@ def create_matcher(estimator: Estimator) -> PairMatcher:
 def _build_reference_result(number: int, plate: Plate, device: torch.device) -> FrameResult:
     """Return the result of the reference itself; its unknown pixels are hidden."""
     flow = torch.zeros(2, *plate.frame.shape[-2:], dtype=torch.float32, device=device)
-    known = torch.ones_like(flow[0]) if plate.valid is None else plate.valid.to(device, torch.float32)
+    valid_mask = torch.ones_like(flow[0]) if plate.valid is None else plate.valid.to(device, torch.float32)
     result = FrameResult(number, plate=plate, window=plate.window)
     for direction in DIRECTIONS:
         result.tensors[direction] = flow
-        result.tensors[f"occlusion.{direction}"] = 1 - known
-        result.tensors[f"confidence.{direction}"] = known
+        result.tensors[f"occlusion.{direction}"] = 1 - valid_mask
+        result.tensors[f"confidence.{direction}"] = valid_mask
     return result
 
 

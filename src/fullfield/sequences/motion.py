@@ -49,9 +49,9 @@ def warp_image(
     warped, inside = warp(image[None], flow[None])
     values, inside = warped[0], inside[0]
     if valid is not None:
-        known = values[-1]
-        inside = inside & (known > 0.5)
-        values = values[:-1] / known.clamp(min=0.5)
+        valid_mask = values[-1]
+        inside = inside & (valid_mask > 0.5)
+        values = values[:-1] / valid_mask.clamp(min=0.5)
     return values.masked_fill_(~inside, 0.0), inside
 
 
@@ -177,9 +177,9 @@ def _splat_flow_to_time(time: float, flow: Tensor, opposite: Tensor, is_known: T
 def _sample_along_motion(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None) -> _Look:
     """Sample a frame ``distance`` before the picture in between, whose pixels have that motion after the frame."""
     height, width = image.shape[-2:]
-    known = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)
+    valid_mask = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)
     path = -distance * motion
-    sampled = warp(torch.cat((image * known, flow, known))[None], path[None])[0][0]
+    sampled = warp(torch.cat((image * valid_mask, flow, valid_mask))[None], path[None])[0][0]
     colors, own_motion, coverage = sampled[:-3], sampled[-3:-1], sampled[-1]
     columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
     x, y = columns + path[0], rows + path[1]

@@ -70,8 +70,8 @@ class PictureFiles:
         plate = self._plates.read(number)
         frame = plate.frame
         codes = frame * 255
-        form = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
-        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), form, plate.window)
+        kind_name = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
+        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), kind_name, plate.window)
 
     def read_grey(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""

@@ -215,8 +215,8 @@ class PictureJob(ABC):
     def _check_output(self) -> None:
         suffix = Path(self.output).suffix.lower()
         if suffix not in (*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES):
-            known = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
-            raise InputError(f"output: expected a suffix out of {known}, got {self.output}")
+            valid_mask = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
+            raise InputError(f"output: expected a suffix out of {valid_mask}, got {self.output}")
         if suffix == ".png" and is_exr(self.picture_paths[0]):
             raise InputError(f"output: PNG holds no floats, as {self.picture_paths[0]} has; write .exr or .tif")
         if not self.has_records and len(self.numbers) > 1 and suffix in RAW_SUFFIXES:

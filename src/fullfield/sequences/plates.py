@@ -89,10 +89,10 @@ class Plates(Protocol):
 
     def close(self) -> None:
         """Close what is open, and warn of pixels that are NaN or infinite, once for all frames."""
-        warn_of_dead_pictures(self.take_dead_pictures())
+        warn_about_dead_pictures(self.take_dead_pictures())
 
 
-def warn_of_dead_pictures(messages: Mapping[int, str]) -> None:
+def warn_about_dead_pictures(messages: Mapping[int, str]) -> None:
     """Warn of pictures with pixels that are NaN or infinite: of the first, with the number of all."""
     if messages:
         others = len(messages) - 1
@@ -149,8 +149,8 @@ def open_plates(
     >>> for flows in estimate_sequence(plates):  # doctest: +SKIP
     ...     print(flows.number)
     """
-    given = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
-    reading = {name: value for name, value in given.items() if value is not None}
+    explicit = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
+    reading = {name: value for name, value in explicit.items() if value is not None}
     if not isinstance(source, (str, os.PathLike)):
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frames(os.fspath(source))

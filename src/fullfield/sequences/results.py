@@ -16,7 +16,7 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Identity
 from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
-from fullfield.sequences.plates import Plate, warn_of_dead_pictures
+from fullfield.sequences.plates import Plate, warn_about_dead_pictures
 
 FrameReport = Callable[[int], None]
 """Callback that receives the number of every frame that is finished, from any thread."""
@@ -165,7 +165,7 @@ class Outcome:
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()
         self.wall_s = time.perf_counter() - start_s
-        warn_of_dead_pictures(self.dead_pictures)
+        warn_about_dead_pictures(self.dead_pictures)
         if self.unknown_flows:
             others = len(self.unknown_flows) - 1
             further = f"; so are {others} further pictures" if others else ""

@@ -48,8 +48,8 @@ class DescriptorTraining(Config):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        fits = isinstance(self.descriptor, DescriptorConfig)
-        _check.require(fits, "descriptor", "a DescriptorConfig", self.descriptor)
+        is_valid = isinstance(self.descriptor, DescriptorConfig)
+        _check.require(is_valid, "descriptor", "a DescriptorConfig", self.descriptor)
         named = self.start is None or isinstance(self.start, str)
         _check.require(named, "start", "the name of a file, or learned", self.start)
         for name in ("steps", "pairs", "block", "reuse", "anchors"):

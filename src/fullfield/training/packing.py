@@ -140,13 +140,13 @@ def _pack_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
                 rounded[name] = value.half()
                 yield f"{key}/half", rounded[name]
             elif state == _SECOND:
-                for form, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
-                    yield f"{key}/{form}", packed
+                for kind_name, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
+                    yield f"{key}/{kind_name}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
             else:
                 change = value - rounded[name].to(value.dtype) if state == _AVERAGE else value
-                for form, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
-                    yield f"{key}/{form}", packed
+                for kind_name, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
+                    yield f"{key}/{kind_name}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
 
 
@@ -155,8 +155,8 @@ def _unpack_tensors(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor
     forms: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, value in content.items():
         state, _, rest = key.partition("/")
-        name, _, form = rest.rpartition("/")
-        forms.setdefault((state, name), {})[form] = value
+        name, _, kind_name = rest.rpartition("/")
+        forms.setdefault((state, name), {})[kind_name] = value
     states: dict[str, dict[str, Tensor]] = {}
     for state in _STATES:  # the average needs the weights
         for (own_state, name), packed in forms.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, blank_picture, check_flow, draw_text, is_known, row_blocks
+from fullfield.viz._pixels import FLOATS, blank_picture, check_flow, draw_text, is_valid_vector, row_blocks
 
 DEFAULT_MAX_ERROR = 16.0
 _OCTAVES = 8
@@ -52,7 +52,7 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in row_blocks(height, width):
         values = candidates[..., rows, :].float()
-        scored = is_known(values, None if valid is None else valid[rows]).all(0)
+        scored = is_valid_vector(values, None if valid is None else valid[rows]).all(0)
         u, v = pred[:, rows].float()
         error = torch.stack([torch.hypot(tu - u, tv - v) for tu, tv in values]).amin(0)
         level = (1 + (error / top).log2() / _OCTAVES).nan_to_num(nan=1.0, posinf=1.0, neginf=0.0)

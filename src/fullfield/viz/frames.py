@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, check_flow, is_known, row_blocks
+from fullfield.viz._pixels import FLOATS, check_flow, is_valid_vector, row_blocks
 from fullfield.viz.wheel import flow_to_image, select_scale
 
 
@@ -73,7 +73,7 @@ def overlay(
     image = torch.empty_like(colors)
     for rows in row_blocks(height, width):
         grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
-        visible = is_known(flow[:, rows], None if valid is None else valid[rows])
+        visible = is_valid_vector(flow[:, rows], None if valid is None else valid[rows])
         # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
@@ -90,7 +90,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
-    is_inside = is_known(vectors, None if valid is None else valid[middle::step, middle::step])
+    is_inside = is_valid_vector(vectors, None if valid is None else valid[middle::step, middle::step])
     vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)

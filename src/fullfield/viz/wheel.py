@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import blank_picture, check_flow, draw_text, is_known, load_font, row_blocks
+from fullfield.viz._pixels import blank_picture, check_flow, draw_text, is_valid_vector, load_font, row_blocks
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
@@ -47,7 +47,7 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
     longest = 0.0
     for rows in row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
-        length = torch.hypot(*block)[is_known(block, None if valid is None else valid[rows])]
+        length = torch.hypot(*block)[is_valid_vector(block, None if valid is None else valid[rows])]
         if length.numel():
             longest = max(longest, float(length.max()))
     return longest
@@ -70,7 +70,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in row_blocks(height, width):
         block = flow[:, rows].float()
-        visible = is_known(block, None if valid is None else valid[rows])
+        visible = is_valid_vector(block, None if valid is None else valid[rows])
         u, v = block.masked_fill(~visible, 0.0)
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
         position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)

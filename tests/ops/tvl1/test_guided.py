@@ -284,12 +284,12 @@ def test_later_passes_need_a_larger_fall_of_the_misfit() -> None:
 def test_refine_flow_limits_change() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
-    first, later = guided.compute_kept_shares(misfits, config)
+    first, later = guided.compute_change_weights(misfits, config)
     assert first.shape == later.shape == (5, 1, 1, 1)
     assert torch.allclose(first.flatten(), torch.tensor([0, 0.5, 1, 1, 1], dtype=torch.float64))
     assert torch.allclose(later.flatten(), torch.tensor([0, 0, 0.5, 1, 1], dtype=torch.float64))
     assert torch.equal(
-        guided.compute_kept_shares(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64)
+        guided.compute_change_weights(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64)
     )
 
 

@@ -267,7 +267,7 @@ class _Run:
         if owner._fused:
             works = self._encode_pair, *self.steps
             (self.encode, *self.steps), owner._pool = _record_graphs(
-                owner.device, works, partial(self._run_once, owner._read_flow), owner._pool
+                owner.device, works, partial(self._run_all_steps, owner._read_flow), owner._pool
             )
 
     def _encode_pair(self) -> None:
@@ -281,7 +281,7 @@ class _Run:
     def _update_direction(self, direction: int) -> None:
         self._network.update_pair(self.pairs[direction], self.coords[direction])
 
-    def _run_once(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
+    def _run_all_steps(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
         self._encode_pair()
         for step in self.steps:
             step()

@@ -344,7 +344,7 @@ class RAFT(FlowNetwork):
         max_waiting = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
-            net, coords = self.update_once(lookup, net, context, coords, grid)
+            net, coords = self.apply_update(lookup, net, context, coords, grid)
             last = update == updates - 1
             if every or last:
                 waiting.append((coords - grid, net))
@@ -372,7 +372,7 @@ class RAFT(FlowNetwork):
         dtype = fmap1.dtype if learns else None
         return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
 
-    def update_once(
+    def apply_update(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, hidden_channels, h, w]

@@ -371,7 +371,7 @@ class SEARAFT(FlowNetwork):
         """Return the initial flow [B, 2, h, w] float32 in cells, regressed from :meth:`encode`'s state."""
         return self._predict_flow_and_info(net)[0]
 
-    def update_once(
+    def apply_update(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, channels, h, w]

@@ -49,7 +49,7 @@ def fill_rings(field, valid):
     end = 0
     for y in range(height):
         for x in range(width):
-            if valid[y, x] == 0 and _has_known_neighbor(valid, y, x):
+            if valid[y, x] == 0 and _has_valid_neighbor(valid, y, x):
                 ring[end] = y * width + x
                 end += 1
     for k in range(end):
@@ -83,7 +83,7 @@ def fill_rings(field, valid):
 
 
 @_jit
-def _has_known_neighbor(valid, y, x):
+def _has_valid_neighbor(valid, y, x):
     height, width = valid.shape
     for i in range(max(y - 1, 0), min(y + 2, height)):
         for j in range(max(x - 1, 0), min(x + 2, width)):

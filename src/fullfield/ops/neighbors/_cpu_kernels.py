@@ -81,7 +81,7 @@ def _sort_numbers(numbers, count):
 
 
 @_jit
-def _find_end_of_cell(cells, visit, step, last):
+def _find_cell_end(cells, visit, step, last):
     """Return the end of the queries from ``visit[step]`` on, before ``last``, that are in the same cell."""
     q, end = visit[step], step + 1
     while end < last:
@@ -146,7 +146,7 @@ def find_within_radius(
     for step in range(first, last):
         q = visit[step]
         if step == end:
-            end = _find_end_of_cell(cells, visit, step, last)
+            end = _find_cell_end(cells, visit, step, last)
             _find_cell_runs(keys, starts, shape, cells, q, runs)
             sort_all = False
             if fill and sort:

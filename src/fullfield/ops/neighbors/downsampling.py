@@ -68,7 +68,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
                 thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
             results += thinner
         else:
-            results.append(_thin_once(last, left[0]))
+            results.append(_thin_single(last, left[0]))
         last = results[-1].cloud
     return cloud, results
 
@@ -82,7 +82,7 @@ def _check_cells(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
     return cloud._replace(largest=largest)
 
 
-def _thin_once(cloud: Cloud, cell: float) -> cuda.Thinned:
+def _thin_single(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.supports(cloud.points.device) is None

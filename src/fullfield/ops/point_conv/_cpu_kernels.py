@@ -108,7 +108,7 @@ def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end
 
 
 @_jit
-def _sum_buckets_of_cell(
+def _sum_cell_buckets(
     features,
     channels,
     rows,
@@ -171,7 +171,7 @@ def multiply_tiles(
             result[:] = np.float32(0.0)
             k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
             while k < kernel:
-                n, following = _sum_buckets_of_cell(
+                n, following = _sum_cell_buckets(
                     flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
                     g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
@@ -228,7 +228,7 @@ def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, in
                 outer[r * pitch + c] = grad[top + r, g * outputs + c]
         k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
         while k < kernel:
-            n, following = _sum_buckets_of_cell(
+            n, following = _sum_cell_buckets(
                 flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip

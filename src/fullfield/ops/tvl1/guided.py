@@ -126,7 +126,7 @@ class FlowRefiner:
         refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
-            fraction.to(initial) for fraction in compute_kept_shares(torch.cat(misfits, 1), self.config)
+            fraction.to(initial) for fraction in compute_change_weights(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
@@ -196,7 +196,7 @@ def compute_coupling_weights(
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 
-def compute_kept_shares(
+def compute_change_weights(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1

@@ -314,15 +314,15 @@ class Refiner:
         launches: list[tuple[str, Launch]] = []
         judged = 0
         for number, rounds in enumerate(work.passes):
-            is_last, given = number == len(work.passes) - 1, self._result_of(number - 1) if number else None
+            is_last, explicit = number == len(work.passes) - 1, self._result_of(number - 1) if number else None
             flow = dual = 0
             if number:
-                p = self._pass_params(work, given)
+                p = self._pass_params(work, explicit)
                 p.flow_out = self._plane_address(_FLOWS[0])
                 launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
                 for warp in range(self._config.warps):
-                    p = self._pass_params(work, given)
+                    p = self._pass_params(work, explicit)
                     p.flow, p.last = self._plane_address(_FLOWS[flow]), int(warp == self._config.warps - 1)
                     if warp == 0 and judged < work.judged:
                         p.fits = self._plane_address(_BLOCK_FITS) + judged * self._fit_blocks * 8
@@ -335,7 +335,7 @@ class Refiner:
                     if warp < self._config.warps - 1:
                         launches.append(("median", self._build_median(flow)))
                         flow = 1 - flow
-                p = self._pass_params(work, given)
+                p = self._pass_params(work, explicit)
                 p.flow, p.flow_out = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
                 flow = 1 - flow
                 p.last = int(turn == rounds - 1)
