@@ -37,7 +37,7 @@ _PACKAGES = {
 _EXTRAS = {
     "video": (("av",), "video files and streams: `live`, shots that are videos, videos of the flow"),
     "register": (("small_gicp", "laspy"), "`register`, and LAS clouds"),
-    "ray": (("ray",), "shots on a cluster: `flow --ray`"),
+    "ray": (("ray",), "shots on a cluster: `shot --ray`"),
     "export": (("onnx", "onnxruntime", "onnxscript"), "networks as ONNX files: `export`"),
     "bench": (("cv2", "skimage", "matplotlib", "pynvml"), "cameras of `live`, plots, and what benchmarks compare with"),
     "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, if PyTorch for CUDA 12 has none"),

@@ -67,7 +67,7 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
     with _report_damage(where), zipfile.ZipFile(where) as file:
         entries = _read_manifest(where, file)
         for entry in entries["pictures"]:
-            picture = _decode_jpeg(file.read(entry["file"]))
+            picture = _decode_picture(file.read(entry["file"]))
             for crop, square in enumerate(cut_squares(picture, size)):
                 squares.append(square)
                 names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
@@ -230,7 +230,7 @@ def _read_manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     return entries
 
 
-def _decode_jpeg(data: bytes) -> Pixels:
+def _decode_picture(data: bytes) -> Pixels:
     from PIL import Image, UnidentifiedImageError
 
     try:
