@@ -277,8 +277,11 @@ def _draw_clouds(
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
         errors = alignment_errors(source, target, transform, max_distance=top)
-        moved = transform_cloud(source, transform).points
-        tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
+        transformed_points = transform_cloud(source, transform).points
+        tensors = (
+            torch.from_numpy(np.ascontiguousarray(values, np.float64))
+            for values in (target.points, transformed_points, errors)
+        )
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {result.voxel:.4g}{rmse}"
         panels.append((title, viz.alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))

@@ -317,8 +317,8 @@ class FlyingThings3D(FlowDataset):
         for letter in require_nonempty(list_subfolders(passes), passes, "the folders A, B, C"):
             for scene in list_subfolders(letter):
                 frames = require_folder(scene, camera, description="FlyingThings3D's frames")
-                parts = letter.name, scene.name, f"into_{direction}", camera
-                flow = require_folder(flows, *parts, description="FlyingThings3D's true flow")
+                folders = letter.name, scene.name, f"into_{direction}", camera
+                flow = require_folder(flows, *folders, description="FlyingThings3D's true flow")
                 sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
                 for first, second in pair_consecutive(
                     list_files(frames, (".png", ".webp")), backward=direction == "past"

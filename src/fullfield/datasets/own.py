@@ -139,8 +139,10 @@ class SyntheticPairs(FlowDataset):
         records = []
         for flow in flows:
             name = flow.stem
-            parts = ("frame1", "frame2", "occlusions", "invalid")
-            frame1, frame2, occlusion, invalid = (require_file(base / part / f"{name}.png", flow) for part in parts)
+            folders = ("frame1", "frame2", "occlusions", "invalid")
+            frame1, frame2, occlusion, invalid = (
+                require_file(base / folder / f"{name}.png", flow) for folder in folders
+            )
             records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
         super().__init__("synthetic", root, records)
 

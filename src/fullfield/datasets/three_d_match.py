@@ -74,10 +74,10 @@ class ThreeDMatch(ScanDataset):
         """Return whether a scene, or the scene that it is a part of, belongs to the split."""
         if self._split is None:
             return True
-        parts = [scene]
-        while (content := re.sub(r"_\d+$", "", parts[-1])) != parts[-1]:
-            parts.append(content)
-        return any(part in SCENES[self._split] for part in parts)
+        candidates = [scene]
+        while (content := re.sub(r"_\d+$", "", candidates[-1])) != candidates[-1]:
+            candidates.append(content)
+        return any(name in SCENES[self._split] for name in candidates)
 
     def _list_scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.list_subfolders(top):

@@ -89,7 +89,7 @@ class _NetworkFlow(NamedTuple):
     log_scale: Tensor | None = None
 
 
-class _Wanted(NamedTuple):
+class _RequestedResults(NamedTuple):
     """What a call of a network returns."""
 
     log_scale: bool = False
@@ -204,7 +204,7 @@ class NetworkEstimator(LoadingEstimator):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        return self._estimate_directions(frame1, frame2, [initial_flow], progress, _Wanted())[0][0].flow
+        return self._estimate_directions(frame1, frame2, [initial_flow], progress, _RequestedResults())[0][0].flow
 
     def bidirectional(
         self,
@@ -222,7 +222,9 @@ class NetworkEstimator(LoadingEstimator):
         if 0 in self._get_updates():
             return None
         starts = initial_flow, initial_backward
-        (forward, backward), _ = self._estimate_directions(frame1, frame2, starts, progress, _Wanted(log_scale=True))
+        (forward, backward), _ = self._estimate_directions(
+            frame1, frame2, starts, progress, _RequestedResults(log_scale=True)
+        )
         scales = None
         if forward.log_scale is not None and backward.log_scale is not None:
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
@@ -245,8 +247,10 @@ class NetworkEstimator(LoadingEstimator):
         """
         if 0 in self._get_updates() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
-        wanted = _Wanted(log_scale=log_scale, is_guide=True)
-        (forward, backward), still = self._estimate_directions(frame1, frame2, (initial_flow, None), progress, wanted)
+        requested = _RequestedResults(log_scale=log_scale, is_guide=True)
+        (forward, backward), still = self._estimate_directions(
+            frame1, frame2, (initial_flow, None), progress, requested
+        )
         scale = forward.log_scale if log_scale else None
         return FlowWithGuide(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
 
@@ -256,7 +260,7 @@ class NetworkEstimator(LoadingEstimator):
         frame2: Tensor,
         starts: Sequence[Tensor | None],
         progress: Progress | None,
-        wanted: _Wanted,
+        requested: _RequestedResults,
     ) -> tuple[list[_NetworkFlow], StillAreas | None]:
         """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion.
 
@@ -266,7 +270,7 @@ class NetworkEstimator(LoadingEstimator):
         check_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
-            results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, wanted)
+            results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, requested)
             if still is None or 0 in self._get_updates():
                 return results, still
             return [_NetworkFlow(still.extend_still_areas(one.flow), one.log_scale) for one in results], still
@@ -277,7 +281,7 @@ class NetworkEstimator(LoadingEstimator):
         frame2: Tensor,
         starts: Sequence[Tensor | None],
         progress: Progress | None,
-        wanted: _Wanted,
+        requested: _RequestedResults,
     ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
@@ -294,8 +298,8 @@ class NetworkEstimator(LoadingEstimator):
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             enlarged = 4 * own if larger else 0
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
-            wanted = wanted._replace(log_scale=wanted.log_scale or larger)
-            at = partial(self._estimate_at_size, network, report=report, sizes=len(pairs) + larger, wanted=wanted)
+            requested = requested._replace(log_scale=requested.log_scale or larger)
+            at = partial(self._estimate_at_size, network, report=report, sizes=len(pairs) + larger, requested=requested)
             for frames in pairs[:0:-1]:
                 starts = [one.flow for one in at(frames, configured_coarse, starts)]
             limit = _GUIDE_UPDATES if len(pairs) > 1 and configured_fine is None else None
@@ -322,7 +326,7 @@ class NetworkEstimator(LoadingEstimator):
         *,
         report: _Report,
         sizes: int,
-        wanted: _Wanted,
+        requested: _RequestedResults,
         guide_updates: int | None = None,
     ) -> list[_NetworkFlow]:
         """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``sizes`` of them.
@@ -333,14 +337,14 @@ class NetworkEstimator(LoadingEstimator):
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
         arguments = [*frames, updates, *starts]
-        if wanted.is_guide:
+        if requested.is_guide:
             arguments.append(count if guide_updates is None else min(count, guide_updates))
         with report.report_level(block, size, len(starts) * count):
             runner: Any = (
                 self._choose_lookup_backend(network, size) if exact else self._get_fast_form(network, size, sizes)
             )
             with disable_tf32_convolutions(size.device) if exact else nullcontext():
-                informs = wanted.log_scale or (both and exact)  # the module has no call without its mixture
+                informs = requested.log_scale or (both and exact)  # the module has no call without its mixture
                 if not network.config.has_mixture or not informs:
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
                     results = [_NetworkFlow(flow) for flow in flows]

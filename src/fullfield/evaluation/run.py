@@ -369,8 +369,8 @@ def _read_samples(path: Path) -> bytes:
     size = check_readable(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:
-        for part in range(_SAMPLES):
-            file.seek(max(0, size - _SAMPLE_BYTES) * part // (_SAMPLES - 1))
+        for sample in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.digest()
 

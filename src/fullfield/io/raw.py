@@ -122,8 +122,8 @@ def _mark_valid(
 def _add_alpha(channels: tuple[str, ...], indices: list[int]) -> list[int]:
     """Return the indices of colour channels and of the alpha of their layer."""
     layers = {channels[index].rpartition(".")[0] for index in indices}
-    parts = [name.rpartition(".") for name in channels]
-    alphas = [n for n, (layer, _, name) in enumerate(parts) if layer in layers and name.lower() in _ALPHAS]
+    split_names = [name.rpartition(".") for name in channels]
+    alphas = [n for n, (layer, _, name) in enumerate(split_names) if layer in layers and name.lower() in _ALPHAS]
     return sorted({*indices, *alphas})
 
 

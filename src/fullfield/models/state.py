@@ -162,8 +162,8 @@ def recognize_network(state: Mapping[str, Tensor]) -> str | None:
         return f"torchvision's raft_{'small' if small else 'large'}"
     if "upsample_weight.0.weight" in state and "cnet.conv1.weight" in state:
         deep = "cnet.layer1.2.conv1.weight" in state
-        wide = "update_block.refine.2.dwconv.weight" in state
-        if wide:
+        has_wide_layer = "update_block.refine.2.dwconv.weight" in state
+        if has_wide_layer:
             return "SEA-RAFT"
         if deep:
             return "SEA-RAFT (L or M)"

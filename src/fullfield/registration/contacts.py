@@ -189,14 +189,14 @@ def list_plane_equations(
     contacts = find_contacts(planes, points, normals, max_distance, min_cosine)
     if len(contacts.rows) < _MIN_CONTACTS:
         return None
-    places, plane_normals = points[contacts.rows], planes.normals[contacts.partner]
-    center = places.mean(0)
-    radius = float(np.sqrt(((places - center) ** 2).sum(1).mean()))
-    arm = (places - center) / radius
+    touching_points, plane_normals = points[contacts.rows], planes.normals[contacts.partner]
+    center = touching_points.mean(0)
+    radius = float(np.sqrt(((touching_points - center) ** 2).sum(1).mean()))
+    arm = (touching_points - center) / radius
     stretches = np.einsum("ni,sij,nj->ns", arm, strains, plane_normals)
     rows = np.hstack((np.cross(arm, plane_normals), plane_normals, stretches))
     weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(contacts.heights), 1e-9))
-    return PlaneEquations(contacts, places, plane_normals, center, radius, rows, weights)
+    return PlaneEquations(contacts, touching_points, plane_normals, center, radius, rows, weights)
 
 
 def fit_planes(

@@ -141,8 +141,8 @@ class _SurfaceFit(NamedTuple):
         """Return the squares of the strains beside a scale over their covariance, in the directions it determines."""
         variances, directions = np.linalg.eigh(self.covariance)
         is_determined = variances <= _MAX_STRAIN_ERROR**2
-        parts = directions.T[is_determined] @ self.list_strains(scale)
-        return float((parts**2 / np.maximum(variances[is_determined], 1e-12)).sum())
+        components = directions.T[is_determined] @ self.list_strains(scale)
+        return float((components**2 / np.maximum(variances[is_determined], 1e-12)).sum())
 
 
 def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _SurfaceFit) -> Explanation | None:
@@ -258,11 +258,13 @@ def _measure_systematic(equations: PlaneEquations, normals: Floats) -> float:
 
     ``normals`` [N, 3] are those of the points, of which the equations have some.
     """
-    contacts, places = equations.contacts, equations.places
+    contacts, touching_points = equations.contacts, equations.places
     own = normals[contacts.rows]
-    step = max(1, len(places) // _QUERIES)
-    queries = np.arange(0, len(places), step)
-    neighbors = radius_search(torch.from_numpy(places), _NEIGHBORHOOD, torch.from_numpy(places[queries]), sort=False)
+    step = max(1, len(touching_points) // _QUERIES)
+    queries = np.arange(0, len(touching_points), step)
+    neighbors = radius_search(
+        torch.from_numpy(touching_points), _NEIGHBORHOOD, torch.from_numpy(touching_points[queries]), sort=False
+    )
     row = np.repeat(np.arange(len(queries)), np.diff(neighbors.offsets.numpy()))
     column = neighbors.indices.numpy()
     is_parallel = np.abs((own[column] * own[queries[row]]).sum(1)) > 0.9

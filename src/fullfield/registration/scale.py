@@ -30,10 +30,10 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     pose is accepted and far more matches agree in it. A ratio of the extents that no registration confirms is only a
     hint, unless too few points were left at the voxel that fits the other cloud.
     """
-    extents_of_both = [_measure_extents(points) for points in clouds]
-    if min(extents_of_both) <= 0:
+    both_extents = [_measure_extents(points) for points in clouds]
+    if min(both_extents) <= 0:
         return refused
-    extents = extents_of_both[0] / extents_of_both[1]
+    extents = both_extents[0] / both_extents[1]
     factors = _list_plausible_factors(refused, extents, search)
     for number, factor in enumerate(factors):
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")

@@ -200,8 +200,8 @@ class Engine:
         for flows in by_pair:
             for pair in [p for p in flows if min(p[:2]) < oldest]:
                 del flows[pair]
-        for frames_of_pair in [p for p in self._changes if min(p) < following - step]:
-            del self._changes[frames_of_pair]
+        for pair_frames in [p for p in self._changes if min(p) < following - step]:
+            del self._changes[pair_frames]
 
     # ---- estimating
 

@@ -45,9 +45,9 @@ def lay_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) 
         occlusion: [H, W], probability that the pixel is hidden in the reference.
     """
     planes = torch.cat((paint.color.expand(3, -1, -1), paint.alpha[None]))
-    moved, inside = warp(planes[None], backward[None])
-    moved = moved[0] * ((occlusion < _HIDDEN_OCCLUSION) & inside[0])
-    return moved[:3] + (1 - moved[3]) * frame
+    warped, inside = warp(planes[None], backward[None])
+    warped = warped[0] * ((occlusion < _HIDDEN_OCCLUSION) & inside[0])
+    return warped[:3] + (1 - warped[3]) * frame
 
 
 def draw_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step: int) -> Tensor:

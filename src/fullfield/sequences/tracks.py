@@ -126,8 +126,8 @@ def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], h
     """
     where = Path(path)
     text = _FORMATS[where.suffix.lower()](tracks, height, reference)
-    with write_atomically(where) as part:
-        part.write_text(text, "utf-8", newline="")
+    with write_atomically(where) as temporary_path:
+        temporary_path.write_text(text, "utf-8", newline="")
 
 
 def _format_table(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:

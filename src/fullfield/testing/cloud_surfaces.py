@@ -196,7 +196,7 @@ def cut_with_gap(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
 def draw_forest(draw: Draw, width: float = 6.0, depth: float = 5.0) -> Sampler:
     """Return uneven ground with trunks, crowns and bushes of random blobs."""
     height, trees = draw_terrain(draw, width), int(draw.integers(5, 16))
-    places = draw.uniform((0.0, 0.0), (width, depth), (trees, 2))
+    tree_positions = draw.uniform((0.0, 0.0), (width, depth), (trees, 2))
     trunks, crowns = draw.uniform(0.05, 0.12, trees), draw.uniform(0.3, 1.1, (trees, 3))
     stems = draw.uniform(0.3, 2.5, trees) * draw.choice((0.2, 1.0), trees)
     roughness = draw.uniform(0.02, 0.1)
@@ -208,13 +208,13 @@ def draw_forest(draw: Draw, width: float = 6.0, depth: float = 5.0) -> Sampler:
     def sample_trunks(draw: Draw, count: int) -> Floats:
         rows, angle = draw.integers(0, trees, count), draw.uniform(0, 2 * np.pi, count)
         circle = np.stack((np.cos(angle), np.sin(angle)), 1) * trunks[rows, None]
-        level = height(places[rows]) + stems[rows] * draw.random(count)
-        return np.column_stack((places[rows] + circle, level))
+        level = height(tree_positions[rows]) + stems[rows] * draw.random(count)
+        return np.column_stack((tree_positions[rows] + circle, level))
 
     def sample_crowns(draw: Draw, count: int) -> Floats:
         rows, direction = draw.integers(0, trees, count), draw.normal(size=(count, 3))
         direction /= np.linalg.norm(direction, axis=1)[:, None]
-        middles = np.column_stack((places, height(places) + stems))
+        middles = np.column_stack((tree_positions, height(tree_positions) + stems))
         points: Floats = middles[rows] + crowns[rows] * direction + draw.normal(scale=roughness, size=(count, 3))
         return points
 

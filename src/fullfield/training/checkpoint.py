@@ -122,8 +122,8 @@ class StateCheck:
     ) -> None:
         self._modules, self._optimizer = modules, optimizer
         self._left_out = {
-            part: list_unbounded_buffers(module) if buffers else list(_list_buffers(module))
-            for part, module in modules.items()
+            name: list_unbounded_buffers(module) if buffers else list(_list_buffers(module))
+            for name, module in modules.items()
         }
 
     def __call__(self, step: int) -> None:

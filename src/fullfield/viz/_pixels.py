@@ -81,8 +81,8 @@ def draw_text(
     if box is None:
         return
     left, top, right, bottom = box
-    part = mask.crop(box)
-    cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
+    cropped = mask.crop(box)
+    cover = torch.frombuffer(bytearray(cropped.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
     cover = cover.float() / 255
     under = image[:, top:bottom, left:right]
     ink = torch.tensor(INK, dtype=torch.float32).reshape(3, 1, 1)

@@ -105,7 +105,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
         py = (y % step - middle).float()[:, None]
         if not is_inside.numel():
             return
-        dx, dy = (part[cell][:, column] for part in direction)
+        dx, dy = (component[cell][:, column] for component in direction)
         radius, drawn = half[cell][:, column], is_inside[cell][:, column]
         drawn = drawn & (y // step == cell)[:, None] & (torch.arange(width) // step == column)
         distance = _to_segment(x, py, -radius * dx, -radius * dy, 2 * radius * dx, 2 * radius * dy)
@@ -115,15 +115,15 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
             barb = 0.7 * radius
             distance = torch.minimum(distance, _to_segment(x, py, radius * dx, radius * dy, barb * bx, barb * by))
         pen = thick * (radius / (0.3 * step)).clamp(0.4, 1.0)
-        part = image[:, rows].float()
+        strip = image[:, rows].float()
         for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
             cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn.float() * strength)
-            part = part * (1 - cover) + ink * cover
-        image[:, rows] = part.round().to(torch.uint8)
+            strip = strip * (1 - cover) + ink * cover
+        image[:, rows] = strip.round().to(torch.uint8)
 
 
 def _to_segment(x: Tensor, y: Tensor, from_x: Tensor, from_y: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
     """Return the distance of points (x, y) to the segments that start at ``from`` and run ``along``."""
     rx, ry = x - from_x, y - from_y
-    part = ((rx * along_x + ry * along_y) / (along_x**2 + along_y**2).clamp(min=1e-12)).clamp(0, 1)
-    return torch.hypot(rx - part * along_x, ry - part * along_y)
+    fraction = ((rx * along_x + ry * along_y) / (along_x**2 + along_y**2).clamp(min=1e-12)).clamp(0, 1)
+    return torch.hypot(rx - fraction * along_x, ry - fraction * along_y)

@@ -84,8 +84,8 @@ def _colors_from_levels(level: Tensor) -> Tensor:
     stops = torch.tensor(_SCALE, dtype=torch.float64)
     position = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
     low = position.floor().long().clamp_max(len(_SCALE) - 2)
-    part = (position - low)[:, None]
-    return (stops[low] * (1 - part) + stops[low + 1] * part).round().to(torch.uint8)
+    offset = (position - low)[:, None]
+    return (stops[low] * (1 - offset) + stops[low + 1] * offset).round().to(torch.uint8)
 
 
 def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:

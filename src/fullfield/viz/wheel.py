@@ -75,12 +75,12 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
         position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
         below = position.floor()
-        part = position.sub_(below)
+        fraction = position.sub_(below)
         lower = below.clamp_(0, last).to(torch.int32)
         upper = (lower + 1).clamp_(max=last)
         inside = radius <= 1.0
         for channel, colors in enumerate(wheel):
-            color = torch.lerp(_look_up(colors, lower), _look_up(colors, upper), part)
+            color = torch.lerp(_look_up(colors, lower), _look_up(colors, upper), fraction)
             color = torch.where(inside, 1.0 - radius * (1.0 - color), color * _OUTSIDE)
             image[channel, rows] = color.mul_(255).floor_().masked_fill_(~visible, 0.0).to(torch.uint8)
     return image

@@ -194,11 +194,13 @@ class PreparedFlow:
             ranges = [(number, max_updates), (number, max_updates)]
             if backward_updates is not None:
                 ranges[1] = backward_updates, backward_updates
-            for step, pair, coords, (least, most) in zip(run.steps, run.pairs, run.coords, ranges[:count], strict=True):
-                for _ in range(least - (most > least)):
+            for step, pair, coords, (min_updates, most) in zip(
+                run.steps, run.pairs, run.coords, ranges[:count], strict=True
+            ):
+                for _ in range(min_updates - (most > min_updates)):
                     step()
-                if most > least:
-                    self._update_until_still(step, pair, coords, most - least + 1)
+                if most > min_updates:
+                    self._update_until_still(step, pair, coords, most - min_updates + 1)
                 results.append(self._read_flow(pair, coords, informed=informed))
             return results
 

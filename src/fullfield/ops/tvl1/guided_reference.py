@@ -148,7 +148,7 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
     jump = torch.stack([abs(d) for component in flow for d in forward_gradient(component)]).amax(0)
     span = 2 * radius + 1
     active = max_pool2d(jump[None, None], span, 1, radius)[0, 0] > config.filter_threshold
-    weights, flows, places = [], [], list[tuple[int, int]]()
+    weights, flows, offsets = [], [], list[tuple[int, int]]()
     padded_flow = pad(flow, (radius,) * 4)
     guide = pad(colours, (radius,) * 4)
     fit = pad(fit, (radius,) * 4)
@@ -162,11 +162,11 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
             similarity = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
             weights.append(nearness * similarity * similarity * fit[rows, columns])
             flows.append(padded_flow[:, rows, columns])
-            places.append((dy % 2, dx % 2))
+            offsets.append((dy % 2, dx % 2))
     present, soft = flow, 0.64
     for starts in FILTER_STEPS:
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
-        for weight, other, (row, column) in zip(weights, flows, places, strict=True):
+        for weight, other, (row, column) in zip(weights, flows, offsets, strict=True):
             if starts[row] != column:
                 continue
             w = weight / torch.sqrt(((other - present) ** 2).sum(0) + soft**2)
