@@ -30,6 +30,7 @@ MARK_CASCADE = "<!-- table of cascades: begin -->\n"
 MARK_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
 MARK_REFINEMENT = "<!-- table of the refinement: begin -->\n"
 MARK_WINDOWS = "<!-- table of fixed windows: begin -->\n"
+MARK_SHOTS = "<!-- table of shots: begin -->\n"
 MARK_TRAINING = "<!-- table of training steps: begin -->\n"
 MARK_PACKING = "<!-- table of packing: begin -->\n"
 MARK_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
@@ -461,6 +462,25 @@ def training_table() -> str:
     return "\n".join([*markdown_table(rows), "", describe_run(results, "training")])
 
 
+def shots_table() -> str:
+    """Return the rates of shots from files to files by the plates' compression, with the time of each stage."""
+    results = stored_result("shots_h200.json")
+    stages = ("read", "wait for plates", "estimate", "fetch", "write", "wait for writers")
+    rows = [["plates", "frames a second", "of the estimation alone", *(f"{name}, ms a frame" for name in stages)]]
+    for case in results["cases"]:
+        alone, shot = case["rows"]
+        megabytes = case["plate_bytes"] / 1e6
+        rows.append(
+            [
+                f"{case['plates']['compression'].upper()}, {megabytes:.0f} MB{case.get('where', '')}",
+                f"{shot['frames_per_s']:.1f}",
+                f"{100 * shot['frames_per_s'] / alone['frames_per_s']:.0f} %",
+                *(f"{shot['stages_ms'][name]['wall']:.0f}" for name in stages),
+            ]
+        )
+    return "\n".join([*markdown_table(rows), "", describe_run(results, "sequence")])
+
+
 def descriptors_table() -> str:
     """Both descriptors on the shared pairs, by pair and change, and over all."""
     stored = stored_result("descriptors_cpu.json")
@@ -493,7 +513,11 @@ def descriptors_table() -> str:
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/measured.md": ((MARK, table),),
-    "benchmarks/notes/more_tables.md": ((MARK_REFINEMENT, refinement_table), (MARK_TRAINING, training_table)),
+    "benchmarks/notes/more_tables.md": (
+        (MARK_SHOTS, shots_table),
+        (MARK_REFINEMENT, refinement_table),
+        (MARK_TRAINING, training_table),
+    ),
     "src/fullfield/ops/spatial_correlation/README.md": ((MARK_WINDOWS, windows_table),),
     "benchmarks/notes/packing.md": ((MARK_PACKING, packing_table),),
     "benchmarks/notes/networks.md": ((MARK_CASCADE, cascade_table), (MARK_MODELS, models_table)),
