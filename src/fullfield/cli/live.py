@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack, rename_in_errors(**methods.map_arguments_to_options(args.method), window="--preview"):
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
-        stack.callback(_close_source, source, threads)
+        stack.callback(_close_source_if_idle, source, threads)
         screen = _Screen.open(args, choice.device, source, stack)
         compute = _build_computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _close_source(source: VideoSource, threads: list[threading.Thread]) -> None:
+def _close_source_if_idle(source: VideoSource, threads: list[threading.Thread]) -> None:
     """Close the source unless a thread still reads it, which would crash its library; the process ends soon."""
     if not any(thread.is_alive() for thread in threads):
         source.close()
@@ -324,7 +324,7 @@ def _compute_and_show(
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_waiting, args))
+        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_next_frame_due, args))
     work = (
         partial(capture_pairs, frames, pairs, statistics),
         partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
@@ -350,7 +350,7 @@ def _compute_and_show(
     return interrupted
 
 
-def _note_waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
+def _note_next_frame_due(args: argparse.Namespace, number: int, seconds: float) -> None:
     if not args.quiet:
         due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
         report.print_note(f"{args.source}: {due}; --rate max does not wait")

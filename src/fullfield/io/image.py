@@ -128,17 +128,17 @@ class FrameReader:
             _check_pfm(where, self.part, self.layer)
             pixels = _zero_not_finite(plain.read_pfm_planes(where))
             _convert_to_display(where, choose_curve(self.transfer, "linear"), pixels.planes)
-            return self._read_frame(where, pixels, None, None, ())
+            return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_colour(source, self.part, self.layer)
             metadata = list_metadata(source, part.index)
             if kind == "openexr":
                 pixels = _read_planes(source, part, colour, self)
-                return self._read_frame(where, pixels, source, part.window, metadata)
+                return self._assemble_frame(where, pixels, source, part.window, metadata)
             pixels = _read_planes(source, part, colour, replace(self, window="data"))
-            return self._read_frame(where, pixels, None, None, metadata)
+            return self._assemble_frame(where, pixels, None, None, metadata)
 
-    def _read_frame(
+    def _assemble_frame(
         self,
         path: Path,
         pixels: _Pixels,

@@ -64,7 +64,7 @@ def export_onnx(
     """
     require_onnx()
     _check.choice(lookup, "lookup", FORMS)
-    frames = _check_and_draw_frames(model, height, width, batch, dynamic)
+    frames = _check_and_make_example_frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
     _check.number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
     target = Path(path)
@@ -144,7 +144,7 @@ class _Finish(nn.Module):
         return flow if self.size is None else choose_padding(*self.size, model.config.padding).crop(flow)
 
 
-def _check_and_draw_frames(
+def _check_and_make_example_frames(
     model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool
 ) -> tuple[Tensor, Tensor]:
     """Check the arguments and return a pair to trace with."""

@@ -39,17 +39,17 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")
         scale = _confirm_factor(factor, refused, clouds, search)
         if scale is not None:
-            return _replace_reason(refused, describe_scale(scale))
+            return _refuse_for_scale(refused, describe_scale(scale))
     larger = max(extents, 1 / extents)
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     hint = describe_scale(extents, exact=False)
     if larger >= _OTHER_UNIT and refused.cause == "points":
-        return _replace_reason(refused, hint)
+        return _refuse_for_scale(refused, hint)
     return replace(refused, reason=f"{refused.reason}; {hint}")
 
 
-def _replace_reason(refused: Registration, reason: str) -> Registration:
+def _refuse_for_scale(refused: Registration, reason: str) -> Registration:
     """Return ``refused`` because of its size, without what was concluded from a pose in the wrong size."""
     return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 

@@ -73,7 +73,7 @@ class PictureFiles:
         kind_name = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
         return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), kind_name, plate.window)
 
-    def read_grey(self, number: int) -> GreyPicture:
+    def read_reduced(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
         path = self.path(number)
         image = FrameReader(mask=format_mask(self._mask, number)).read(path)
@@ -101,7 +101,7 @@ def is_video_name(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
 
 
-def to_video_picture(raw: Raw) -> Tensor:
+def encode_for_video(raw: Raw) -> Tensor:
     """Return display-referred colour for a video: int32 [3, H, W] of 16 bits; light is encoded as sRGB."""
     names = [name.rpartition(".")[2].upper() for name in raw.channels]
     indices = [names.index(name) for name in "RGB" if name in names]

@@ -27,7 +27,7 @@ from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import Pattern, is_pattern
 from fullfield.sequences.outputs import Output, Plan
-from fullfield.sequences.picture_files import is_video_name, to_video_picture
+from fullfield.sequences.picture_files import encode_for_video, is_video_name
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.writing import WriterThreads
@@ -244,7 +244,7 @@ class VideoOutput:
 
     def write(self, number: int, raw: Raw) -> None:
         """Add the picture of a frame."""
-        picture = to_video_picture(raw)
+        picture = encode_for_video(raw)
         if self._writer is None:
             height, width = picture.shape[-2:]
             aspect = 1.0 if raw.window is None else raw.window.pixel_aspect

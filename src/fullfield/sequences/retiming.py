@@ -232,7 +232,7 @@ class RetimeJob(PictureJob):
     def _read_input(self, key: tuple[str, int]) -> Any:
         kind, number = key
         if self.plates is not None and kind in ("plate", "grey"):
-            return self.plates.read(number) if kind == "plate" else self.plates.read_grey(number)
+            return self.plates.read(number) if kind == "plate" else self.plates.read_reduced(number)
         return self.flow.read_flow(number, kind)
 
     def _compute_picture(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:

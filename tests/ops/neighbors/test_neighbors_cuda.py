@@ -255,7 +255,7 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
     machine.launched.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(conv_kernels, "explain_no_build", lambda _: None)
+        patch.setattr(conv_kernels, "explain_no_assembly", lambda _: None)
         found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
     names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._backends import Backends
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_distance, check_pair, recenter_clouds
+from fullfield.ops.neighbors.ragged import (
+    Cloud,
+    Neighbors,
+    check_cloud,
+    check_distance,
+    check_pair,
+    convert_clouds_to_float32,
+)
 
 BACKENDS = ("cuda", "cpu", "reference")
 """Backends, preferred first: kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
@@ -47,7 +54,7 @@ def radius_search(
     """
     check_distance(radius, "radius")
     cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
-    pair = recenter_clouds(cloud, query_cloud)
+    pair = convert_clouds_to_float32(cloud, query_cloud)
     search = _choose_module(backend, points).radius_search
     neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
     return neighbors
@@ -72,7 +79,7 @@ def knn_search(
     """
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
-    return search_nearest(cloud, query_cloud, recenter_clouds(cloud, query_cloud), int(k), backend)
+    return search_nearest(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
 
 
 def search_radii(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:

@@ -68,7 +68,7 @@ def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of
 def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:
     """Check as :func:`check_cloud` does, except for the coordinates' values, so without waiting for the device."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
-    check_real(points, name)
+    check_holds_values(points, name)
     count = points.shape[0]
     _check.require(count <= MAX_POINTS, name, f"at most {MAX_POINTS} points", str(count))
     if offsets is None:
@@ -81,7 +81,7 @@ def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of
     return Cloud(points.detach(), rows)
 
 
-def check_real(values: Tensor, name: str) -> None:
+def check_holds_values(values: Tensor, name: str) -> None:
     """Check that a tensor holds values; InputError if it has none, so that no geometry can be computed from it."""
     real = not values.is_meta and not isinstance(values, FakeTensor)
     _check.require(real, name, "a tensor that holds values", values)
@@ -122,7 +122,7 @@ def largest_coordinate(points: Tensor) -> float:
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
-def recenter_clouds(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
+def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     """Return both as float32; if they are one cloud, the same tensor twice.
 
     Float64 coordinates become relative to the middle of their cloud first: the median of some of its points, on which a
@@ -139,7 +139,7 @@ def recenter_clouds(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     _check.require(
         is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{largest_coordinate:g}"
     )
-    middle = _find_middles(cloud)
+    middle = _sample_medians(cloud)
 
     def shifted(c: Cloud) -> Tensor:
         return (c.points - middle[c.batch_index()]).to(torch.float32).contiguous()
@@ -148,7 +148,7 @@ def recenter_clouds(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     return points, points if queries is cloud else shifted(queries)
 
 
-def _find_middles(cloud: Cloud) -> Tensor:
+def _sample_medians(cloud: Cloud) -> Tensor:
     """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)

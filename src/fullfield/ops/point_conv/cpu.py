@@ -31,7 +31,7 @@ def supports(request: Request) -> str | None:
     return explain_refusal()
 
 
-def explain_no_build(device: torch.device) -> str | None:
+def explain_no_assembly(device: torch.device) -> str | None:
     """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
     return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_refusal()
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors.api import MAX_NEIGHBORS, search_nearest, search_radii
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_distance, check_pair, check_real, recenter_clouds
+from fullfield.ops.neighbors.ragged import (
+    Cloud,
+    check_cloud,
+    check_distance,
+    check_holds_values,
+    check_pair,
+    convert_clouds_to_float32,
+)
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import Transposition, TripletRequest, kernel_sides
 from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, unpack_triplets
@@ -151,7 +158,7 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     """Compute :func:`radius_geometry` of each; GPUs wait once for all and make a dozen launches."""
     if not requests:
         return []
-    pairs = [recenter_clouds(r.points, r.centers) for r in requests]
+    pairs = [convert_clouds_to_float32(r.points, r.centers) for r in requests]
     every = search_radii([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
     assemblies = [
         TripletRequest(neighbors, *pair, r.grid, r.sides)
@@ -182,7 +189,7 @@ def knn_geometry(
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_clouds(points, offsets, centers, center_offsets)
-    pair = recenter_clouds(*clouds)
+    pair = convert_clouds_to_float32(*clouds)
     neighbors = search_nearest(*clouds, pair, int(k))
     triplets = _assemble_requests([TripletRequest(neighbors, *pair, float(grid), sides)])
     return _add_backward_rows(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
@@ -239,7 +246,7 @@ def triplet_geometry(
     columns = []
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
         _check.tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
-        check_real(column, name)
+        check_holds_values(column, name)
         indices = column.to(torch.int64)
         inside = not indices.numel() or (int(indices.min()) >= 0 and int(indices.max()) < limit)
         _check.require(inside, name, f"numbers from 0 to {limit - 1}", column)

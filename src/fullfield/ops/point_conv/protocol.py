@@ -4,7 +4,7 @@ A backend is a module with
 
 ``supports(request) -> str | None``
     As :class:`fullfield.ops._backends.Backends` asks.
-``explain_no_build(device) -> str | None``
+``explain_no_assembly(device) -> str | None``
     The same question about making triplets there.
 ``multiply_triplets(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
@@ -148,7 +148,7 @@ BACKENDS = ("cuda", "cpu", "reference")
 
 class _Builders(Backends):
     def explain_refusal(self, name: str, *request: torch.device) -> str | None:
-        reason: str | None = self.load(name).explain_no_build(*request)
+        reason: str | None = self.load(name).explain_no_assembly(*request)
         return reason
 
 

@@ -30,7 +30,7 @@ def supports(request: Request) -> str | None:
     return None
 
 
-def explain_no_build(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+def explain_no_assembly(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     """Return None: the reference builds triplets on any device."""
     return None
 

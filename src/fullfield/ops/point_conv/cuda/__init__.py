@@ -15,7 +15,7 @@ from fullfield.ops.point_conv.cuda.launch import multiply_triplets as multiply_t
 from fullfield.ops.point_conv.cuda.launch import sum_outer_products as sum_outer_products
 from fullfield.ops.point_conv.cuda.triplets import assemble_all_triplets as assemble_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import assemble_triplets as assemble_triplets
-from fullfield.ops.point_conv.cuda.triplets import explain_no_build as explain_no_build
+from fullfield.ops.point_conv.cuda.triplets import explain_no_assembly as explain_no_assembly
 from fullfield.ops.point_conv.cuda.triplets import transpose_all_triplets as transpose_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import transpose_triplets as transpose_triplets
 from fullfield.ops.point_conv.protocol import Request

@@ -24,7 +24,7 @@ _SOURCE = Path(__file__).with_name("triplets.cu")
 _Batch = _launching.batch_structure(parse_structures(_SOURCE)["TripletParams"])
 
 
-def explain_no_build(device: torch.device) -> str | None:
+def explain_no_assembly(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
     return _launching.explain_refusal(device)
 
