@@ -121,7 +121,7 @@ def test_models_of_ptlflow(cli: Any, refused: Callable[..., str]) -> None:
     chosen = ("--method", "ptlflow:raft_small", "--weights", "random", "--updates", "1")
     ran = cli(*PAIR, *chosen)
     assert ran.code == 0, ran.err
-    assert "64x48, ptlflow:raft_small default, random weights, on cpu (" in ran.out
+    assert "64x48, ptlflow:raft_small (preset default), random weights, on cpu (" in ran.out
     large = textured_scene(128, 136)  # the original fails on smaller ones
     for name, frame in (("c.png", large.frame1), ("d.png", large.frame2)):
         write_image(name, frame)
