@@ -21,7 +21,7 @@ from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.engine import Engine
 from fullfield.sequences.outputs import to_cpu
-from fullfield.sequences.plates import Plates, open_plates
+from fullfield.sequences.plates import Plates, ensure_plates
 from fullfield.sequences.results import FrameResult, Problem
 from fullfield.sequences.settings import ShotSettings
 
@@ -108,8 +108,7 @@ def estimate_sequence(
     if settings is None:
         settings = ShotSettings(direction, step)
     _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)
-    is_source = isinstance(frames, (str, os.PathLike, list, tuple))
-    plates: Plates = open_plates(frames) if is_source else frames  # type: ignore[arg-type,assignment]
+    plates = ensure_plates(frames)
     try:
         engine = Engine(plates, plates.numbers, estimator, settings)
         for result in engine:

@@ -20,7 +20,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.changes import is_cut, reduce_frame
-from fullfield.sequences.plates import Plate, Plates, open_plates
+from fullfield.sequences.plates import Plate, Plates, ensure_plates
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.tracking import PairMatcher, Tracker, list_stored_steps
 
@@ -298,8 +298,7 @@ def follow_frames(
         precision=precision,
         backend=backend,
     )
-    is_source = isinstance(frames, (str, os.PathLike, list, tuple))
-    plates: Plates = open_plates(frames) if is_source else frames  # type: ignore[arg-type,assignment]
+    plates = ensure_plates(frames)
     try:
         if not plates.has(reference):
             raise InputError(f"reference: expected a frame of the shot, got {reference}")

@@ -159,6 +159,12 @@ def open_plates(
     return open_frame_files(frame_files, None if frames is None else sorted(set(frames)), **reading)
 
 
+def ensure_plates(frames: str | os.PathLike[str] | Sequence[Frame] | Plates) -> Plates:
+    """Return plates as they are, and anything else as :func:`open_plates` opens it."""
+    is_source = isinstance(frames, (str, os.PathLike, list, tuple))
+    return open_plates(frames) if is_source else frames  # type: ignore[arg-type,return-value]
+
+
 def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **reading: Any) -> Plates:
     """Open frames that were found by name. ``numbers`` of a video may be None: all that it has."""
     if frame_files.video is None:
