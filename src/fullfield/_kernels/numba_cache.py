@@ -209,7 +209,7 @@ class Kernels:
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a second process is compiling."""
+        """Return whether a second process is compiling."""
         with self._lock:
             return self._process is not None and self._process.is_alive()
 

@@ -90,7 +90,7 @@ class _NetworkFlow(NamedTuple):
 
 
 class _RequestedResults(NamedTuple):
-    """What a call of a network returns."""
+    """Results that a call requests of a network."""
 
     log_scale: bool = False
     is_guide: bool = False

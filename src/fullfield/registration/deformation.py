@@ -103,7 +103,7 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
     rigid = _fit_surfaces(planes, points, normals, transform, _STRAINS[:0], _RIGID_REACHES)
     affine = _fit_surfaces(planes, points, normals, transform, _STRAINS, _REACHES)
     explanation = None
-    if affine.significance > _SIGNIFICANT or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN:
+    if affine.weigh_strains(1.0) > _SIGNIFICANT or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN:
         similar = _fit_surfaces(planes, points, normals, transform, _ISOTROPIC, _REACHES)
         explanation = _explain_by_scale(similar, affine, rigid) or _explain_by_shape(affine, rigid, similar.scale)
     if explanation is not None or rigid.systematic < _MIN_BENT**2:
@@ -126,11 +126,6 @@ class _SurfaceFit(NamedTuple):
     def scale(self) -> float:
         """Return the side of the cube that the map makes of a unit cube, by volume."""
         return float(np.cbrt(np.linalg.det(self.linear)))
-
-    @property
-    def significance(self) -> float:
-        """Return the squares of the strains over their covariance."""
-        return self.weigh_strains(1.0)
 
     def list_strains(self, scale: float) -> Floats:
         """Return the strains [6] beside a change of scale: along x, y, z, and between xy, xz, yz."""

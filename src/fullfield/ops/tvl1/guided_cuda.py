@@ -80,10 +80,10 @@ class Strips:
     blocks: int = 3
     """That a multiprocessor is to run at once."""
     min_rows: int = 24
-    """Of a strip, without those that are computed twice. Smaller frames are iterated on in tiles."""
+    """Rows of a strip, without those that are computed twice, below which the frame is iterated on in tiles."""
 
     def plan(self, iterations: int, size: tuple[int, int], device: Device) -> Pass | None:
-        """Return the pass of so many iterations over a frame; None where tiles take less time or nothing fits."""
+        """Return the pass of ``iterations`` over a frame, or None if tiles take less time or the strip does not fit."""
         groups = min(self.groups, iterations)
         while iterations - (groups - 1) * -(-iterations // groups) < 1:
             groups -= 1
@@ -305,7 +305,7 @@ class Refiner:
             p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
             self._build_launch(name, p, (1, 256))(stream)
 
-    def _result_of(self, number: int) -> int:
+    def _get_result_address(self, number: int) -> int:
         """Return the address of the result of a pass that another one follows."""
         return self._plane_address(PLANES + (2 + (number - 1) % 2 * 2 if number else 0))
 
@@ -314,15 +314,15 @@ class Refiner:
         launches: list[tuple[str, Launch]] = []
         judged = 0
         for number, rounds in enumerate(work.passes):
-            is_last, explicit = number == len(work.passes) - 1, self._result_of(number - 1) if number else None
+            is_last, start = number == len(work.passes) - 1, self._get_result_address(number - 1) if number else None
             flow = dual = 0
             if number:
-                p = self._pass_params(work, explicit)
+                p = self._build_pass_params(work, start)
                 p.flow_out = self._plane_address(_FLOWS[0])
                 launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
                 for warp in range(self._config.warps):
-                    p = self._pass_params(work, explicit)
+                    p = self._build_pass_params(work, start)
                     p.flow, p.last = self._plane_address(_FLOWS[flow]), int(warp == self._config.warps - 1)
                     if warp == 0 and judged < work.judged:
                         p.fits = self._plane_address(_BLOCK_FITS) + judged * self._fit_blocks * 8
@@ -330,29 +330,32 @@ class Refiner:
                     launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
                     for step, depth in enumerate(self._depths):
                         zero_dual = turn == warp == step == 0
-                        launches.append(("iterate", self._iterating(work, depth, flow, dual, zero_dual=zero_dual)))
+                        launches.append(
+                            ("iterate", self._build_iterations(work, depth, flow, dual, zero_dual=zero_dual))
+                        )
                         flow, dual = 1 - flow, 1 - dual
                     if warp < self._config.warps - 1:
                         launches.append(("median", self._build_median(flow)))
                         flow = 1 - flow
-                p = self._pass_params(work, explicit)
+                p = self._build_pass_params(work, start)
                 p.flow, p.flow_out = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
                 flow = 1 - flow
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
-                    launches.append(("judging", self._judging(work)))
+                    launches.append(("judging", self._build_judgement(work)))
                     p.shares = get_address(self._shares) if work.blends else None
-                    p.after_first = self._result_of(0) if number else None
+                    p.after_first = self._get_result_address(0) if number else None
                 elif p.last:
-                    p.refined = self._result_of(number)
+                    p.refined = self._get_result_address(number)
                 launches.append(("jumps", self._build_launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
                 launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
-    def _pass_params(self, work: _Work, given: int | None) -> ctypes.Structure:
+    def _build_pass_params(self, work: _Work, start: int | None) -> ctypes.Structure:
+        """Return the parameters of a pass that starts from the flow at an address; None: from the caller's."""
         p = self._build_params(work.channels)
-        p.given = given
+        p.given = start
         return p
 
     @property
@@ -360,13 +363,13 @@ class Refiner:
         """Blocks of a linearisation."""
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
-    def _judging(self, work: _Work) -> Launch:
+    def _build_judgement(self, work: _Work) -> Launch:
         p = self._build_params(work.channels)
         p.fits, p.fit_blocks, p.judged = self._plane_address(_BLOCK_FITS), self._fit_blocks, work.judged
         p.shares = get_address(self._shares) if work.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 
-    def _iterating(self, work: _Work, depth: int, flow: int, dual: int, *, zero_dual: bool) -> Launch:
+    def _build_iterations(self, work: _Work, depth: int, flow: int, dual: int, *, zero_dual: bool) -> Launch:
         """Return ``depth`` iterations that read one set of planes and write the other."""
         one = self._passes.get(depth)
         p: ctypes.Structure = self._build_params(work.channels) if one is None else _Rows()

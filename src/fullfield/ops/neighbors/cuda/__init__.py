@@ -65,7 +65,7 @@ def _count_slots(count: int) -> int:
     return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
-def _offsets_on_device(offsets: Tensor, device: torch.device) -> Tensor | None:
+def _copy_offsets_to_device(offsets: Tensor, device: torch.device) -> Tensor | None:
     """Return the offsets on the device; None for a single cloud."""
     return offsets.to(device) if offsets.numel() > 2 else None
 
@@ -147,8 +147,8 @@ class _Searches:
     def _set_parameters(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
-        clouds = _offsets_on_device(offsets, points.device)
-        queried = clouds if own else _offsets_on_device(query_offsets, points.device)
+        clouds = _copy_offsets_to_device(offsets, points.device)
+        queried = clouds if own else _copy_offsets_to_device(query_offsets, points.device)
         arguments = (points, queries, clouds, queried)
         self._arguments.append(arguments)
         p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
@@ -201,8 +201,8 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     if not total:
         return Neighbors(rows, indices)
     own = queries is points
-    clouds = _offsets_on_device(offsets, points.device)
-    queried = clouds if own else _offsets_on_device(query_offsets, points.device)
+    clouds = _copy_offsets_to_device(offsets, points.device)
+    queried = clouds if own else _copy_offsets_to_device(query_offsets, points.device)
     p = _Tree()
     start, level = 0, count
     while p.levels == 0 or level > _BRANCHES:
@@ -249,7 +249,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[T
     point_slots = points.new_empty(count, dtype=torch.int32)
     sum_count, size = _count_sum_blocks(count), len(cells) * (batches + 1) + 1
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
-    clouds = _offsets_on_device(cloud.offsets, points.device)
+    clouds = _copy_offsets_to_device(cloud.offsets, points.device)
     p = _Thin()
     p.points, p.offsets, p.slots, p.nearest = map(get_address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots

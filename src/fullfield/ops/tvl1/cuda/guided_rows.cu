@@ -54,7 +54,7 @@ INLINE void put(float *to, const Row &row) {
 }
 
 // Return the neighbour of a lane's columns. At the strip's end it is what the frame's border asks for; where the frame goes on,
-// nobody reads what is computed from it.
+// what is computed from it is never read.
 INLINE float from_left(float last, int lane) {
     const float other = __shfl_sync(ALL, last, lane - 1 & 31);
     return lane > 0 ? other : 0.f;
@@ -188,7 +188,7 @@ template <bool FETCHES> struct March {
         system += p.pitch, flow += p.pitch, dual += p.pitch;
     }
 
-    // Wait for row t, and fetch a later one. Rows beyond the last hold any values; nobody reads them.
+    // Wait for row t, and fetch a later one. Rows beyond the last hold any values and are never read.
     __device__ __forceinline__ void receive(int t) {
         await_copies<AHEAD - 1>();
         if (t + AHEAD < end) fetch(AHEAD);
