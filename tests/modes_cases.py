@@ -344,9 +344,9 @@ def _small(path: Path) -> Any:
 def _() -> Any:
     from fractions import Fraction
 
-    from fullfield.estimators.cascaded import AtScale
+    from fullfield.estimators.cascaded import ReducedSizeEstimator
 
-    halved = AtScale(TVL1Estimator(), Fraction(1, 2))
+    halved = ReducedSizeEstimator(TVL1Estimator(), Fraction(1, 2))
     return move_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
 
 

@@ -22,7 +22,7 @@ from benchmarks.shared_pairs import shared_pairs
 from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators._frames import read_into_batches
-from fullfield.estimators._reliability import compute_evidence
+from fullfield.estimators._reliability import compute_reliability_evidence
 from fullfield.estimators.estimation import build_estimator
 from fullfield.io import read_flow
 from fullfield.io.files import write_atomically
@@ -40,7 +40,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         frames = read_into_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
         known = read_flow(truth)
         ways = estimator.estimate_directions(*frames)
-        signs = compute_evidence(*frames, ways.forward, ways.backward)
+        signs = compute_reliability_evidence(*frames, ways.forward, ways.backward)
         own = torch.zeros_like(signs.distance) if ways.log_scale is None else ways.log_scale
         logs = signs.log_distance, signs.log_residual, signs.log_contrast
         columns = torch.stack([torch.ones_like(own), *logs, own, signs.distance.clamp(max=1e6)], 1)[0]

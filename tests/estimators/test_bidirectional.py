@@ -111,14 +111,16 @@ def test_guide_takes_the_fewest_updates(
     estimator = NetworkEstimator("fullfield-s", settings)
     start = 0.5 * SCENE.flow[None]
     told: list[float] = []
-    found = estimator.with_guide(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
+    found = estimator.estimate_with_rough_backward(
+        *PAIR, initial_flow=start, progress=lambda part, _: told.append(part)
+    )
     torch.testing.assert_close(found.flow, estimator(*PAIR, initial_flow=start), atol=2e-4, rtol=0)
     few = NetworkEstimator("fullfield-s", settings.replace(**fewest))
     torch.testing.assert_close(found.backward, few(*PAIR[::-1]), atol=2e-4, rtol=0)
     assert told == sorted(told)
     assert told[-1] == pytest.approx(1)
     assert found.log_scale is None
-    scaled = estimator.with_guide(*PAIR, initial_flow=start, log_scale=True)
+    scaled = estimator.estimate_with_rough_backward(*PAIR, initial_flow=start, log_scale=True)
     torch.testing.assert_close(scaled.flow, found.flow, atol=2e-4, rtol=0)
     assert scaled.log_scale.shape == (1, 72, 100)
 
@@ -130,4 +132,4 @@ def test_networks_without_a_measured_guide_have_none() -> None:
         ("fullfield-s", NetworkSettings(updates=0)),
         ("fullfield-s", NetworkSettings(double=True)),
     ):
-        assert NetworkEstimator(method, settings).with_guide(*PAIR) is None
+        assert NetworkEstimator(method, settings).estimate_with_rough_backward(*PAIR) is None

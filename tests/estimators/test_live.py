@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fullfield.estimators.live import (
-    Captured,
+    CapturedFrame,
     FramePair,
     LiveStatistics,
+    OneItemBuffer,
     PairFlow,
-    Slot,
     capture_pairs,
-    compute_newest,
+    compute_newest_pairs,
     play_at_rate,
     stamp_on_arrival,
 )
@@ -46,14 +46,14 @@ class Clock:
         self.now += seconds
 
 
-class Simulated(Slot[FramePair]):
+class Simulated(OneItemBuffer[FramePair]):
     """The slot of a run without threads: frames come as the clock passes their times."""
 
     def __init__(self, count: int, interval: float, clock: Clock, statistics: LiveStatistics) -> None:
         super().__init__()
         self.clock, self.statistics = clock, statistics
-        self.coming = [Captured(Frame(n * interval), n, clock.now + n * interval) for n in range(count)]
-        self.before: Captured | None = None
+        self.coming = [CapturedFrame(Frame(n * interval), n, clock.now + n * interval) for n in range(count)]
+        self.before: CapturedFrame | None = None
 
     def catch_up(self) -> None:
         while self.coming and self.coming[0].at <= self.clock.now + 1e-9:
@@ -81,7 +81,7 @@ def simulate(
     clock, statistics = Clock(), LiveStatistics()
     pairs = Simulated(frames, interval, clock, statistics)
     computed: list[FramePair] = []
-    results: Slot[PairFlow] = Slot()
+    results: OneItemBuffer[PairFlow] = OneItemBuffer()
 
     def compute(pair: FramePair) -> int:
         clock.sleep(seconds)
@@ -89,7 +89,7 @@ def simulate(
         computed.append(pair)
         return pair.second.number
 
-    compute_newest(pairs, compute, results, statistics, clock, most)
+    compute_newest_pairs(pairs, compute, results, statistics, clock, most)
     return statistics, computed
 
 
@@ -124,11 +124,11 @@ def test_live_statistics_count_missing_frames() -> None:
     statistics = LiveStatistics()
     assert statistics.missing == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
-        statistics.count_captured(Captured(Frame(time), number, time))
+        statistics.count_captured(CapturedFrame(Frame(time), number, time))
     assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
     still = LiveStatistics()
     for number in range(3):
-        still.count_captured(Captured(Frame(0.0), number, 0.0))
+        still.count_captured(CapturedFrame(Frame(0.0), number, 0.0))
     assert still.missing == 0, "a source without time stamps"
 
 
@@ -188,14 +188,16 @@ def test_frames_of_a_camera_are_captured_when_they_come() -> None:
 @pytest.mark.unit
 def test_waiting_drops_nothing_between_real_threads() -> None:
     statistics = LiveStatistics()
-    pairs: Slot[FramePair] = Slot(wait=True)
-    results: Slot[PairFlow] = Slot(wait=True)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=True)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=True)
     clock = Clock()
-    frames = (Captured(Frame(n), n, 0.0) for n in range(200))
+    frames = (CapturedFrame(Frame(n), n, 0.0) for n in range(200))
     threads = [
         threading.Thread(target=capture_pairs, args=(frames, pairs, statistics), daemon=True),
         threading.Thread(
-            target=compute_newest, args=(pairs, lambda p: p.second.number, results, statistics, clock), daemon=True
+            target=compute_newest_pairs,
+            args=(pairs, lambda p: p.second.number, results, statistics, clock),
+            daemon=True,
         ),
     ]
     for thread in threads:
@@ -212,7 +214,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
 
 @pytest.mark.unit
 def test_slot_close_ends_waiting_threads() -> None:
-    pairs: Slot[int] = Slot(wait=True)
+    pairs: OneItemBuffer[int] = OneItemBuffer(wait=True)
     assert pairs.put_item(1)
     blocked = threading.Thread(target=pairs.put_item, args=(2,), daemon=True)
     blocked.start()
@@ -227,8 +229,8 @@ def test_slot_close_ends_waiting_threads() -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("where", ["source", "computation"])
 def test_slot_take_raises_error_of_producer(where: str) -> None:
-    def frames() -> Iterator[Captured]:
-        yield from (Captured(Frame(n), n, 0.0) for n in range(2))
+    def frames() -> Iterator[CapturedFrame]:
+        yield from (CapturedFrame(Frame(n), n, 0.0) for n in range(2))
         if where == "source":
             raise OSError("unplugged")
 
@@ -238,10 +240,12 @@ def test_slot_take_raises_error_of_producer(where: str) -> None:
         return pair.second.number
 
     statistics, clock = LiveStatistics(), Clock()
-    pairs: Slot[FramePair] = Slot(wait=True)
-    results: Slot[PairFlow] = Slot(wait=True)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=True)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=True)
     threading.Thread(target=capture_pairs, args=(frames(), pairs, statistics), daemon=True).start()
-    threading.Thread(target=compute_newest, args=(pairs, compute, results, statistics, clock), daemon=True).start()
+    threading.Thread(
+        target=compute_newest_pairs, args=(pairs, compute, results, statistics, clock), daemon=True
+    ).start()
 
     def drain() -> None:
         while results.take_item() is not None:

@@ -10,7 +10,7 @@ import torch
 
 from fullfield import estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
-from fullfield.estimators._reliability import compute_coverage, estimate_occlusion_and_confidence
+from fullfield.estimators._reliability import compute_backward_coverage, estimate_occlusion_and_confidence
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
 from fullfield.ops.tvl1 import TVL1Config, refine_flow
@@ -77,7 +77,7 @@ def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
     back[1, 1] = 40.0
     expected = torch.ones(2, 5, 8)
     expected[0, :, 7], expected[1] = 0.75, 0.0
-    assert torch.equal(compute_coverage(back), expected)
+    assert torch.equal(compute_backward_coverage(back), expected)
     flat = torch.full((1, 3, 60, 90), 0.5)  # nothing to see in the frames
     flow, back = torch.zeros(1, 2, 60, 90), torch.zeros(1, 2, 60, 90)
     flow[:, 0, 20:40, 20:40] = 10

@@ -21,7 +21,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
 from fullfield.estimators import TVL1Estimator
-from fullfield.estimators.cascaded import AtScale, read_scale
+from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale
 from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import describe_run
@@ -184,11 +184,11 @@ def test_run_compares_settings_by_value(tmp_path: Path) -> None:
 def test_evaluate_refuses_changed_source_of_method(pairs: FlowDataset, tmp_path: Path, written: bool) -> None:
     for scale in ("1", "1/2"):
         folder = tmp_path / scale.replace("/", "of")
-        first = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
-        same = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
+        first = evaluate(ReducedSizeEstimator(mine(tmp_path, "1.0", written), scale), pairs, folder)
+        same = evaluate(ReducedSizeEstimator(mine(tmp_path, "1.0", written), scale), pairs, folder)
         assert (first["this_call"]["estimated"], same["this_call"]["estimated"]) == (len(pairs), 0)
         with pytest.raises(InputError, match=r"other settings \(source was '\w+', is '\w+'\)"):
-            evaluate(AtScale(mine(tmp_path, "2.0", written), scale), pairs, folder)
+            evaluate(ReducedSizeEstimator(mine(tmp_path, "2.0", written), scale), pairs, folder)
     assert "source" not in evaluate(Counting(), pairs, tmp_path / "ours")["config"]
 
 
@@ -212,7 +212,7 @@ def test_evaluate_refuses_other_settings(pairs: FlowDataset, tmp_path: Path, cha
     estimator: Any = Counting(gain=2.0) if change == "parameter" else Counting()
     settings = EvaluationSettings(warm_start=change == "warm start")
     if change == "scale":
-        estimator = AtScale(estimator, "1/2")
+        estimator = ReducedSizeEstimator(estimator, "1/2")
     with pytest.raises(InputError, match="was begun with other settings") as caught:
         evaluate(estimator, pairs, tmp_path / "run", settings)
     wanted = {
@@ -309,11 +309,11 @@ def test_current_process_names_wrong_variables(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_read_scale_parses_fractions() -> None:
-    assert str(read_scale("1/8")) == "1/8"
-    assert read_scale(0.25) == read_scale("1/4")
-    assert str(read_scale(0.5**0.5)) == "33461/47321"  # the nearest with a denominator of at most 65536
+    assert str(parse_scale("1/8")) == "1/8"
+    assert parse_scale(0.25) == parse_scale("1/4")
+    assert str(parse_scale(0.5**0.5)) == "33461/47321"  # the nearest with a denominator of at most 65536
     for wrong in ("0", "2", "a", "1/0", "nan"):
-        refuses("scale", read_scale, wrong)
+        refuses("scale", parse_scale, wrong)
 
 
 def test_at_scale_returns_pixels_of_frame() -> None:
@@ -327,13 +327,13 @@ def test_at_scale_returns_pixels_of_frame() -> None:
             return torch.tensor([2.0, -1.0])[None, :, None, None].expand(len(frame2), 2, *frame2.shape[-2:])
 
     frame = torch.rand(1, 3, 30, 50)
-    flow = AtScale(Constant(), "1/4")(frame, frame)
+    flow = ReducedSizeEstimator(Constant(), "1/4")(frame, frame)
     assert seen == [(1, 3, 8, 12)]
     assert flow.shape == (1, 2, 30, 50)
     assert torch.allclose(flow[0, 0], torch.tensor(2.0 * 50 / 12))
     assert torch.allclose(flow[0, 1], torch.tensor(-1.0 * 30 / 8))
     start = torch.tensor([6.0, 3.0])[None, :, None, None].expand(1, 2, 30, 50)
-    assert torch.allclose(AtScale(Constant(), "1/2")(frame, frame, initial_flow=start), start)
+    assert torch.allclose(ReducedSizeEstimator(Constant(), "1/2")(frame, frame, initial_flow=start), start)
 
 
 def sites(root: Path) -> None:
@@ -394,7 +394,7 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
             self.prepared = str(device)
 
     def scaled(inner: Any) -> Any:
-        return inner if scale is None else AtScale(inner, scale)
+        return inner if scale is None else ReducedSizeEstimator(inner, scale)
 
     result = evaluate(scaled(Prepared()), pairs, tmp_path / "run")
     assert result["config"]["parameters"]["weights_sha256"] == "0123"
@@ -414,7 +414,7 @@ def test_evaluate_keeps_backends_apart(pairs: FlowDataset, tmp_path: Path) -> No
     assert result["config"]["backend"] == "automatic"
     other = Counting()
     other.requested_backend = "dense"  # type: ignore[attr-defined]
-    for estimator in (other, AtScale(other, 1)):
+    for estimator in (other, ReducedSizeEstimator(other, 1)):
         refuses("backend was 'automatic', is 'dense'", evaluate, estimator, pairs, tmp_path / "run")
     assert TVL1Estimator(backend="reference").requested_backend == "reference"
 

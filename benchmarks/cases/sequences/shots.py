@@ -31,7 +31,7 @@ from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import get_method, resolve_alias
+from fullfield.estimators.registry import get_canonical_method, get_method
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
@@ -119,7 +119,7 @@ def _draw_texture(height: int, width: int) -> Tensor:
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
-    method = resolve_alias(plan.method)
+    method = get_canonical_method(plan.method)
     frame_files = find_frames(str(folder / "plate.%04d.exr"))
     job = ShotJob(
         frame_files,

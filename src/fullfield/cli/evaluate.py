@@ -91,7 +91,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
         evaluate_scans.refuse_options(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, process, weights)
     evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
-    from fullfield.estimators.cascaded import AtScale, read_scale, reduce_size
+    from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
     from fullfield.evaluation.predict import get_submission_layout, record_memory_error
     from fullfield.evaluation.run import Run
@@ -100,7 +100,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     dataset = open_named_dataset(args.dataset, "NAME:FOLDER")
     choice = methods.choose_method(args)
     with rename_in_errors(scale="--scale"):
-        scale = read_scale(args.scale)
+        scale = parse_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
@@ -123,10 +123,10 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
             choice = replace(choice, device=settings.device)
             if not first:
                 wait_for_all(process)  # the first process downloads the weights and compiles for all
-            estimator = choice.estimator if scale == 1 else AtScale(choice.estimator, scale)
+            estimator = choice.estimator if scale == 1 else ReducedSizeEstimator(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with record_memory_error(estimator, dataset, folder, settings):
-                choice.prepare(reduce_size((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
+                choice.prepare(scale_size((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)
             settings = replace(settings, progress=progress.build_span(*_ESTIMATE))

@@ -31,7 +31,7 @@ from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot
+    from fullfield.estimators.live import FramePair, LiveStatistics, OneItemBuffer, PairFlow
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
     from fullfield.viz.wheel import FlowColors
@@ -310,11 +310,17 @@ def _compute_and_show(
     Returns:
         Whether the user interrupted it.
     """
-    from fullfield.estimators.live import Slot, capture_pairs, compute_newest, play_at_rate, stamp_on_arrival
+    from fullfield.estimators.live import (
+        OneItemBuffer,
+        capture_pairs,
+        compute_newest_pairs,
+        play_at_rate,
+        stamp_on_arrival,
+    )
 
     everything = args.rate == "max"
-    pairs: Slot[FramePair] = Slot(wait=everything)
-    results: Slot[PairFlow] = Slot(wait=everything)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=everything)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=everything)
     clock = time.monotonic
     if everything:  # of a file: nothing is dropped, so frames are decoded ahead
         frame_bytes = 3 * source.width * source.height
@@ -327,7 +333,7 @@ def _compute_and_show(
         frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_next_frame_due, args))
     work = (
         partial(capture_pairs, frames, pairs, statistics),
-        partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
+        partial(compute_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
     )
     threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in threads:

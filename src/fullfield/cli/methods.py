@@ -17,7 +17,14 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import print_note, rename_in_errors
 from fullfield.estimators.network_config import RANDOM
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, get_method, resolve_alias
+from fullfield.estimators.registry import (
+    DEFAULT_METHOD,
+    DEFAULT_PRESET,
+    METHODS,
+    Method,
+    get_canonical_method,
+    get_method,
+)
 from fullfield.models.weights import Origin, find_origin
 
 if TYPE_CHECKING:
@@ -46,12 +53,12 @@ class MethodChoice:
     @cached_property
     def estimator(self) -> Any:
         """Estimator, built on first use."""
-        from fullfield.estimators.cascaded import AtScale
+        from fullfield.estimators.cascaded import ReducedSizeEstimator
         from fullfield.estimators.estimation import build_estimator
 
         with rename_in_errors(**map_arguments_to_options(self.method)):
             estimator = build_estimator(self.method, config=self.config, backend=self.backend)
-        return estimator if self.scale == "1" else AtScale(estimator, self.scale)
+        return estimator if self.scale == "1" else ReducedSizeEstimator(estimator, self.scale)
 
     @property
     def title(self) -> str:
@@ -197,7 +204,7 @@ def _parse_method(text: str, others: Sequence[str] = ()) -> str:
     if text in others:
         return text
     try:
-        return resolve_alias(text)
+        return get_canonical_method(text)
     except InputError:
         names = ", ".join((*METHODS, *others))
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None

@@ -88,14 +88,14 @@ def _allocate_page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-class _State:
+class _ForkState:
     """State of this process: whether it has computed, and whether its parent had when it forked."""
 
     has_computed = False
-    is_broken = False
+    was_forked_after_computing = False
 
 
-def check_fork(device: torch.device) -> None:
+def check_usable_after_fork(device: torch.device) -> None:
     """Refuse to compute where the parent computed before it forked; otherwise note that this process computes.
 
     One CPU thread, as in the workers of a ``DataLoader``, is safe on either side of the fork.
@@ -104,17 +104,17 @@ def check_fork(device: torch.device) -> None:
         InputError: one line that names ``spawn``.
     """
     safe = device.type == "cpu" and torch.get_num_threads() == 1
-    if _State.is_broken and not safe:
+    if _ForkState.was_forked_after_computing and not safe:
         raise InputError(
             "process: was forked after its parent had computed, so PyTorch's threads would hang; start workers with "
             "multiprocessing.get_context('spawn')"
         )
-    _State.has_computed = _State.has_computed or not safe
+    _ForkState.has_computed = _ForkState.has_computed or not safe
 
 
-def _note_fork() -> None:
-    _State.is_broken = _State.has_computed
+def _record_fork_in_child() -> None:
+    _ForkState.was_forked_after_computing = _ForkState.has_computed
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(after_in_child=_record_fork_in_child)

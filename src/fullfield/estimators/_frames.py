@@ -65,7 +65,7 @@ def read_or_convert_frame(
     """
     sources = _build_sources([frame], name, transfer, color_order, reading)
     values = _stack_sources(sources, _get_frame_device(frame), [source.read_file() for source in sources])
-    _check_values([(values, sources)])
+    _check_value_range([(values, sources)])
     return values[0]
 
 
@@ -81,7 +81,7 @@ class FrameBatches(NamedTuple):
 def read_into_batches(
     firsts: Tensor | Sequence[Frame],
     seconds: Tensor | Sequence[Frame],
-    names: tuple[str, str],
+    argument_names: tuple[str, str],
     transfer: str,
     device: torch.device,
     color_order: str = "rgb",
@@ -92,26 +92,28 @@ def read_into_batches(
     The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
     two has colour, the other is expanded to three channels.
     """
-    made1, made2 = (
+    sources1, sources2 = (
         _build_sources(frames, name, transfer, color_order, reading)
-        for frames, name in zip((firsts, seconds), names, strict=True)
+        for frames, name in zip((firsts, seconds), argument_names, strict=True)
     )
-    if len(made1) == len(made2) == 1 and made1[0].is_file and made2[0].is_file:
+    if len(sources1) == len(sources2) == 1 and sources1[0].is_file and sources2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            files = list(pool.map(_Source.read_file, (*made1, *made2)))
+            files = list(pool.map(_Source.read_file, (*sources1, *sources2)))
     else:
-        files = [source.read_file() for source in (*made1, *made2)]
-    files1, files2 = files[: len(made1)], files[len(made1) :]
-    first, second = _stack_sources(made1, device, files1), _stack_sources(made2, device, files2)
-    _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
+        files = [source.read_file() for source in (*sources1, *sources2)]
+    files1, files2 = files[: len(sources1)], files[len(sources1) :]
+    first, second = _stack_sources(sources1, device, files1), _stack_sources(sources2, device, files2)
+    _check.require(
+        len(first) == len(second), argument_names[1], f"{len(first)} frames like {argument_names[0]}", f"{len(second)}"
+    )
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
-    _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
-    _check.require(first[0, 0].numel() > 1, made1[0].name, "more than one pixel", sizes[0])
-    _check_values([(first, made1), (second, made2)])
+    _check.require(sizes[0] == sizes[1], sources2[0].name, f"{sizes[0]} pixels like {sources1[0].name}", sizes[1])
+    _check.require(first[0, 0].numel() > 1, sources1[0].name, "more than one pixel", sizes[0])
+    _check_value_range([(first, sources1), (second, sources2)])
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
-    return FrameBatches((first, second), (_stack_valid(files1, device), _stack_valid(files2, device)))
+    return FrameBatches((first, second), (_stack_valid_masks(files1, device), _stack_valid_masks(files2, device)))
 
 
 def fill_unknown_pixels(
@@ -129,9 +131,9 @@ def fill_unknown_pixels(
     return torch.cat([fill_holes(pair, valid) for pair in pairs])[: len(frame)]
 
 
-def describe_name(frame: object, name: str) -> str:
-    """Return the name of a frame in messages: its path, or ``name``."""
-    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
+def name_for_messages(frame: object, argument: str) -> str:
+    """Return the name of a frame in messages: its path, or the name of its argument."""
+    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else argument
 
 
 def check_pair(frame1: Tensor, frame2: Tensor) -> None:
@@ -143,7 +145,7 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
 
 def warn_about_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn_about_values(_measure_values(frame[None]).tolist(), name, 4)
+    return _warn_about_value_range(_measure_value_range(frame[None]).tolist(), name, 4)
 
 
 class _FileFrame(NamedTuple):
@@ -154,7 +156,7 @@ class _FileFrame(NamedTuple):
     valid: Tensor | None
 
 
-def _stack_valid(files: Sequence[_FileFrame | None], device: torch.device) -> Tensor | None:
+def _stack_valid_masks(files: Sequence[_FileFrame | None], device: torch.device) -> Tensor | None:
     """Return where frames are known, bool [B, H, W]; None: everywhere."""
     if all(file is None or file.valid is None for file in files):
         return None
@@ -187,7 +189,7 @@ class _Source(NamedTuple):
         return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
 
     @property
-    def may_be_refused(self) -> bool:
+    def needs_range_check(self) -> bool:
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
 
@@ -210,13 +212,13 @@ class _Source(NamedTuple):
         for option in self.reading:
             _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
-            frame = _convert_array(frame, self.name)
+            frame = _convert_array_to_tensor(frame, self.name)
         if not isinstance(frame, Tensor):
             raise InputError(
                 f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe_value(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        values = _convert_to_display(
+        values = _convert_to_display_referred(
             _check.check_has_values(frame.detach(), self.name), self.name, self.transfer, device
         )
         is_bgr = self.color_order == "bgr" and values.shape[-3] == 3
@@ -239,7 +241,7 @@ def _build_source(frame: Any, name: str, transfer: str, color_order: str, readin
     return _Source(frame, name, transfer, color_order, reading)
 
 
-def _convert_to_display(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
+def _convert_to_display_referred(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
     """Return float32 values of 0 ... 1 on ``device``; integers are copied there before they are scaled."""
     is_valid = values.is_floating_point() or values.dtype in _WHITE
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
@@ -249,8 +251,8 @@ def _convert_to_display(values: Tensor, name: str, transfer: str, device: torch.
 
         to_display = choose_curve(transfer, auto="srgb")
     if to_display is None:
-        return _scale_integers(to_device(values, device))
-    converted = _scale_integers(values.cpu()).clone()  # the curves work on arrays
+        return _scale_integers_to_unit_range(to_device(values, device))
+    converted = _scale_integers_to_unit_range(values.cpu()).clone()  # the curves work on arrays
     _check.require(bool(converted.isfinite().all()), name, "finite values", "NaN or infinity")
     for frame in converted.view(-1, *converted.shape[-3:]):
         to_display(frame.numpy())
@@ -273,7 +275,7 @@ def _build_sources(
     _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
     return [
-        _build_source(frame, describe_name(frame, one), transfer, color_order, reading)
+        _build_source(frame, name_for_messages(frame, one), transfer, color_order, reading)
         for frame, one in zip(frames, names, strict=True)
     ]
 
@@ -296,7 +298,7 @@ def _get_frame_device(frame: object) -> torch.device:
     return frame.device if isinstance(frame, Tensor) else torch.device("cpu")
 
 
-def _convert_array(array: NDArray[Any], name: str) -> Tensor:
+def _convert_array_to_tensor(array: NDArray[Any], name: str) -> Tensor:
     is_valid = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     _check.require(is_valid, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
     _check.require(array.dtype.name in _ARRAY_TYPES, name, f"dtype {', '.join(_ARRAY_TYPES)}", array)
@@ -307,53 +309,54 @@ def _convert_array(array: NDArray[Any], name: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(native))
 
 
-def _scale_integers(tensor: Tensor) -> Tensor:
+def _scale_integers_to_unit_range(tensor: Tensor) -> Tensor:
     if tensor.dtype in _WHITE:
         return tensor.to(torch.float32).div_(_WHITE[tensor.dtype])
     return tensor.to(torch.float32)
 
 
-def _measure_values(batch: Tensor) -> Tensor:
+def _measure_value_range(batch: Tensor) -> Tensor:
     """Return lowest, highest and mean value, the mean of the brightest item, as a tensor [3] on the batch's device."""
     low, high = torch.aminmax(batch)
     mean = batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
     return torch.stack((low, high, mean))
 
 
-def _check_values(batches: Sequence[_Batch]) -> None:
+def _check_value_range(batches: Sequence[_Batch]) -> None:
     """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
     float_batches = [(batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)]
     if not float_batches:
         return
-    measures = torch.stack([_measure_values(batch) for batch, _ in float_batches]).tolist()  # the one copy to the host
+    ranges = torch.stack([_measure_value_range(batch) for batch, _ in float_batches])
+    measures = ranges.tolist()  # the one copy to the host
     warned = False
     for (_, sources), values in zip(float_batches, measures, strict=True):
         name = sources[0].name
         _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
-        if _is_bright(values) and any(source.may_be_refused for source in sources):
+        if _is_too_bright(values) and any(source.needs_range_check for source in sources):
             raise InputError(
-                f"{name}: expected values of 0 ... 1, got {_describe_values(values)}; divide by 255 or pass uint8, or "
-                "name the transfer of linear light or of a camera's curve"
+                f"{name}: expected values of 0 ... 1, got {_describe_value_range(values)}; divide by 255 or pass "
+                "uint8, or name the transfer of linear light or of a camera's curve"
             )
-        warned = warned or _warn_about_values(values, name, 5)
+        warned = warned or _warn_about_value_range(values, name, 5)
 
 
-def _is_bright(values: Sequence[float]) -> bool:
+def _is_too_bright(values: Sequence[float]) -> bool:
     _, high, mean = values
     return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
 
 
-def _describe_values(values: Sequence[float]) -> str:
+def _describe_value_range(values: Sequence[float]) -> str:
     low, high, mean = values
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
 
-def _warn_about_values(values: Sequence[float], name: str, level: int) -> bool:
-    if values[0] >= _DARKEST and not _is_bright(values):
+def _warn_about_value_range(values: Sequence[float], name: str, level: int) -> bool:
+    if values[0] >= _DARKEST and not _is_too_bright(values):
         return False
     warnings.warn(
         f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; "
-        f"got {_describe_values(values)}. "
+        f"got {_describe_value_range(values)}. "
         "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
         stacklevel=level,
     )

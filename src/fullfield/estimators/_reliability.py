@@ -33,7 +33,7 @@ Fitted with fullfield-s by benchmarks/experiments/calibrate_confidence.py.
 """
 
 
-class Evidence(NamedTuple):
+class ReliabilityEvidence(NamedTuple):
     """Measures of how well a flow fits its frames, [B, H, W] each."""
 
     distance: Tensor
@@ -62,17 +62,17 @@ class Evidence(NamedTuple):
         return torch.log(self.contrast + 1.0)
 
 
-def compute_evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
+def compute_reliability_evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> ReliabilityEvidence:
     """Compute the evidence; arguments as for :func:`estimate_occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
     warped, inside = warp(frame2, flow)
-    across, down = ((after - before) / 2 for before, after in _shift_to_neighbours(frame1))
+    across, down = ((after - before) / 2 for before, after in _get_neighbour_values(frame1))
     contrast = torch.sqrt(across * across + down * down).mean(1)
     residual = (frame1 - warped).abs().mean(1)
-    return Evidence(distance, _smooth_planes(residual * 255.0), inside, _smooth_planes(contrast * 255.0))
+    return ReliabilityEvidence(distance, _blur_planes(residual * 255.0), inside, _blur_planes(contrast * 255.0))
 
 
-def _shift_to_neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _get_neighbour_values(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the neighbours left and right, above and below of [B, C, H, W], with replicated borders."""
     horizontal, vertical = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
     return (horizontal[..., :-2], horizontal[..., 2:]), (vertical[..., :-2, :], vertical[..., 2:, :])
@@ -97,9 +97,11 @@ def estimate_occlusion_and_confidence(
     is not known, or the flow leads to where the second is not, the occlusion is 1 and the confidence 0.
     """
     with torch.autocast(flow.device.type, enabled=False):
-        signs = compute_evidence(frame1, frame2, flow, backward)
+        signs = compute_reliability_evidence(frame1, frame2, flow, backward)
         bias, by_distance, by_residual, by_reached = OCCLUSION
-        hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth_planes(compute_coverage(backward))
+        hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _blur_planes(
+            compute_backward_coverage(backward)
+        )
         hidden = by_distance * signs.log_distance + hidden
         is_valid = torch.ones_like(signs.inside) if valid1 is None else valid1
         if valid2 is not None:
@@ -109,7 +111,7 @@ def estimate_occlusion_and_confidence(
         hidden = (
             bias
             + hidden
-            - _finite_median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
+            - _compute_finite_median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
         )
         occlusion = torch.where(is_seen, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
@@ -127,7 +129,7 @@ def estimate_occlusion_and_confidence(
         return occlusion, torch.where(is_valid, confidence, 0.0)
 
 
-def compute_coverage(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
+def compute_backward_coverage(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
     """Return the share of each first-frame pixel that second-frame pixels cover after moving by ``backward``."""
     batch, _, height, width = backward.shape
     x = torch.arange(width, device=backward.device, dtype=backward.dtype) + backward[:, 0]
@@ -145,14 +147,14 @@ def compute_coverage(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 
     return (sums.to(backward.dtype) / _UNITS).clamp(max=1.0).view(batch, height, width)
 
 
-def _finite_median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
+def _compute_finite_median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
     """Return the median of the finite values; infinity if there are none."""
     ordered = planes.flatten(1).sort(1).values
     middle = (ordered.isfinite().sum(1, keepdim=True) // 2).clamp(max=ordered.shape[1] - 1)
     return ordered.gather(1, middle)[..., None]
 
 
-def _smooth_planes(planes: Tensor) -> Tensor:
+def _blur_planes(planes: Tensor) -> Tensor:
     """Smooth [B, H, W] with a Gaussian, with replicated borders."""
     kernel = planes.new_tensor(_BLUR)
     rows = pad(planes[:, None], (2, 2, 2, 2), mode="replicate")

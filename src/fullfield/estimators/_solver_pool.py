@@ -64,17 +64,18 @@ class SolverPool(Generic[Solver]):
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index][0] == size:
                     return self._idle.pop(index)[1]
-            self._drop_oldest(size, _MAX_SMALL_SIZES - 1)  # releases old buffers before the new ones are allocated
+            # Releases old buffers before the new ones are allocated.
+            self._evict_old_solvers(size, _MAX_SMALL_SIZES - 1)
             return None
 
     def _put_solver(self, size: SolverSize, solver: Solver) -> None:
         with self._lock:
             # Another thread's solver of the same size would only take memory.
             self._idle = [pair for pair in self._idle if pair[0] != size]
-            self._drop_oldest(size, _MAX_SMALL_SIZES - 1)
+            self._evict_old_solvers(size, _MAX_SMALL_SIZES - 1)
             self._idle.append((size, solver))
 
-    def _drop_oldest(self, size: SolverSize, count: int) -> None:
-        """Keep the newest ``count`` small solvers if ``size`` is small too, else none."""
+    def _evict_old_solvers(self, new_size: SolverSize, max_small: int) -> None:
+        """Keep the newest ``max_small`` small solvers if ``new_size`` is small too, else none."""
         small = [pair for pair in self._idle if pair[0].is_small]
-        self._idle = small[-count:] if size.is_small else []
+        self._idle = small[-max_small:] if new_size.is_small else []

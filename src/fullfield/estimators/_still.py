@@ -33,23 +33,23 @@ class StillAreas(NamedTuple):
     @property
     def flat(self) -> Tensor:
         """[B, 1, H, W] bool: pixels of the flat cells."""
-        return _to_pixels(self.flat_cells, *self.still.shape[-2:])
+        return _expand_cells_to_pixels(self.flat_cells, *self.still.shape[-2:])
 
     def zero_still_flow(self, flow: Tensor) -> Tensor:
         """Return a flow [B, 2, H, W] with zeros where nothing moves; NaN stays NaN."""
         return flow * (~self.still) + 0.0
 
-    def extend_still_areas(self, flow: Tensor) -> Tensor:
+    def fill_flat_areas(self, flow: Tensor) -> Tensor:
         """Return :meth:`zero_still_flow` of a flow; flat areas far from differences get the flow at their border."""
         flow = self.zero_still_flow(flow)
         cells = functional.avg_pool2d(_pad_to_cells(flow), _CELL)
         distant = self.distant_cells.to(flow.dtype)
         border = functional.max_pool2d(distant, 3, 1, 1) * (1 - distant)
-        cells = torch.where(self.distant_cells, _spread_to_all_cells(cells, border), cells)
+        cells = torch.where(self.distant_cells, _fill_unweighted_cells(cells, border), cells)
         height, width = flow.shape[-2:]
         size = (_CELL * cells.shape[-2], _CELL * cells.shape[-1])
         fine = functional.interpolate(cells, size, mode="bilinear", align_corners=False)[..., :height, :width]
-        return torch.where(_to_pixels(self.distant_cells, height, width) & ~self.still, fine, flow)
+        return torch.where(_expand_cells_to_pixels(self.distant_cells, height, width) & ~self.still, fine, flow)
 
 
 def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B, C, H, W] twice
@@ -59,16 +59,16 @@ def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B
     agrees = functional.max_pool2d(cells, 3, 1, 1) == 0
     if not bool(agrees.any()):
         return None
-    largest, smallest = _structure_eigenvalues(frame1)
+    largest, smallest = _compute_structure_eigenvalues(frame1)
     flat = agrees & (largest <= _FLAT)
     still_cells = agrees & ~flat & (smallest >= _ISOTROPY * largest)
     is_same = ~differs.flatten(1).any(1).view(-1, 1, 1, 1)  # the whole frame
-    still = _to_pixels(still_cells | is_same, *frame1.shape[-2:])
+    still = _expand_cells_to_pixels(still_cells | is_same, *frame1.shape[-2:])
     distant = flat & (functional.max_pool2d(cells, 2 * _MIN_DISTANCE_CELLS + 1, 1, _MIN_DISTANCE_CELLS) == 0)
     return StillAreas(still, flat, distant)
 
 
-def _structure_eigenvalues(frame: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_structure_eigenvalues(frame: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [B, 1, h, w] of the structure tensor over 3×3 cells, the larger one first."""
     grey = frame.to(torch.float32).mean(1, keepdim=True)
     # Differences over the border are zero, so the border is no structure.
@@ -83,7 +83,7 @@ def _structure_eigenvalues(frame: Tensor) -> tuple[Tensor, Tensor]:
     return middle + radius, middle - radius
 
 
-def _spread_to_all_cells(values: Tensor, weights: Tensor) -> Tensor:
+def _fill_unweighted_cells(values: Tensor, weights: Tensor) -> Tensor:
     """Spread values [B, C, h, w] from cells of weight 1 to all others by averages of ever coarser grids; else zeros."""
     sums, levels = values * weights, [(values * weights, weights)]
     while max(weights.shape[-2:]) > 1:
@@ -104,6 +104,6 @@ def _pad_to_cells(planes: Tensor) -> Tensor:
     return functional.pad(planes, (0, columns, 0, rows), mode="replicate") if rows or columns else planes
 
 
-def _to_pixels(cells: Tensor, height: int, width: int) -> Tensor:
+def _expand_cells_to_pixels(cells: Tensor, height: int, width: int) -> Tensor:
     """Return a mask [B, 1, h, w] of cells as one of pixels [B, 1, H, W]."""
     return cells.repeat_interleave(_CELL, -2).repeat_interleave(_CELL, -1)[..., :height, :width]

@@ -71,24 +71,24 @@ class CascadedEstimator(WrappingEstimator):
         return Cascade(level, threshold=self.threshold)(frame1, frame2, initial_flow=initial_flow)
 
 
-def read_scale(text: str | float | Fraction) -> Fraction:
-    """Read a scale: ``"1/4"``, ``"0.5"`` or a number, above 0 and at most 1."""
+def parse_scale(scale: str | float | Fraction) -> Fraction:
+    """Parse a scale: ``"1/4"``, ``"0.5"`` or a number, above 0 and at most 1."""
     try:
-        scale = Fraction(text).limit_denominator(1 << 16)
+        fraction = Fraction(scale).limit_denominator(1 << 16)
     except (ValueError, ZeroDivisionError, OverflowError, TypeError):
-        raise InputError(f"scale: expected a fraction such as 1/4, got {text!r}") from None
-    if not 0 < scale <= 1:
-        raise InputError(f"scale: expected more than 0 and at most 1, got {text!r}")
-    return scale
+        raise InputError(f"scale: expected a fraction such as 1/4, got {scale!r}") from None
+    if not 0 < fraction <= 1:
+        raise InputError(f"scale: expected more than 0 and at most 1, got {scale!r}")
+    return fraction
 
 
-def reduce_size(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
+def scale_size(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
     """Return height and width of frames at a scale."""
     height, width = size
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-class AtScale(WrappingEstimator):
+class ReducedSizeEstimator(WrappingEstimator):
     """Estimator that reduces its frames first and enlarges its flow.
 
     Both are bilinear between pixel centres, without a filter (Briedis et al. 2026, section 6.3). A side becomes the
@@ -101,7 +101,7 @@ class AtScale(WrappingEstimator):
 
     def __init__(self, estimator: Estimator, scale: str | float | Fraction) -> None:
         super().__init__(estimator)
-        self.scale = read_scale(scale)
+        self.scale = parse_scale(scale)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -110,7 +110,7 @@ class AtScale(WrappingEstimator):
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, if it can be prepared, for frames of ``size`` before they are reduced."""
-        super().prepare(device, None if size is None else reduce_size(size, self.scale), **more)
+        super().prepare(device, None if size is None else scale_size(size, self.scale), **more)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -119,7 +119,7 @@ class AtScale(WrappingEstimator):
         if self.scale == 1:
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         height, width = frame1.shape[-2:]
-        small = reduce_size((height, width), self.scale)
+        small = scale_size((height, width), self.scale)
         start = None if initial_flow is None else resample_flow(initial_flow, *small)
         first, second = resample_frame(frame1, small), resample_frame(frame2, small)
         flow = self.estimator(first, second, initial_flow=start, progress=progress)

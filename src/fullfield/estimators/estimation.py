@@ -16,13 +16,20 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators._devices import check_fork, choose_device, limit_threads, to_device
+from fullfield.estimators._devices import check_usable_after_fork, choose_device, limit_threads, to_device
 from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refiner
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, OwnMethod, get_method, resolve_alias
+from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refined_estimator
+from fullfield.estimators.registry import (
+    DEFAULT_METHOD,
+    DEFAULT_PRESET,
+    METHODS,
+    CustomMethod,
+    get_canonical_method,
+    get_method,
+)
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
 
@@ -48,7 +55,7 @@ def build_estimator(
     method: str, preset: str | None = None, config: Config | None = None, backend: str | None = None, **parameters: Any
 ) -> Estimator:
     """Return the estimator called ``method`` with a preset's parameters or a config's, and changes to them."""
-    name = resolve_alias(method)
+    name = get_canonical_method(method)
     entry = get_method(name)
     kind = entry.import_config_class()
     if config is None:
@@ -73,13 +80,13 @@ def build_estimator(
                 f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
             )
     config = config.replace(**parameters)
-    if isinstance(entry, OwnMethod):  # it may keep a state, such as the flow before
+    if isinstance(entry, CustomMethod):  # it may keep a state, such as the flow before
         return entry.build_estimator(name, config, backend)
-    return _load_cached_estimator(name, config, backend)
+    return _get_cached_estimator(name, config, backend)
 
 
 @lru_cache(maxsize=2)
-def _load_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
+def _get_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
     """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
     return get_method(name).build_estimator(name, config, backend)
 
@@ -89,7 +96,7 @@ def release_memory() -> None:
 
     Estimators that you built yourself keep their own; see their method of the same name.
     """
-    _load_cached_estimator.cache_clear()
+    _get_cached_estimator.cache_clear()
     SHARED_REFINERS.release_all()
 
 
@@ -203,13 +210,13 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    target = _check_device(device, (frame1, frame2))
+    target = _choose_checked_device(device, (frame1, frame2))
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frame1", "frame2")
         batches = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
         start = None if initial_flow is None else _read_initial_flows([initial_flow], batches.frames[0])
-        frame_window = _read_window(frame1, reading)
+        frame_window = _read_exr_window(frame1, reading)
         return _estimate_pairs(estimator, batches, start, refine, reliability, progress, frame_window)[0]
 
 
@@ -290,7 +297,7 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    target = _check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
+    target = _choose_checked_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
@@ -316,7 +323,7 @@ def estimate_tensors(
 
     ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled.
     """
-    target = _check_device(device, ())
+    target = _choose_checked_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
     first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
@@ -333,13 +340,13 @@ def _list_reading_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
-def _check_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
+def _choose_checked_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
     """Return the device to compute on, once it is known that this process can compute there."""
     if torch.get_default_device().type == "meta":
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
     is_auto = isinstance(device, str) and device == AUTO
     target = choose_device(frames) if is_auto else resolve_device(device)
-    check_fork(target)
+    check_usable_after_fork(target)
     return target
 
 
@@ -363,7 +370,7 @@ def _estimate_pairs(
     confidence = occlusion
 
     # Estimate and refine the flow. The refinement and the judgement need the backward flow as well.
-    refiner = choose_refiner(estimator, device, refine=refine)
+    refiner = choose_refined_estimator(estimator, device, refine=refine)
     if refiner is None and reliability:
         refiner = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
     source: Estimator = estimator if refiner is None else refiner
@@ -414,7 +421,7 @@ def _check_finite(flow: Tensor, source: Estimator) -> None:
     )
 
 
-def _read_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
+def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
     """Return the place of an OpenEXR frame's flow; None for any other frame."""
     if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
         return None

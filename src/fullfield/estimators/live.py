@@ -18,7 +18,7 @@ _MAX_SAMPLES = 10_000
 _LONG_WAIT = 2.0  # seconds
 
 
-class Captured(NamedTuple):
+class CapturedFrame(NamedTuple):
     """Frame with its time of capture, in seconds of the run's clock."""
 
     frame: VideoFrame
@@ -31,11 +31,11 @@ class Captured(NamedTuple):
 class FramePair(NamedTuple):
     """Two consecutive frames of the video."""
 
-    first: Captured
-    second: Captured
+    first: CapturedFrame
+    second: CapturedFrame
 
 
-class Slot(Generic[Item]):
+class OneItemBuffer(Generic[Item]):
     """Buffer of one item between a producing and a consuming thread.
 
     A new item replaces one that was not taken, which counts as dropped. With ``wait``, :meth:`put_item` waits instead.
@@ -87,8 +87,8 @@ def play_at_rate(
     sleep: Callable[[float], None],
     interval: float,
     speed: float = 1.0,
-    waiting: Callable[[int, float], None] | None = None,
-) -> Iterator[Captured]:
+    on_long_wait: Callable[[int, float], None] | None = None,
+) -> Iterator[CapturedFrame]:
     """Yield the frames of a file at the times at which a camera would deliver them.
 
     A frame counts as captured when it was due, so that its latency includes decoding.
@@ -99,7 +99,7 @@ def play_at_rate(
         sleep: waits for a number of seconds.
         interval: seconds between frames of the file.
         speed: speed relative to the file's own.
-        waiting: receives the number of a frame and the seconds until it is due, if they exceed two.
+        on_long_wait: receives the number of a frame and the seconds until it is due, if they exceed two.
     """
     start: float | None = None
     for number, frame in enumerate(frames):
@@ -107,16 +107,16 @@ def play_at_rate(
         start = now - frame.time / speed if start is None else start
         due = start + frame.time / speed
         if due > now:
-            if waiting is not None and due - now > max(_LONG_WAIT, 2 * interval / speed):
-                waiting(number, due - now)
+            if on_long_wait is not None and due - now > max(_LONG_WAIT, 2 * interval / speed):
+                on_long_wait(number, due - now)
             sleep(due - now)
-        yield Captured(frame, number, due, late=now > due + interval / speed)
+        yield CapturedFrame(frame, number, due, late=now > due + interval / speed)
 
 
-def stamp_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
+def stamp_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[CapturedFrame]:
     """Yield frames as they arrive, with their time of arrival."""
     for number, frame in enumerate(frames):
-        yield Captured(frame, number, clock())
+        yield CapturedFrame(frame, number, clock())
 
 
 @dataclass
@@ -137,7 +137,7 @@ class LiveStatistics:
     _before: float | None = None
     _span: tuple[float, float] | None = None
 
-    def count_captured(self, frame: Captured) -> None:
+    def count_captured(self, frame: CapturedFrame) -> None:
         """Count a captured frame."""
         self.frames += 1
         self.late += frame.late
@@ -188,12 +188,12 @@ class LiveStatistics:
         }
 
 
-def capture_pairs(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:
+def capture_pairs(frames: Iterable[CapturedFrame], pairs: OneItemBuffer[FramePair], statistics: LiveStatistics) -> None:
     """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
-    Errors of the source are raised by :meth:`Slot.take_item`.
+    Errors of the source are raised by :meth:`OneItemBuffer.take_item`.
     """
-    before: Captured | None = None
+    before: CapturedFrame | None = None
     try:
         for frame in frames:
             statistics.count_captured(frame)
@@ -213,17 +213,17 @@ class PairFlow(NamedTuple):
     flow: Any
 
 
-def compute_newest(
-    pairs: Slot[FramePair],
+def compute_newest_pairs(
+    pairs: OneItemBuffer[FramePair],
     compute: Callable[[FramePair], Any],
-    results: Slot[PairFlow],
+    results: OneItemBuffer[PairFlow],
     statistics: LiveStatistics,
     clock: Callable[[], float],
     max_flows: int | None = None,
 ) -> None:
     """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``max_flows`` flows.
 
-    ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take_item` of the results.
+    ``compute`` returns when the flow is complete. Errors are raised by :meth:`OneItemBuffer.take_item` of the results.
     """
     try:
         while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take_item()) is not None:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._switch import Switch
-from fullfield.estimators._devices import check_fork
+from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
-from fullfield.estimators.protocol import Bidirectional, FlowWithGuide, LoadingEstimator, Progress
+from fullfield.estimators.protocol import Bidirectional, FlowWithRoughBackward, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import METHODS, get_method, resolve_alias
+from fullfield.estimators.registry import METHODS, get_canonical_method, get_method
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
 from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
@@ -43,7 +43,7 @@ _DIGITS = 12
 # few sizes, and recording takes longer than estimating.
 _MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
 # Most updates of a guide at the finest size of a cascade, which starts it near its end.
-_GUIDE_UPDATES = 3
+_ROUGH_UPDATES = 3
 
 
 class PairSize(NamedTuple):
@@ -93,7 +93,7 @@ class _RequestedResults(NamedTuple):
     """Results that a call requests of a network."""
 
     log_scale: bool = False
-    is_guide: bool = False
+    is_backward_rough: bool = False
     """The backward flow only guides a refinement: it takes the fewest updates."""
 
 
@@ -124,7 +124,7 @@ class NetworkEstimator(LoadingEstimator):
         backend: str | None = None,
         cpu_bfloat16: bool = False,
     ) -> None:
-        self.method = resolve_alias(method)
+        self.method = get_canonical_method(method)
         _check.choice(self.method, "method", NETWORKS)
         entry = get_method(self.method)
         kind = entry.import_config_class()
@@ -159,7 +159,7 @@ class NetworkEstimator(LoadingEstimator):
         Once the network is loaded, ``weights`` is the name of what was loaded, ``weights_sha256`` the first 12 digits
         of the file's checksum (None for random weights), and ``precision`` is no longer "auto".
         """
-        fine, coarse = self._get_updates()
+        fine, coarse = self._get_update_counts()
         numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
         max_updates = NETWORKS[self.method].max_updates
         if self.config.updates is None and max_updates is not None:
@@ -191,14 +191,16 @@ class NetworkEstimator(LoadingEstimator):
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
-                run = self._choose_lookup_backend(network, tiny) if exact else self._get_fast_form(network, tiny, 1)
+                run = (
+                    self._with_lookup_backend(network, tiny) if exact else self._get_prepared_network(network, tiny, 1)
+                )
                 run(blank, blank, updates=1)
             if not exact and size is not None:
                 levels = self._list_cascade_sizes(PairSize(1, *size, target))
                 if self.config.double:
                     levels.append(PairSize(1, 2 * size[0], 2 * size[1], target))
                 for level in levels:
-                    self._get_fast_form(network, level, len(levels))
+                    self._get_prepared_network(network, level, len(levels))
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -219,7 +221,7 @@ class NetworkEstimator(LoadingEstimator):
 
         Without updates the result is None. ``initial_flow`` starts the forward flow, ``initial_backward`` the other.
         """
-        if 0 in self._get_updates():
+        if 0 in self._get_update_counts():
             return None
         starts = initial_flow, initial_backward
         (forward, backward), _ = self._estimate_directions(
@@ -230,7 +232,7 @@ class NetworkEstimator(LoadingEstimator):
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
         return Bidirectional(forward.flow, backward.flow, scales)
 
-    def with_guide(
+    def estimate_with_rough_backward(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -238,21 +240,21 @@ class NetworkEstimator(LoadingEstimator):
         initial_flow: Tensor | None = None,
         log_scale: bool = False,
         progress: Progress | None = None,
-    ) -> FlowWithGuide | None:
+    ) -> FlowWithRoughBackward | None:
         """Estimate the flow, and in less time a backward flow as good as a refinement needs.
 
         The backward flow takes the least number of updates, at the finest size of a cascade one less. The result is
         None without updates or with the double size, and so it is for a network without uncertainty, for whose backward
         flow no number of updates was measured.
         """
-        if 0 in self._get_updates() or self.config.double or not NETWORKS[self.method].has_mixture:
+        if 0 in self._get_update_counts() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
-        requested = _RequestedResults(log_scale=log_scale, is_guide=True)
+        requested = _RequestedResults(log_scale=log_scale, is_backward_rough=True)
         (forward, backward), still = self._estimate_directions(
             frame1, frame2, (initial_flow, None), progress, requested
         )
         scale = forward.log_scale if log_scale else None
-        return FlowWithGuide(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
+        return FlowWithRoughBackward(forward.flow, backward.flow, still, None if scale is None else scale[:, 0])
 
     def _estimate_directions(
         self,
@@ -267,13 +269,13 @@ class NetworkEstimator(LoadingEstimator):
         These areas are the other result.
         """
         check_pair(frame1, frame2)
-        check_fork(frame1.device)
+        check_usable_after_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
             results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, requested)
-            if still is None or 0 in self._get_updates():
+            if still is None or 0 in self._get_update_counts():
                 return results, still
-            return [_NetworkFlow(still.extend_still_areas(one.flow), one.log_scale) for one in results], still
+            return [_NetworkFlow(still.fill_flat_areas(one.flow), one.log_scale) for one in results], still
 
     def _estimate_coarse_to_fine(
         self,
@@ -285,8 +287,8 @@ class NetworkEstimator(LoadingEstimator):
     ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
-        fine, coarse = self._get_updates()
-        configured_fine, configured_coarse = self._get_configured_updates()
+        fine, coarse = self._get_update_counts()
+        configured_fine, configured_coarse = self._get_configured_update_counts()
         with self._lock:
             network = self._load_on_device(frame1.device)
             pairs = cascade_pairs(
@@ -297,13 +299,13 @@ class NetworkEstimator(LoadingEstimator):
             own = fine * PairSize.from_frame(pair[0]).pixels
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             enlarged = 4 * own if larger else 0
-            report = _Report(progress, len(starts) * (smaller + own + enlarged))
+            report = _ProgressReporter(progress, len(starts) * (smaller + own + enlarged))
             requested = requested._replace(log_scale=requested.log_scale or larger)
             at = partial(self._estimate_at_size, network, report=report, sizes=len(pairs) + larger, requested=requested)
             for frames in pairs[:0:-1]:
                 starts = [one.flow for one in at(frames, configured_coarse, starts)]
-            limit = _GUIDE_UPDATES if len(pairs) > 1 and configured_fine is None else None
-            results = [at(pair, configured_fine, starts, guide_updates=limit)]
+            limit = _ROUGH_UPDATES if len(pairs) > 1 and configured_fine is None else None
+            results = [at(pair, configured_fine, starts, rough_updates=limit)]
             if not larger:
                 return results[0]
             starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
@@ -324,24 +326,24 @@ class NetworkEstimator(LoadingEstimator):
         updates: int | None,
         starts: Sequence[Tensor | None],
         *,
-        report: _Report,
+        report: _ProgressReporter,
         sizes: int,
         requested: _RequestedResults,
-        guide_updates: int | None = None,
+        rough_updates: int | None = None,
     ) -> list[_NetworkFlow]:
         """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``sizes`` of them.
 
-        A guide takes ``guide_updates``, if less than the least number of updates.
+        A guide takes ``rough_updates``, if less than the least number of updates.
         """
         size, exact, both = PairSize.from_frame(frames[0]), self._is_exact(frames[0].device), len(starts) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
         arguments = [*frames, updates, *starts]
-        if requested.is_guide:
-            arguments.append(count if guide_updates is None else min(count, guide_updates))
+        if requested.is_backward_rough:
+            arguments.append(count if rough_updates is None else min(count, rough_updates))
         with report.report_level(block, size, len(starts) * count):
             runner: Any = (
-                self._choose_lookup_backend(network, size) if exact else self._get_fast_form(network, size, sizes)
+                self._with_lookup_backend(network, size) if exact else self._get_prepared_network(network, size, sizes)
             )
             with disable_tf32_convolutions(size.device) if exact else nullcontext():
                 informs = requested.log_scale or (both and exact)  # the module has no call without its mixture
@@ -379,14 +381,14 @@ class NetworkEstimator(LoadingEstimator):
         self._precision = precision
         return precision == "exact"
 
-    def _get_updates(self) -> tuple[int, int]:
+    def _get_update_counts(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
         own = NETWORKS[self.method].updates
-        fine, coarse = (own if number is None else number for number in self._get_configured_updates())
+        fine, coarse = (own if number is None else number for number in self._get_configured_update_counts())
         return fine, coarse
 
-    def _get_configured_updates(self) -> tuple[int | None, int | None]:
-        """Return :meth:`_get_updates`, None where the network decides."""
+    def _get_configured_update_counts(self) -> tuple[int | None, int | None]:
+        """Return :meth:`_get_update_counts`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
@@ -395,7 +397,7 @@ class NetworkEstimator(LoadingEstimator):
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _choose_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
+    def _with_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with the backend of its correlation lookup chosen for one size."""
         backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
         if backend != self._used:
@@ -405,7 +407,7 @@ class NetworkEstimator(LoadingEstimator):
         self._used = network.correlation = backend
         return network
 
-    def _get_fast_form(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
+    def _get_prepared_network(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
         """Return the fast form for one size, of ``sizes`` that are kept."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedSizes
@@ -425,7 +427,7 @@ class NetworkEstimator(LoadingEstimator):
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
             self._fast = None
-            shape = self.config.apply_to_shape(NETWORKS[self.method])
+            shape = self.config.configure_architecture(NETWORKS[self.method])
             network = load_weights(shape, origin, correlation=self._requested).to(device)
             if device.type == "cpu":
                 network.optimize_for_cpu()
@@ -446,7 +448,7 @@ def disable_tf32_convolutions(device: torch.device) -> AbstractContextManager[No
     return _FLOAT32 if device.type == "cuda" else nullcontext()
 
 
-def _switch_off_tf32() -> Callable[[], None]:
+def _disable_tf32_and_get_restore() -> Callable[[], None]:
     """Switch TF32 off, and return a function that restores it."""
     cudnn: Any = torch.backends.cudnn
     try:
@@ -457,10 +459,10 @@ def _switch_off_tf32() -> Callable[[], None]:
     return lambda: setattr(owner, name, before)
 
 
-_FLOAT32 = Switch(_switch_off_tf32)
+_FLOAT32 = Switch(_disable_tf32_and_get_restore)
 
 
-class _Report:
+class _ProgressReporter:
     """Reports every level to ``progress``, and every update of the eager network."""
 
     def __init__(self, progress: Progress | None, work: int) -> None:

@@ -71,9 +71,9 @@ class NetworkSettings(Config):
         require(is_valid, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool | None), "double", "True, False or None", self.double)
 
-    def apply_to_shape(self, shape: NetworkArchitecture) -> NetworkArchitecture:
-        """Return the network's shape with the settings that belong to it."""
-        return shape
+    def configure_architecture(self, architecture: NetworkArchitecture) -> NetworkArchitecture:
+        """Return the network's architecture with the settings that belong to it."""
+        return architecture
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class RAFTSettings(NetworkSettings):
         choice(self.padding, "padding", PADDINGS)
         require(not self.double, "double", "False for RAFT, which does not estimate its uncertainty", "True")
 
-    def apply_to_shape(self, shape: NetworkArchitecture) -> NetworkArchitecture:
-        """Return the network's shape with the padding."""
-        return shape.replace(padding=self.padding)
+    def configure_architecture(self, architecture: NetworkArchitecture) -> NetworkArchitecture:
+        """Return the network's architecture with the padding."""
+        return architecture.replace(padding=self.padding)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PtlflowSettings(Config):
 
 
 @dataclass(frozen=True)
-class OwnSettings(Config):
+class CustomSettings(Config):
     """Configuration of a class of the user's, which has no parameters here."""
 
 
@@ -132,5 +132,5 @@ PRESETS: Mapping[str, NetworkSettings] = {
     "fast": NetworkSettings(precision="fast"),
     "accurate": NetworkSettings(double=True),
 }
-OWN_PRESETS: Mapping[str, OwnSettings] = {"default": OwnSettings()}
+CUSTOM_PRESETS: Mapping[str, CustomSettings] = {"default": CustomSettings()}
 PTLFLOW_PRESETS: Mapping[str, PtlflowSettings] = {"default": PtlflowSettings()}

@@ -25,7 +25,7 @@ class Bidirectional(NamedTuple):
     """Twice [B, H, W]: the network's own logarithm of the error of either flow, in pixels, if it has one."""
 
 
-class FlowWithGuide(NamedTuple):
+class FlowWithRoughBackward(NamedTuple):
     """Flow of a pair of frames, with a backward flow that is only as good as its refinement needs."""
 
     flow: Tensor  # [B, 2, H, W], from the first frame to the second
@@ -40,7 +40,7 @@ class Estimator(Protocol):
 
     An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
     arguments, which returns a :class:`Bidirectional`. One that has a still faster backward flow for refinements has
-    ``with_guide``. One whose backend can be requested has ``requested_backend``.
+    ``estimate_with_rough_backward``. One whose backend can be requested has ``requested_backend``.
     """
 
     @property
@@ -75,7 +75,7 @@ def check_estimator(value: object, name: str = "estimator", expected: str = "an 
     _check.require(isinstance(value, Estimator) and not isinstance(value, type), name, expected, value)
 
 
-def get_bidirectional(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
+def find_bidirectional_method(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
     """Return the estimator's method for both directions at once; None if it has none.
 
     The method returns None for settings with which it needs two calls.
@@ -84,12 +84,14 @@ def get_bidirectional(estimator: Estimator) -> Callable[..., Bidirectional | Non
     return method
 
 
-def get_with_guide(estimator: Estimator) -> Callable[..., FlowWithGuide | None] | None:
+def find_rough_backward_method(estimator: Estimator) -> Callable[..., FlowWithRoughBackward | None] | None:
     """Return the estimator's method for a flow with a guide; None if it has none.
 
     The method returns None for settings that have no faster backward flow.
     """
-    method: Callable[..., FlowWithGuide | None] | None = getattr(estimator, "with_guide", None)
+    method: Callable[..., FlowWithRoughBackward | None] | None = getattr(
+        estimator, "estimate_with_rough_backward", None
+    )
     return method
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators._devices import check_fork
+from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
@@ -126,7 +126,7 @@ class PtlflowEstimator(LoadingEstimator):
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; ``initial_flow`` must be None."""
         check_pair(frame1, frame2)
-        check_fork(frame1.device)
+        check_usable_after_fork(frame1.device)
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
@@ -134,7 +134,7 @@ class PtlflowEstimator(LoadingEstimator):
             if progress is not None:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
-            with _silence():
+            with _silence_ptlflow():
                 flow = self._run_model(model, frames.flip(2))  # ptlflow takes BGR
             if progress is not None:
                 progress(1.0, self._name)
@@ -175,7 +175,7 @@ class PtlflowEstimator(LoadingEstimator):
         ptlflow = import_ptlflow()
         name, path = self._find_weights(ptlflow, fetching)
         try:
-            with torch.random.fork_rng(devices=[]), _silence():
+            with torch.random.fork_rng(devices=[]), _silence_ptlflow():
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
                 model = ptlflow.get_model(self._name)
         except (ImportError, ValueError) as error:  # ptlflow's parser turns what a constructor raises into ValueErrors
@@ -187,8 +187,8 @@ class PtlflowEstimator(LoadingEstimator):
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else compute_sha256(path)[:_DIGITS],
-            "updates": self._get_updates(model),
-            "patched": self._is_to_be_patched(model),
+            "updates": self._set_requested_updates(model),
+            "patched": self._should_patch(model),
             "ptlflow": ptlflow.__version__,
         }
         self._model = model.eval()
@@ -209,9 +209,9 @@ class PtlflowEstimator(LoadingEstimator):
             if not path.is_file():
                 raise InputError(f"weights: {weights}: no such file; {available}")
             return weights, path
-        return weights, _fetch_file(urls[weights], fetching)
+        return weights, _download_file(urls[weights], fetching)
 
-    def _get_updates(self, model: torch.nn.Module) -> int | None:
+    def _set_requested_updates(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
         name = next((n for n in _UPDATES if isinstance(getattr(model, n, None), int)), None)
         if self.config.updates is not None:
@@ -220,7 +220,7 @@ class PtlflowEstimator(LoadingEstimator):
             setattr(model, name, self.config.updates)
         return None if name is None else int(getattr(model, name))
 
-    def _is_to_be_patched(self, model: torch.nn.Module) -> bool:
+    def _should_patch(self, model: torch.nn.Module) -> bool:
         from fullfield.integrations.ptlflow import OTHER, find_support
 
         if not self.config.patched:
@@ -233,7 +233,7 @@ class PtlflowEstimator(LoadingEstimator):
         return False
 
 
-def _fetch_file(url: str, fetching: DownloadProgress | None) -> Path:
+def _download_file(url: str, fetching: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():
@@ -248,7 +248,7 @@ def _fetch_file(url: str, fetching: DownloadProgress | None) -> Path:
 def import_ptlflow() -> Any:
     """Import ptlflow without its messages; InputError if it is missing."""
     try:
-        with _silence():
+        with _silence_ptlflow():
             import ptlflow
 
             return ptlflow
@@ -259,7 +259,7 @@ def import_ptlflow() -> Any:
         ) from None
 
 
-def _silence() -> AbstractContextManager[None]:
+def _silence_ptlflow() -> AbstractContextManager[None]:
     from fullfield.integrations.forms import silence
 
     return silence()

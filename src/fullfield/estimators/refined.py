@@ -17,8 +17,8 @@ from fullfield.estimators.protocol import (
     Estimator,
     Progress,
     WrappingEstimator,
-    get_bidirectional,
-    get_with_guide,
+    find_bidirectional_method,
+    find_rough_backward_method,
 )
 from fullfield.ops.tvl1 import FlowRefiner
 from fullfield.ops.tvl1.config import RefinementConfig
@@ -68,16 +68,16 @@ class RefinedEstimator(WrappingEstimator):
         self._refine = refine
         self._device = torch.device("cpu")  # of the last preparation or call
         self._refiner_backend = "automatic"
-        self._refiners = self._create_pool() if refiners is None else refiners
+        self._refiners = self._create_refiner_pool() if refiners is None else refiners
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_refiners"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._refiners = self._create_pool()
+        self._refiners = self._create_refiner_pool()
 
-    def _create_pool(self) -> SolverPool[FlowRefiner]:
+    def _create_refiner_pool(self) -> SolverPool[FlowRefiner]:
         return SolverPool(partial(_create_refiner, self.config))
 
     def release_memory(self) -> None:
@@ -149,7 +149,7 @@ class RefinedEstimator(WrappingEstimator):
         """Estimate both directions and time each step. ``initial_flow`` starts the forward flow.
 
         The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
-        flow, at a lower quality (``with_guide``). Without ``log_scale`` there may be none.
+        flow, at a lower quality (``estimate_with_rough_backward``). Without ``log_scale`` there may be none.
         """
         seconds: dict[str, float] = {}
         self._device = frame1.device
@@ -160,10 +160,11 @@ class RefinedEstimator(WrappingEstimator):
             seconds[name] = time.perf_counter() - started_at
 
         started_at, scale, still = time.perf_counter(), None, None
-        both_progress = _scale_progress(progress, 0.0, 2 * _DIRECTION)
-        with_guide, bidirectional = get_with_guide(self.estimator), get_bidirectional(self.estimator)
+        both_progress = _map_progress_to_range(progress, 0.0, 2 * _DIRECTION)
+        rough_backward = find_rough_backward_method(self.estimator)
+        bidirectional = find_bidirectional_method(self.estimator)
         options: dict[str, Any] = {"initial_flow": initial_flow, "progress": both_progress}
-        guided = with_guide and with_guide(frame1, frame2, log_scale=log_scale, **options)
+        guided = rough_backward and rough_backward(frame1, frame2, log_scale=log_scale, **options)
         both = None if guided or bidirectional is None else bidirectional(frame1, frame2, **options)
         if guided is not None:
             flow, backward, still, scale = guided
@@ -172,16 +173,18 @@ class RefinedEstimator(WrappingEstimator):
             flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
             timed("bidirectional", started_at)
         else:
-            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_scale_progress(progress, 0.0))
+            flow = self.estimator(
+                frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range(progress, 0.0)
+            )
             timed("forward", started_at)
             started_at = time.perf_counter()
-            backward = self.estimator(frame2, frame1, progress=_scale_progress(progress, _DIRECTION))
+            backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
             timed("backward", started_at)
         if self.refines(frame1.device):
             started_at = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            flow = self._refined(frame1, frame2, flow, backward)
+            flow = self._refine_everywhere(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             flow = flow if still is None else still.zero_still_flow(flow)
             timed("refinement", started_at)
@@ -191,11 +194,11 @@ class RefinedEstimator(WrappingEstimator):
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        refined, still = self._refined(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
+        refined, still = self._refine_everywhere(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
         return refined if still is None else still.zero_still_flow(refined)
 
-    def _refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
-        """Refine a given flow, in areas that agree, too."""
+    def _refine_everywhere(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
+        """Refine a given flow, also in areas that agree."""
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
         with self._refiners.borrow_solver(size) as refiner:
             self._refiner_backend = refiner.backend
@@ -207,10 +210,10 @@ def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:
 
 
 SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
-"""Refiners of :func:`choose_refiner`, which any estimators share."""
+"""Refiners of :func:`choose_refined_estimator`, which any estimators share."""
 
 
-def choose_refiner(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
+def choose_refined_estimator(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
     """Return the estimator that refines on ``device``, with ``refine`` a new one if necessary; None if none does."""
     if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
         return estimator
@@ -221,7 +224,7 @@ def choose_refiner(estimator: Estimator, device: torch.device, *, refine: bool) 
     return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
 
 
-def _scale_progress(progress: Progress | None, start: float, extent: float = _DIRECTION) -> Progress | None:
+def _map_progress_to_range(progress: Progress | None, start: float, extent: float = _DIRECTION) -> Progress | None:
     if progress is None:
         return None
     return lambda fraction, where: progress(start + extent * fraction, where)

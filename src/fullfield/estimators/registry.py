@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PTLFLOW = f"{PREFIX}NAME"
 """Stands for every model of ptlflow."""
 
-_OWN_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_CUSTOM_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """Name of a method that is a class of the user's."""
 
 
@@ -72,7 +72,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class OwnMethod(Method):
+class CustomMethod(Method):
     """Entry of a class of the user's that follows ``Estimator`` and is called without arguments."""
 
     def build_estimator(self, name: str, config: Any, backend: str | None) -> Estimator:  # noqa: ARG002 - without parameters
@@ -99,7 +99,7 @@ class OwnMethod(Method):
 _CONFIGS = "fullfield.estimators.network_config"
 
 
-def _network_method(
+def _create_network_method(
     title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **more: Any
 ) -> Method:
     """Return the entry of a network whose weights are published under ``name``."""
@@ -124,13 +124,13 @@ METHODS = {
         estimator="fullfield.estimators.network:AutoEstimator",
         cascades=True,
     ),
-    "fullfield-s": _network_method("fullfield-s", "fullfield-s", cascades=True),
-    "fullfield-m": _network_method("fullfield-m", "fullfield-m", cascades=True),
-    "raft": _network_method("RAFT", "raft", "RAFTSettings", "RAFT_PRESETS"),
-    "raft-small": _network_method("RAFT-small", "raft-small", "RAFTSettings", "RAFT_PRESETS"),
-    "sea-raft-s": _network_method("SEA-RAFT (S)", "sea-raft-s"),
-    "sea-raft-m": _network_method("SEA-RAFT (M)", "sea-raft-m"),
-    "sea-raft-l": _network_method("SEA-RAFT (L)", "sea-raft-l"),
+    "fullfield-s": _create_network_method("fullfield-s", "fullfield-s", cascades=True),
+    "fullfield-m": _create_network_method("fullfield-m", "fullfield-m", cascades=True),
+    "raft": _create_network_method("RAFT", "raft", "RAFTSettings", "RAFT_PRESETS"),
+    "raft-small": _create_network_method("RAFT-small", "raft-small", "RAFTSettings", "RAFT_PRESETS"),
+    "sea-raft-s": _create_network_method("SEA-RAFT (S)", "sea-raft-s"),
+    "sea-raft-m": _create_network_method("SEA-RAFT (M)", "sea-raft-m"),
+    "sea-raft-l": _create_network_method("SEA-RAFT (L)", "sea-raft-l"),
     PTLFLOW: Method(
         "ptlflow's models",
         _CONFIGS,
@@ -150,10 +150,10 @@ DEFAULT_PRESET = "default"
 """Every method has it."""
 
 
-def resolve_alias(method: str) -> str:
+def get_canonical_method(method: str) -> str:
     """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
-    if _is_own_class(name):
+    if _is_custom_class(name):
         return name
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
         lower = name.lower()
@@ -164,10 +164,10 @@ def resolve_alias(method: str) -> str:
 
 def get_method(name: str) -> Method:
     """Return the entry of a canonical name."""
-    if _is_own_class(name):
-        return OwnMethod(name, _CONFIGS, "OwnSettings", "OWN_PRESETS")
+    if _is_custom_class(name):
+        return CustomMethod(name, _CONFIGS, "CustomSettings", "CUSTOM_PRESETS")
     return METHODS[PTLFLOW if name.startswith(PREFIX) else name]
 
 
-def _is_own_class(name: str) -> bool:
-    return not name.startswith(PREFIX) and _OWN_CLASS.fullmatch(name) is not None
+def _is_custom_class(name: str) -> bool:
+    return not name.startswith(PREFIX) and _CUSTOM_CLASS.fullmatch(name) is not None

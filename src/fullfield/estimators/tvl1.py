@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators._devices import check_fork
+from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
@@ -82,7 +82,7 @@ class TVL1Estimator(BackendRequest):
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        check_fork(frame1.device)
+        check_usable_after_fork(frame1.device)
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)
         with self._solvers.borrow_solver(size) as solver:

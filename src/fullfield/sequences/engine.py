@@ -16,7 +16,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import choose_refiner
+from fullfield.estimators.refined import choose_refined_estimator
 from fullfield.io.files import describe_error
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
@@ -68,7 +68,7 @@ class Engine:
         self._rounds_to_half = rounds_to_half
         self._device = settings.torch_device
         plates.pinned = self._device.type == "cuda"
-        self._refiner = choose_refiner(estimator, self._device, refine=settings.refine)
+        self._refiner = choose_refined_estimator(estimator, self._device, refine=settings.refine)
         if self._refiner is not None:
             self._estimator = self._refiner.estimator
         self._needs_backward = settings.needs_reliability or self._refiner is not None

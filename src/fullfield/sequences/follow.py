@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
-from fullfield.estimators._devices import check_fork
+from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import Frame
 from fullfield.estimators.estimation import load_estimator
-from fullfield.estimators.protocol import Estimator, get_bidirectional
+from fullfield.estimators.protocol import Estimator, find_bidirectional_method
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import resolve_device
@@ -122,7 +122,7 @@ class _Follower:
 
 def create_matcher(estimator: Estimator) -> PairMatcher:
     """Return the estimator as a matcher of both directions."""
-    bidirectional = get_bidirectional(estimator)
+    bidirectional = find_bidirectional_method(estimator)
 
     def match(
         frame1: Tensor, frame2: Tensor, forward: Tensor | None, backward: Tensor | None
@@ -305,7 +305,7 @@ def follow_frames(
         if plates.by_data:
             raise InputError("frames: expected the display windows of the plates, got window='data'")
         target = resolve_device(device)
-        check_fork(target)
+        check_usable_after_fork(target)
         for result in follow_plates(plates, reference, plates.numbers, estimator, target):
             layers = result.tensors
             yield FollowedFrame(

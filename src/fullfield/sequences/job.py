@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fullfield._ledger.versions import Checksums
-from fullfield.estimators.cascaded import AtScale
+from fullfield.estimators.cascaded import ReducedSizeEstimator
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
@@ -29,7 +29,7 @@ def build_prepared_estimator(
         torch.set_num_threads(threads)
     estimator = build_estimator(method, config=config, backend=backend)
     if scale != "1":
-        estimator = AtScale(estimator, scale)
+        estimator = ReducedSizeEstimator(estimator, scale)
     prepare_estimator(estimator, device)
     return estimator
 

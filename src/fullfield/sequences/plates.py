@@ -18,7 +18,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
-from fullfield.estimators._frames import Frame, describe_name, fill_unknown_pixels, read_or_convert_frame
+from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, mask_path
@@ -254,7 +254,7 @@ class ListedPlates(Plates):
         return self._dead_pictures.take()
 
     def path(self, number: int) -> str:
-        return describe_name(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
+        return name_for_messages(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None
