@@ -30,8 +30,8 @@ from fullfield.estimators.estimation import estimate, estimate_batch
 from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
-from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import angular_error, true_motion_length
+from fullfield.metrics.distance import compute_boundary_distance
+from fullfield.metrics.pixels import angular_error, compute_true_motion_length
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
@@ -50,9 +50,9 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.loss import mean_end_point_error
 from fullfield.training.flow.pictures import PicturePack
 from fullfield.training.flow.stepping import Stepper
-from fullfield.viz.errors import error_colors, error_legend
-from fullfield.viz.points import alignment_legend
-from fullfield.viz.wheel import FlowColors, color_wheel
+from fullfield.viz.errors import create_error_colors, draw_error_legend
+from fullfield.viz.points import draw_alignment_legend
+from fullfield.viz.wheel import FlowColors, create_color_wheel
 
 F32 = torch.float32
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
@@ -387,7 +387,7 @@ def _() -> Any:
         rotation,
         poses.relative_translation_error(first, second),
         poses.rmse_by_information(first, second, information),
-        poses.rmse_by_moment(first, second, poses.mean_outer_product(points)),
+        poses.rmse_by_moment(first, second, poses.compute_mean_outer_product(points)),
     ]
 
 
@@ -514,10 +514,20 @@ def _() -> Any:
     return warp_image(frames(3, 24, 32)[0].to(F32) / 255, flow())
 
 
-@case("viz.wheel_legend", "viz.color_wheel", "viz.error_colors", "viz.error_legend", "viz.alignment_legend")
+@case(
+    "viz.wheel_legend",
+    "viz.create_color_wheel",
+    "viz.create_error_colors",
+    "viz.draw_error_legend",
+    "viz.draw_alignment_legend",
+)
 def _() -> Any:
-    legends = viz.wheel_legend(64, 5.0), error_legend(256, max_error=3.0), alignment_legend(200, max_error=1.0)
-    return *legends, color_wheel(), error_colors()
+    legends = (
+        viz.wheel_legend(64, 5.0),
+        draw_error_legend(256, max_error=3.0),
+        draw_alignment_legend(200, max_error=1.0),
+    )
+    return *legends, create_color_wheel(), create_error_colors()
 
 
 @case("viz.frame_to_image", "viz.alignment_view")
@@ -697,10 +707,10 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
         *neighbors.grid_downsample(cloud(), 0.2),
         neighbors.spatial_order(cloud()),
     ),
-    ("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance"): lambda: (
+    ("metrics.four_values", "metrics.true_motion", "metrics.compute_boundary_distance"): lambda: (
         metrics.four_values(flow()),
-        true_motion_length(flow()),
-        boundary_distance(noise(24, 32) > 1),
+        compute_true_motion_length(flow()),
+        compute_boundary_distance(noise(24, 32) > 1),
     ),
 }
 for _names, _compute in TABLE.items():

@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "registration_recall": ("rte", lambda: poses.registration_recall(rre=here(5), rte=there(5))),
     "rmse": ("points", lambda: poses.registration_rmse(EYE, EYE, there(5, 3))),
     "rotation": ("truth", lambda: poses.relative_rotation_error(EYE, there(4, 4))),
-    "moment": ("points", lambda: poses.mean_outer_product(there(5, 3))),
+    "moment": ("points", lambda: poses.compute_mean_outer_product(there(5, 3))),
     "by moment": ("moment", lambda: poses.rmse_by_moment(EYE, EYE, there(4, 4, dtype=torch.float64))),
     "information": ("information", lambda: poses.rmse_by_information(EYE, EYE, there(6, 6))),
     "register": ("source", lambda: register(there(500, 3), there(500, 3))),

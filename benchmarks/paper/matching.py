@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield._ledger.notes import check_entries, read_notes
+from fullfield._ledger.notes import check_entry_kinds, read_notes
 from fullfield.datasets.own import CHARGE_SHOTS
 from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT
 from fullfield.models.weights import WEIGHTS
@@ -190,8 +190,8 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
             config = read_notes(path)
             if not ("method" in config and isinstance(config.get("dataset"), dict) and "parameters" in config):
                 continue
-            check_entries(path, config, method="text", parameters="object")
-            check_entries(path, config["dataset"], name="text")
+            check_entry_kinds(path, config, method="text", parameters="object")
+            check_entry_kinds(path, config["dataset"], name="text")
             try:
                 Fraction(config["parameters"].get("scale") or 1)
             except (ValueError, TypeError, ArithmeticError):
@@ -207,11 +207,11 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
 def _result(path: Path) -> dict[str, Any]:
     """Return a result with everything that the tables read of it."""
     result = read_notes(path)
-    check_entries(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
-    check_entries(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
+    check_entry_kinds(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
+    check_entry_kinds(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
     if result.get("scores") is not None:
-        check_entries(path, result, scores="object")
-        check_entries(path, result["scores"], **dict.fromkeys(result["scores"], "number or null"))
+        check_entry_kinds(path, result, scores="object")
+        check_entry_kinds(path, result["scores"], **dict.fromkeys(result["scores"], "number or null"))
     return result
 
 

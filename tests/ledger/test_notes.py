@@ -37,7 +37,7 @@ def test_read_notes_and_records_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
     refuses("expected a regular file", read_notes, tmp_path / "settings.json")
     os.mkfifo(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").mkdir()
-    assert Records(tmp_path).find_current_records("x.exr") == []
+    assert Records(tmp_path).find_records_of_current_file("x.exr") == []
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,16 @@ def test_read_notes_and_records_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
 )
 def test_records_ignore_damaged_lines(changes: dict[str, Any], tmp_path: Path) -> None:
     frame, notes = tmp_path / "frame.exr", tmp_path / "notes"
-    with Journal(notes, "run").record_file(str(frame), {"settings": "a"}), write_atomically(frame) as temporary:
+    with (
+        Journal(notes, "run").record_file_when_written(str(frame), {"settings": "a"}),
+        write_atomically(frame) as temporary,
+    ):
         temporary.write_bytes(b"frame")
     line = json.loads((notes / "run.jsonl").read_text())
     (notes / "other.jsonl").write_text(json.dumps({**line, "provenance": {"settings": "b"}, **changes}) + "\n")
-    assert [record.provenance for record in Records(notes).find_current_records(str(frame))] == [{"settings": "a"}]
+    assert [record.provenance for record in Records(notes).find_records_of_current_file(str(frame))] == [
+        {"settings": "a"}
+    ]
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "1.5", "true"])
@@ -68,7 +73,7 @@ def test_records_ignore_lines_with_numbers_that_are_no_sizes(number: str, tmp_pa
         f'{{"name": "x.exr", "provenance": {{}}, "checksum": "a", "stamp": [{number}, 1, 1]}}\n'
         f'{{"input": "x.exr", "checksum": "a", "stamp": [{number}, 1, 1]}}\n[1]\n"text"\n7\n'
     )
-    assert Records(tmp_path).find_current_records("x.exr") == []
+    assert Records(tmp_path).find_records_of_current_file("x.exr") == []
 
 
 def settle(file: SettingsFile, content: dict[str, Any], results: list[str], **options: Any) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ def wauc(epe):
     return 100.0 * area / weights
 
 
-def boundary_distance(occluded):
+def compute_boundary_distance(occluded):
     """Euclidean distance to the nearest pixel with a 4-neighbour of the other kind, by trying all of them."""
     height, width = occluded.shape
     marks = []

@@ -21,8 +21,8 @@ from fullfield import metrics
 from fullfield._check import InputError
 from fullfield.metrics import FlowMetrics
 from fullfield.metrics.accumulator import AVERAGING
-from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import angular_error, true_motion_length
+from fullfield.metrics.distance import compute_boundary_distance
+from fullfield.metrics.pixels import angular_error, compute_true_motion_length
 from refusals import refuses
 
 
@@ -65,7 +65,7 @@ def scored(pred, truth, valid=None, occluded=None, **options):
 
 
 def records(pred, truth, valid=None, occluded=None):
-    distance = None if occluded is None else definitions.boundary_distance(occluded)
+    distance = None if occluded is None else definitions.compute_boundary_distance(occluded)
     return definitions.pixel_list(pred, truth, valid, occluded, distance)
 
 
@@ -93,7 +93,7 @@ def test_flow_metrics_equal_definitions(size, four):
         "px5": metrics.outliers(pred, truth, valid, threshold=5),
         "fl_all": metrics.fl_all(pred, truth, valid),
         "wauc": metrics.wauc(pred, truth, valid),
-        "lm_epe": metrics.epe(pred, truth, valid & (true_motion_length(truth) > 128)),
+        "lm_epe": metrics.epe(pred, truth, valid & (compute_true_motion_length(truth) > 128)),
     }
     assert_same(single, {key: wanted[key] for key in single})
 
@@ -309,7 +309,7 @@ def test_error_maps_equal_definitions():
     assert error[~error.isnan()].tolist() == pytest.approx([r["epe"] for r in flat], rel=1e-12)
     assert angle[~angle.isnan()].tolist() == pytest.approx([r["aae"] for r in flat], rel=1e-9)
     assert bool((error.isnan() == angle.isnan()).all())
-    motion = true_motion_length(truth)
+    motion = compute_true_motion_length(truth)
     assert bool((motion.isnan() == ((truth.abs() <= 1e9).all(0)).logical_not()).all())
 
 
@@ -362,9 +362,9 @@ def test_boundary_distance_equals_all_pairs(seed):
     for _ in range(seed + 1):
         y, x = rng.integers(0, 20, 2)
         occluded[y : y + rng.integers(1, 9), x : x + rng.integers(1, 9)] = True
-    wanted = definitions.boundary_distance(occluded)
+    wanted = definitions.compute_boundary_distance(occluded)
     for reach in (1, 6, 140):
-        got = boundary_distance(torch.from_numpy(occluded), radius=reach).double().numpy()
+        got = compute_boundary_distance(torch.from_numpy(occluded), radius=reach).double().numpy()
         limited = np.where(wanted < reach, wanted, np.inf)
         np.testing.assert_allclose(got, limited, rtol=1e-6)
 
@@ -374,7 +374,7 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     monkeypatch.setattr("fullfield.metrics.pixels._BLOCK_PIXELS", 700)
     occluded = torch.zeros(330, 340, dtype=torch.bool)
     occluded[3, 5] = True
-    got = boundary_distance(occluded)
+    got = compute_boundary_distance(occluded)
     y, x = torch.meshgrid(torch.arange(330.0), torch.arange(340.0), indexing="ij")
     to_cross = torch.stack(
         [torch.hypot(y - 3 - dy, x - 5 - dx) for dy, dx in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))]
@@ -382,9 +382,9 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     wanted = to_cross.amin(0)
     torch.testing.assert_close(got, torch.where(wanted < 140, wanted, math.inf))
     for constant in (False, True):
-        assert bool(boundary_distance(torch.full((4, 6), constant)).isinf().all())
-    assert boundary_distance(torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
-    refuses("radius", boundary_distance, occluded, radius=182)
+        assert bool(compute_boundary_distance(torch.full((4, 6), constant)).isinf().all())
+    assert compute_boundary_distance(torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
+    refuses("radius", compute_boundary_distance, occluded, radius=182)
 
 
 @pytest.mark.unit
@@ -396,7 +396,7 @@ def test_sintel_bands_on_a_real_occlusion_map(data_dir):
     edge = occluded & ~scipy.binary_erosion(occluded, cross, border_value=1)
     edge |= ~occluded & scipy.binary_dilation(occluded, cross)
     wanted = scipy.distance_transform_edt(~edge)
-    got = boundary_distance(torch.from_numpy(occluded)).numpy()
+    got = compute_boundary_distance(torch.from_numpy(occluded)).numpy()
     np.testing.assert_allclose(got, np.where(wanted < 140, wanted, np.inf), rtol=1e-6)
 
 

@@ -222,14 +222,14 @@ def test_every_plate_is_hashed_once_and_not_again_by_later_runs(monkeypatch: pyt
     from fullfield.sequences import plates
 
     hashed: list[str] = []
-    compute = versions.compute_checksum
+    compute = versions.compute_sampled_checksum
 
     def count_checksum(path: str) -> str:
         hashed.append(Path(path).name)
         return compute(path)
 
     for module in (versions, plates):
-        monkeypatch.setattr(module, "compute_checksum", count_checksum)
+        monkeypatch.setattr(module, "compute_sampled_checksum", count_checksum)
     names = [f"plate.{number}.png" for number in range(1001, 1007)]
     run_job(follow_job("ref.%04d.exr", [1001, 1002, 1003, 1004, 1005], 1002))
     assert sorted(name for name in hashed if name.startswith("plate")) == names[:5]

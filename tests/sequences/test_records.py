@@ -241,12 +241,12 @@ def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
     ended = f"{files._identify_host()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
-        with Journal(notes, name).record_file(str(frame), {}), write_atomically(frame) as temporary:
+        with Journal(notes, name).record_file_when_written(str(frame), {}), write_atomically(frame) as temporary:
             temporary.write_text(content)
         if name == "pairs":
             shutil.copy2(frame, tmp_path / "copy.flo")
     (tmp_path / "copy.flo").replace(frame)
-    Records(notes).remove_replaced_notes()
+    Records(notes).remove_outdated_notes()
     assert (notes / f"{ended}.jsonl").exists()
 
 
@@ -348,7 +348,7 @@ def test_records_ignore_damaged_lines_of_shot(cli: CommandLine) -> None:
     notes.write_bytes(b"[" * 100_000 + b"\n{}\n3\n\xff\n" + good + b'{"name": "mv.0011.exr", "sta')
     assert "0 frames written, 8 kept" in cli(*SHOT)[1]
     notes.write_bytes(b"")
-    assert Records(Path("mv.exr.fullfield")).find_current_records("mv.0011.exr") == []
+    assert Records(Path("mv.exr.fullfield")).find_records_of_current_file("mv.0011.exr") == []
     assert "was not written by fullfield" in cli(*SHOT)[2]
 
 

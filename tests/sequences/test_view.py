@@ -17,7 +17,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, moving
 
 from fullfield.cli.main import main
 from fullfield.io import write_image, write_vectors
-from fullfield.viz.page import ViewFrame, view_page
+from fullfield.viz.page import ViewFrame, build_html_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NODE = shutil.which("node")
@@ -75,7 +75,7 @@ HOSTILE = (
 @pytest.mark.parametrize("title", HOSTILE)
 def test_view_page_escapes_hostile_name(title: str, tmp_path: Path) -> None:
     flow = torch.tensor([3.0, -2.0]).view(2, 1, 1).expand(2, 32, 32).clone()
-    text = view_page(title, [ViewFrame(1, None, {"forward": flow})], max_motion=4.0)
+    text = build_html_page(title, [ViewFrame(1, None, {"forward": flow})], max_motion=4.0)
     (tmp_path / "hostile.html").write_text(text, "utf-8")
     data = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0]
     assert "<" not in data

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fullfield import viz
 from fullfield._check import InputError
 from fullfield.viz._pixels import BACKGROUND
-from fullfield.viz.errors import error_colors, error_legend
-from fullfield.viz.wheel import color_wheel
+from fullfield.viz.errors import create_error_colors, draw_error_legend
+from fullfield.viz.wheel import create_color_wheel
 
 
 def random_flow(seed, height=23, width=31, size=10.0):
@@ -69,7 +69,7 @@ def color_by_hand(u, v, scale):
 
 @pytest.mark.unit
 def test_color_wheel_has_middlebury_colors():
-    wheel = color_wheel()
+    wheel = create_color_wheel()
     assert wheel.dtype == torch.uint8
     assert wheel.tolist() == wheel_by_hand()
     assert [wheel[i].tolist() for i in (0, 15, 21, 25, 36, 49)] == [
@@ -191,7 +191,7 @@ def test_error_map_against_loops(max_error):
         -3, 2, generator=torch.Generator().manual_seed(1)
     )
     pred[:, 0, 0] = truth[:, 0, 0]
-    table, top = error_colors().tolist(), max_error or 16.0
+    table, top = create_error_colors().tolist(), max_error or 16.0
     picture = viz.error_map(pred, truth, max_error=max_error)
     off = 0
     for y in range(23):
@@ -214,7 +214,7 @@ def test_error_map_of_unknown_invalid_and_missing():
     truth[0, 0, 0], truth[1, 0, 1], valid[0, 2], pred[0, 0, 3] = math.nan, 1.666e9, False, math.nan
     picture = viz.error_map(pred, truth, valid)
     assert picture[:, 0, :3].T.tolist() == [[96, 96, 96]] * 3
-    colors = error_colors()
+    colors = create_error_colors()
     assert picture[:, 0, 3].tolist() == colors[-1].tolist()
     assert (colors.int() - 96).abs().amax(1).min() > 25  # grey is no error's colour
 
@@ -231,7 +231,7 @@ def test_error_map_takes_the_nearest_of_four():
 @pytest.mark.unit
 def test_error_colours_rise_evenly():
     """Lightness (CIE L*) grows from dark to bright in even steps, so that order can be seen without hue."""
-    srgb = error_colors().double() / 255
+    srgb = create_error_colors().double() / 255
     linear = torch.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     luminance = linear @ torch.tensor([0.2126, 0.7152, 0.0722], dtype=torch.float64)
     lightness = torch.where(luminance > 0.008856, 116 * luminance ** (1 / 3) - 16, 903.3 * luminance)
@@ -244,17 +244,17 @@ def test_error_colours_rise_evenly():
 
 @pytest.mark.unit
 def test_error_legend():
-    legend = error_legend(256)
+    legend = draw_error_legend(256)
     assert legend.shape == (3, 32, 256)
     bar = legend[:, 4]
-    colors = error_colors()
+    colors = create_error_colors()
     assert bar[:, 16].tolist() == colors[0].tolist()
     assert bar[:, -17].tolist() == colors[-1].tolist()
     assert legend[:, 20:].float().mean(0).max() > 180  # numbers below
-    assert not torch.equal(legend, error_legend(256, max_error=4.0))
+    assert not torch.equal(legend, draw_error_legend(256, max_error=4.0))
     for arguments in ({"width": 64}, {"max_error": 0.0}, {"max_error": math.nan}):
         with pytest.raises(InputError, match=next(iter(arguments))):
-            error_legend(**arguments)
+            draw_error_legend(**arguments)
 
 
 # --- Frames

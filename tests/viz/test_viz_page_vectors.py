@@ -1,4 +1,4 @@
-"""view_page: the vectors in the page are those of the flow, also where they are unknown, long or reduced."""
+"""build_html_page: the vectors in the page are those of the flow, also where they are unknown, long or reduced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fullfield.viz.page import ViewFrame, view_page
+from fullfield.viz.page import ViewFrame, build_html_page
 
 pytestmark = pytest.mark.unit
 
 
 def read_vectors(parts: dict[str, Tensor], width: int) -> np.ndarray:
     """The vectors [2, H, W] that the page's script reads; NaN where they are unknown."""
-    text = view_page("shot", [ViewFrame(1, None, parts)], max_motion=4.0, width=width)
+    text = build_html_page("shot", [ViewFrame(1, None, parts)], max_motion=4.0, width=width)
     data = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
     frame = data["frames"][0]
     encoded = base64.b64decode(frame["forward"].partition(",")[2])

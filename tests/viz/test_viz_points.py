@@ -9,7 +9,7 @@ import torch
 
 from fullfield import InputError
 from fullfield.viz import alignment_view
-from fullfield.viz.points import alignment_legend
+from fullfield.viz.points import draw_alignment_legend
 
 pytestmark = pytest.mark.unit
 
@@ -40,9 +40,9 @@ def test_odd_clouds_are_drawn_all_the_same() -> None:
 
 
 def test_legend() -> None:
-    key = alignment_legend(256, max_error=0.2)
+    key = draw_alignment_legend(256, max_error=0.2)
     assert key.shape == (3, 32, 256)
     assert key[2, 10, 20] > key[0, 10, 20]  # blue at the left
     assert key[0, 10, 238] > key[2, 10, 238]
-    wide = alignment_legend(384, max_error=0.0924)  # no letter is cut off
+    wide = draw_alignment_legend(384, max_error=0.0924)  # no letter is cut off
     assert (wide[:, 24:, 360:] == wide[:, -1:, -1:]).all()

@@ -67,14 +67,14 @@ def _link_unless_exists(temporary: Path, path: Path) -> None:
             raise _TakenError from None
 
 
-def convert_to_plain(content: Mapping[str, Any]) -> dict[str, Any]:
+def convert_to_json_values(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content as JSON reads it back, with None for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_constant)
     return plain
 
 
 def _format_json(content: Mapping[str, Any]) -> str:
-    return json.dumps(convert_to_plain(content), indent=1, allow_nan=False) + "\n"
+    return json.dumps(convert_to_json_values(content), indent=1, allow_nan=False) + "\n"
 
 
 def _parse_constant(_: str) -> None:
@@ -95,19 +95,19 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "object": lambda value: isinstance(value, dict),
     "list": lambda value: isinstance(value, list),
-    "4 rows of 4": lambda value: _is_entry_kind(value, "number"),
-    "4 rows of 4 or null": lambda value: value is None or _is_entry_kind(value, "number"),
-    "4 rows of 4, each a number or null": lambda value: _is_entry_kind(value, "number or null"),
+    "4 rows of 4": lambda value: _is_4x4_of_kind(value, "number"),
+    "4 rows of 4 or null": lambda value: value is None or _is_4x4_of_kind(value, "number"),
+    "4 rows of 4, each a number or null": lambda value: _is_4x4_of_kind(value, "number or null"),
 }
 
 
-def _is_entry_kind(value: Any, kind: str) -> bool:
+def _is_4x4_of_kind(value: Any, kind: str) -> bool:
     rows = value if isinstance(value, list) else []
     has_four = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
     return has_four and all(_KINDS[kind](entry) for row in rows for entry in row)
 
 
-def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
+def check_entry_kinds(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
     """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
     for name, kind in kinds.items():
         if name not in content or not _KINDS[kind](content[name]):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_checksum, read_stamp
+from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield.io.files import call_when_finished, has_process_ended, name_process
 
 
@@ -53,34 +53,36 @@ class Records:
             return
         identity = Identity(stamp, entry["checksum"])
         if isinstance(entry.get("input"), str):
-            self.checksums.add_checksum(entry["input"], identity)
+            self.checksums.store_checksum_if_new(entry["input"], identity)
         elif isinstance(entry.get("name"), str) and isinstance(entry.get("provenance"), dict):
             record = Record(identity, entry["provenance"], entry.get("st_map"))
             self._by_name[entry["name"]].append(record)
             self._by_notes[notes].append((entry["name"], record))
 
-    def find_current_records(self, path: str) -> list[Record]:
+    def find_records_of_current_file(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
         records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
         stamp = read_stamp(path)
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
-        checksum = self.checksums.get_checksum(path)
+        checksum = self.checksums.get_or_compute_checksum(path)
         return [record for record in records if record.file.checksum == checksum]
 
-    def remove_replaced_notes(self) -> None:
+    def remove_outdated_notes(self) -> None:
         """Remove the notes of ended processes of this machine whose frames have all been written again.
 
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
         """
         for notes, entries in self._by_notes.items():
-            if has_process_ended(notes.stem) and all(self._is_replaced(name, record) for name, record in entries):
+            if has_process_ended(notes.stem) and all(
+                self._has_only_newer_records(name, record) for name, record in entries
+            ):
                 notes.unlink(missing_ok=True)
 
-    def _is_replaced(self, name: str, record: Record) -> bool:
+    def _has_only_newer_records(self, name: str, record: Record) -> bool:
         """Return whether the file that exists now has only records newer than ``record``."""
-        current = self.find_current_records(str(self._folder.parent / name))
+        current = self.find_records_of_current_file(str(self._folder.parent / name))
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
 
 
@@ -102,7 +104,7 @@ class Journal:
         self._inputs = Checksums()
 
     @contextmanager
-    def record_file(
+    def record_file_when_written(
         self, path: str, provenance: Mapping[str, Any], st_map_checksum: str | None = None
     ) -> Iterator[None]:
         """Append a record of the file ``path`` when it is written inside, just before it takes its name."""
@@ -113,15 +115,15 @@ class Journal:
             if os.fspath(written) == target and stamp is not None:
                 name = os.path.basename(path)  # noqa: PTH119
                 entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
-                self._append_line({**entry, "stamp": stamp, "checksum": compute_checksum(temporary)})
+                self._append_line({**entry, "stamp": stamp, "checksum": compute_sampled_checksum(temporary)})
 
         with call_when_finished(append_record):
             yield
 
-    def add_input(self, path: str, identity: Identity) -> None:
+    def record_input_once(self, path: str, identity: Identity) -> None:
         """Append the checksum of an input, once for each version."""
         with self._lock:
-            is_new = self._inputs.add_checksum(path, identity)
+            is_new = self._inputs.store_checksum_if_new(path, identity)
         if is_new:
             absolute = os.path.abspath(path)  # noqa: PTH100
             line = {"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum}

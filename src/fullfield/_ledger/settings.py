@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError, list_differences
-from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_notes, write_notes_unless_exist
+from fullfield._ledger.notes import (
+    check_entry_kinds,
+    convert_to_json_values,
+    read_notes,
+    write_notes,
+    write_notes_unless_exist,
+)
 
 _NAMED_CHANGES = 3
 
 
-def _select_everything(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def _return_unchanged(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return content
 
 
@@ -26,7 +32,7 @@ class SettingsFile:
         path: The file.
         description: What the file is expected to be, for messages: "the settings of a training".
         subject: What has the settings, for messages; by default the folder of the file.
-        entries: Kinds of entries that the content has, as of :func:`check_entries`.
+        entries: Kinds of entries that the content has, as of :func:`check_entry_kinds`.
         binding: Returns the part of the content that decides the results.
     """
 
@@ -34,7 +40,7 @@ class SettingsFile:
     description: str
     subject: str | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
-    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _select_everything
+    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_unchanged
 
     def read(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
@@ -42,7 +48,7 @@ class SettingsFile:
             stored = read_notes(self.path, self.description)
         except FileNotFoundError:
             return None
-        check_entries(self.path, stored, **self.entries)
+        check_entry_kinds(self.path, stored, **self.entries)
         return stored
 
     def write(self, content: Mapping[str, Any]) -> None:
@@ -51,7 +57,7 @@ class SettingsFile:
 
     def list_changes(self, stored: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
         """Return the binding settings that differ, the method first; with another method its parameters differ too."""
-        before, now = self.binding(stored), self.binding(convert_to_plain(content))
+        before, now = self.binding(stored), self.binding(convert_to_json_values(content))
         skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
         names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
         names.sort(key=lambda name: name != "method")

@@ -34,7 +34,7 @@ def read_stamp(path: str | os.PathLike[str]) -> Stamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def compute_checksum(path: str | os.PathLike[str]) -> str:
+def compute_sampled_checksum(path: str | os.PathLike[str]) -> str:
     """Return the checksum of a file: of all its bytes up to 64 MiB, of 16 samples of 4 MiB and its size beyond.
 
     Raises OSError for anything else than a regular file: the content of a pipe or device has no end.
@@ -54,7 +54,7 @@ def compute_checksum(path: str | os.PathLike[str]) -> str:
     return checksum.hexdigest()
 
 
-def compute_digest(values: object) -> str:
+def compute_digest_of_values(values: object) -> str:
     """Return the checksum of plain values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -66,7 +66,7 @@ class Checksums:
         self._stored: dict[tuple[str, Stamp], str] = {}
         self._new: list[tuple[str, Identity]] = []
 
-    def add_checksum(self, path: str, identity: Identity) -> bool:
+    def store_checksum_if_new(self, path: str, identity: Identity) -> bool:
         """Keep a checksum; return whether it is new."""
         key = (os.path.abspath(path), identity.stamp)  # noqa: PTH100 - links are not followed
         if key in self._stored:
@@ -75,12 +75,12 @@ class Checksums:
         self._new.append((key[0], identity))
         return True
 
-    def take_new_checksums(self) -> list[tuple[str, Identity]]:
+    def pop_new_checksums(self) -> list[tuple[str, Identity]]:
         """Return the names and versions of files that were added since the last call."""
         new, self._new = self._new, []
         return new
 
-    def get_checksum(self, path: str | None) -> str | None:
+    def get_or_compute_checksum(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
         stamp = None if path is None else read_stamp(path)
         if path is None or stamp is None:
@@ -88,6 +88,6 @@ class Checksums:
         checksum = self._stored.get((os.path.abspath(path), stamp))  # noqa: PTH100
         if checksum is None:
             with suppress(OSError):
-                checksum = compute_checksum(path)
-                self.add_checksum(path, Identity(stamp, checksum))
+                checksum = compute_sampled_checksum(path)
+                self.store_checksum_if_new(path, Identity(stamp, checksum))
         return checksum

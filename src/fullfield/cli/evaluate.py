@@ -188,7 +188,7 @@ def _choose_device(requested: str, name: str) -> str:
 
 def _load_stored_run(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
-    from fullfield._ledger.notes import check_entries
+    from fullfield._ledger.notes import check_entry_kinds
     from fullfield.evaluation.run import CONFIG, Run
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
@@ -198,7 +198,7 @@ def _load_stored_run(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     if not folder.is_dir():
         raise InputError(f"--score-only: {folder} holds no run; name its folder with --output")
     run = Run.load(folder)
-    check_entries(run.folder / CONFIG, run.config, method="text", parameters="object", dataset="object")
+    check_entry_kinds(run.folder / CONFIG, run.config, method="text", parameters="object", dataset="object")
     stored = (run.config["method"], str(run.config["parameters"].get("scale", 1)))
     if stored != (args.method, str(scale)):
         raise InputError(f"{folder}: holds {stored[0]} at scale {stored[1]}, not {args.method} at {scale}")

@@ -98,7 +98,7 @@ def check_replaceable(outputs: Iterable[tuple[str, str | None]]) -> None:
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_notes_path(path)).find_current_records(os.path.realpath(path)):
+        if not Records(_notes_path(path)).find_records_of_current_file(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
@@ -108,7 +108,9 @@ def record_output(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_notes_path(path), "pairs").record_file(os.path.realpath(path), {"version": __version__})
+    return Journal(_notes_path(path), "pairs").record_file_when_written(
+        os.path.realpath(path), {"version": __version__}
+    )
 
 
 def _notes_path(path: str) -> Path:

@@ -265,7 +265,7 @@ def _draw_clouds(
     from fullfield.io.pointcloud import transform_cloud
     from fullfield.registration import alignment, alignment_errors
     from fullfield.registration.alignment import Alignment
-    from fullfield.viz.points import alignment_legend
+    from fullfield.viz.points import draw_alignment_legend
 
     source, target = clouds
     top = args.max_error or _ERROR_VOXELS * result.voxel
@@ -284,7 +284,7 @@ def _draw_clouds(
         )
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {result.voxel:.4g}{rmse}"
-        panels.append((title, viz.alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
+        panels.append((title, viz.alignment_view(*tensors, max_error=top), draw_alignment_legend(max_error=top)))
     io.write_image(args.viz, viz.sheet(panels, columns=2))
 
 

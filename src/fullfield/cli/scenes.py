@@ -124,7 +124,7 @@ class Scene:
         return viz.error_map(self.flow, self._get_required("truth"), valid, max_error=self.max_error)
 
     def _sheet(self) -> Tensor:
-        from fullfield.viz.errors import error_legend
+        from fullfield.viz.errors import draw_error_legend
 
         key = viz.wheel_legend(256, self.scale)
         panels: list[Any] = []
@@ -139,5 +139,5 @@ class Scene:
         if self.frame1 is not None and self.frame2 is not None:
             panels.append((f"difference to first frame, times {_GAIN}", self._difference()))
         if self.truth is not None:
-            panels.append(("end-point error", self._error(), error_legend(512, max_error=self.max_error)))
+            panels.append(("end-point error", self._error(), draw_error_legend(512, max_error=self.max_error)))
         return viz.sheet(panels)

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and report it."""
-    from fullfield.viz.page import view_page
+    from fullfield.viz.page import build_html_page
 
     if not is_pattern(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if draw is not None:
             shot = map(draw, shot)
         page = {"max_motion": scale, "width": args.width, "step": settings.get("step", 1), "reference": reference}
-        text = view_page(Path(args.flow).name, shot, **page)
+        text = build_html_page(Path(args.flow).name, shot, **page)
     if plates is not None:
         plates.close()
     with write_atomically(output) as temporary:

@@ -22,7 +22,7 @@ from fullfield.io.names import ARRAY_SUFFIXES
 from fullfield.metrics import four_values
 
 
-class Recorded(Protocol):
+class PairRecord(Protocol):
     """Record of one pair's files."""
 
     @property
@@ -34,25 +34,25 @@ class Recorded(Protocol):
         """Files that an estimate depends on."""
 
 
-Where = TypeVar("Where", bound=Recorded)
+Where = TypeVar("Where", bound=PairRecord)
 Sample = TypeVar("Sample")
 
 
-class Listed(Sequence[Sample], Generic[Where, Sample]):
+class PairSequence(Sequence[Sample], Generic[Where, Sample]):
     """Pairs that are read on access."""
 
     name: str
     root: Path
     records: tuple[Where, ...]
 
-    of: str
+    pair_kind: str
     """Kind of pairs, as named in messages."""
 
     def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[Where]) -> None:
         self.name = name
         self.root = Path(root)
         if not records:
-            raise InputError(f"{root}: expected pairs of {self.of} of {name}, found none")
+            raise InputError(f"{root}: expected pairs of {self.pair_kind} of {name}, found none")
         self.records = tuple(records)
         seen: set[str] = set()
         for record in self.records:
@@ -79,9 +79,9 @@ class Listed(Sequence[Sample], Generic[Where, Sample]):
         """Read one pair; InputError names a file that cannot be used, OSError a missing one."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._read_sample(index)
+        return self._read_pair(index)
 
-    def _read_sample(self, index: int) -> Sample:
+    def _read_pair(self, index: int) -> Sample:
         raise NotImplementedError
 
 
@@ -164,7 +164,7 @@ _ALL = slice(None)
 _FLOAT_SUFFIXES = (".exr", ".tif", ".tiff", ".pfm", ".hdr")  # of frames with pixels that are not known
 
 
-class FlowDataset(Listed[Record, FlowSample]):
+class FlowDataset(PairSequence[Record, FlowSample]):
     """Pairs of frames with their true flow, read on access.
 
     Attributes:
@@ -178,11 +178,11 @@ class FlowDataset(Listed[Record, FlowSample]):
     >>> len(dataset), [record.name for record in dataset.records[:2]]  # doctest: +SKIP
     """
 
-    of = "frames"
+    pair_kind = "frames"
     doubled: bool | None = False
     encoding: Encoding | None = None
 
-    def _read_sample(self, index: int) -> FlowSample:
+    def _read_pair(self, index: int) -> FlowSample:
         frame1, frame2 = self.read_frames(index)
         truth = self.read_truth(index)
         flow, valid, occluded = (None, None, None) if truth is None else truth
@@ -205,11 +205,11 @@ class FlowDataset(Listed[Record, FlowSample]):
             return None
         flow, valid = self.read_flow(record.flow)
         values = flow
-        if self.doubled or (self.doubled is None and self._is_doubled(flow, record.frame1)):
+        if self.doubled or (self.doubled is None and self._has_double_frame_size(flow, record.frame1)):
             values = four_values(flow, valid)
             valid = values.isfinite().all(1).all(0)
         if record.invalid is not None:
-            valid = valid & ~self._read_valid_mask(record.invalid, valid)
+            valid = valid & ~self._read_nonblack_mask(record.invalid, valid)
         if record.frame1.suffix.lower() in _FLOAT_SUFFIXES:
             frame_valid = self.read_masked_frame(record.frame1)[1]
             if frame_valid is not None and frame_valid.shape == valid.shape:
@@ -236,15 +236,15 @@ class FlowDataset(Listed[Record, FlowSample]):
         flow, valid = io.read_flow(path, encoding=self.encoding)
         return flow, valid
 
-    def _is_doubled(self, flow: Tensor, frame: Path) -> bool:
+    def _has_double_frame_size(self, flow: Tensor, frame: Path) -> bool:
         _, _, width, height = io.frame_window(frame).display
         return flow.shape[-2:] == (2 * height, 2 * width)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
-        return None if record.occlusion is None else self._read_valid_mask(record.occlusion, valid)
+        return None if record.occlusion is None else self._read_nonblack_mask(record.occlusion, valid)
 
-    def _read_valid_mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
+    def _read_nonblack_mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
         """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
         if path.suffix.lower() in ARRAY_SUFFIXES:
             mask = torch.from_numpy(read_mask_array(path))

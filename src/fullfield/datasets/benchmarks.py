@@ -14,14 +14,14 @@ from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
-    find_folder,
-    find_required_file,
-    last_number,
-    list_files,
+    get_folder_if_exists,
+    list_files_with_suffix,
     list_subfolders,
-    pair_consecutive,
-    read_lines,
-    require_file,
+    pair_consecutive_frames,
+    parse_last_number,
+    read_text_lines,
+    require_companion_file,
+    require_file_if_has_folder,
     require_folder,
     require_nonempty,
 )
@@ -56,16 +56,18 @@ class Sintel(FlowDataset):
         base = Path(root)
         frames = require_folder(base, split, render, description="Sintel's frames")
         flow = require_folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
-        maps = [None if flow is None else find_folder(base, split, name) for name in ("occlusions", "invalid")]
+        maps = [None if flow is None else get_folder_if_exists(base, split, name) for name in ("occlusions", "invalid")]
         records = []
         for scene in require_nonempty(list_subfolders(frames), frames, "a folder for each scene"):
-            for first, second in pair_consecutive(list_files(scene, (".png",))):
+            for first, second in pair_consecutive_frames(list_files_with_suffix(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
-                truth = find_required_file(flow, f"{name}.flo", first)
+                truth = require_file_if_has_folder(flow, f"{name}.flo", first)
                 hidden, unscored = (
-                    find_required_file(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps
+                    require_file_if_has_folder(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps
                 )
-                records.append(Record(name, first, second, truth, hidden, unscored, scene.name, last_number(first)))
+                records.append(
+                    Record(name, first, second, truth, hidden, unscored, scene.name, parse_last_number(first))
+                )
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)
 
 
@@ -85,14 +87,16 @@ class _KITTI(FlowDataset):
         truth = (
             require_folder(base, split, "flow_occ", description="KITTI's true flow") if split == "training" else None
         )
-        visible = None if truth is None else find_folder(base, split, "flow_noc")
+        visible = None if truth is None else get_folder_if_exists(base, split, "flow_noc")
         records = []
-        for first in list_files(frames, (".png",)):
+        for first in list_files_with_suffix(frames, (".png",)):
             if not first.stem.endswith("_10"):
                 continue
-            second = require_file(frames / first.name.replace("_10.", "_11."), first)
-            flow, seen = (find_required_file(map_folder, first.name, first) for map_folder in (truth, visible))
-            records.append(Record(first.stem, first, second, flow, seen, sequence=first.stem, index=last_number(first)))
+            second = require_companion_file(frames / first.name.replace("_10.", "_11."), first)
+            flow, seen = (require_file_if_has_folder(map_folder, first.name, first) for map_folder in (truth, visible))
+            records.append(
+                Record(first.stem, first, second, flow, seen, sequence=first.stem, index=parse_last_number(first))
+            )
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
 
@@ -185,22 +189,24 @@ class Spring(FlowDataset):
         for scene in require_nonempty(list_subfolders(scenes), scenes, "a folder for each sequence"):
             frames = require_folder(scene, f"frame_{camera}", description="Spring's frames")
             flow = require_folder(scene, stem, description="Spring's true flow") if split == "train" else None
-            matches = None if flow is None else find_folder(scene, "maps", f"matchmap_{stem}")
+            matches = None if flow is None else get_folder_if_exists(scene, "maps", f"matchmap_{stem}")
             sequence = f"{scene.name}/{stem}"
-            for first, second in pair_consecutive(list_files(frames, (".png",)), backward=direction == "BW"):
-                name = f"{stem}_{last_number(first):04d}"
+            for first, second in pair_consecutive_frames(
+                list_files_with_suffix(frames, (".png",)), backward=direction == "BW"
+            ):
+                name = f"{stem}_{parse_last_number(first):04d}"
                 truth, match = (
-                    find_required_file(flow, f"{name}.flo5", first),
-                    find_required_file(matches, f"matchmap_{name}.png", first),
+                    require_file_if_has_folder(flow, f"{name}.flo5", first),
+                    require_file_if_has_folder(matches, f"matchmap_{name}.png", first),
                 )
-                index = last_number(first) if direction == "FW" else -last_number(first)
+                index = parse_last_number(first) if direction == "FW" else -parse_last_number(first)
                 records.append(Record(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match, from the match maps of the data set."""
-        return None if record.occlusion is None else self._read_valid_mask(record.occlusion, valid, slice(2))
+        return None if record.occlusion is None else self._read_nonblack_mask(record.occlusion, valid, slice(2))
 
 
 class HD1K(FlowDataset):
@@ -221,10 +227,12 @@ class HD1K(FlowDataset):
         frames = require_folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
         truth = require_folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
         records = []
-        for first, second in pair_consecutive(list_files(frames, (".png",))):
+        for first, second in pair_consecutive_frames(list_files_with_suffix(frames, (".png",))):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
             if flow.is_file():
-                records.append(Record(first.stem, first, second, flow, sequence=sequence, index=last_number(first)))
+                records.append(
+                    Record(first.stem, first, second, flow, sequence=sequence, index=parse_last_number(first))
+                )
         super().__init__("hd1k", root, records)
 
 
@@ -254,12 +262,14 @@ class FlyingChairs(FlowDataset):
         if not data.is_dir():
             raise InputError(f"{data}: expected the folder of FlyingChairs, but it does not exist")
         records = []
-        for path in list_files(data, (".ppm",)):
+        for path in list_files_with_suffix(data, (".ppm",)):
             for first, second, flow in _NAMES:
                 if path.name.endswith(first):
                     stem = path.name.removesuffix(first)
-                    frame2, truth = (require_file(data / f"{stem}{end}", path) for end in (second, flow))
-                    records.append(Record(stem, path, frame2, truth, sequence=stem, index=last_number(Path(stem))))
+                    frame2, truth = (require_companion_file(data / f"{stem}{end}", path) for end in (second, flow))
+                    records.append(
+                        Record(stem, path, frame2, truth, sequence=stem, index=parse_last_number(Path(stem)))
+                    )
         if split != "all":
             records = _select_split(records, base / "FlyingChairs_train_val.txt", split)
         super().__init__("chairs" if split == "all" else f"chairs-{split}", root, records)
@@ -268,7 +278,7 @@ class FlyingChairs(FlowDataset):
 def _select_split(records: list[Record], listing: Path, split: str) -> list[Record]:
     if not listing.is_file():
         raise InputError(f"{listing}: does not exist, but the split {split} is written there")
-    marks = " ".join(read_lines(listing)).split()
+    marks = " ".join(read_text_lines(listing)).split()
     expected = {"train": "1", "val": "2"}[split]
     if set(marks) - {"1", "2"}:
         raise InputError(f"{listing}: expected a 1 or 2 a line, got {sorted(set(marks) - {'1', '2'})[0]!r}")
@@ -320,12 +330,12 @@ class FlyingThings3D(FlowDataset):
                 folders = letter.name, scene.name, f"into_{direction}", camera
                 flow = require_folder(flows, *folders, description="FlyingThings3D's true flow")
                 sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
-                for first, second in pair_consecutive(
-                    list_files(frames, (".png", ".webp")), backward=direction == "past"
+                for first, second in pair_consecutive_frames(
+                    list_files_with_suffix(frames, (".png", ".webp")), backward=direction == "past"
                 ):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
-                    name, truth = f"{sequence}_{first.stem}", require_file(flow / file, first)
-                    index = last_number(first) if direction == "future" else -last_number(first)
+                    name, truth = f"{sequence}_{first.stem}", require_companion_file(flow / file, first)
+                    index = parse_last_number(first) if direction == "future" else -parse_last_number(first)
                     records.append(Record(name, first, second, truth, None, None, sequence, index))
         words = [("-test", split == "TEST"), ("-right", camera == "right"), ("-past", direction == "past")]
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)
@@ -369,7 +379,7 @@ class Middlebury(FlowDataset):
         for scene in list_subfolders(frames):
             first, flow = scene / "frame10.png", truth / scene.name / "flow10.flo"
             if first.is_file() and flow.is_file():
-                second = require_file(scene / "frame11.png", first)
+                second = require_companion_file(scene / "frame11.png", first)
                 records.append(Record(scene.name, first, second, flow, sequence=scene.name))
         super().__init__("middlebury", root, records)
 
@@ -401,17 +411,17 @@ class KubricNK(FlowDataset):
         base = require_folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
         records = []
         for scene in require_nonempty(list_subfolders(base), base, "a folder for each scene"):
-            frames = [path for path in list_files(scene, (".png",)) if path.name.startswith("rgba_")]
-            for first, second in pair_consecutive(frames):
+            frames = [path for path in list_files_with_suffix(scene, (".png",)) if path.name.startswith("rgba_")]
+            for first, second in pair_consecutive_frames(frames):
                 count = first.stem.removeprefix("rgba_")
-                flow = require_file(scene / f"forward_flow_{count}.png", first)
+                flow = require_companion_file(scene / f"forward_flow_{count}.png", first)
                 name = f"{scene.name}/rgba_{count}"
-                records.append(Record(name, first, second, flow, sequence=scene.name, index=last_number(first)))
+                records.append(Record(name, first, second, flow, sequence=scene.name, index=parse_last_number(first)))
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow from 16-bit colours, scaled by the range in the scene's JSON file."""
-        low, high = _read_value_range(path.parent)
+        low, high = _read_flow_value_range(path.parent)
         image = io.read_frame(path, transfer="srgb")
         if image.shape[0] != 3:
             raise InputError(f"{path}: expected 16-bit red and green, got {image.shape[0]} channel")
@@ -419,7 +429,7 @@ class KubricNK(FlowDataset):
         return flow, torch.ones(flow.shape[1:], dtype=torch.bool)
 
 
-def _read_value_range(scene: Path) -> tuple[float, float]:
+def _read_flow_value_range(scene: Path) -> tuple[float, float]:
     """Return the values that 0 and 65535 stand for."""
     for path in (scene / "data_ranges.json", scene / "config.json"):
         if not path.is_file():

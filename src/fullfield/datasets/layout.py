@@ -28,7 +28,7 @@ def list_subfolders(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def list_files(root: Path, suffixes: Iterable[str]) -> list[Path]:
+def list_files_with_suffix(root: Path, suffixes: Iterable[str]) -> list[Path]:
     """Return the files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
     expected = {suffix.lower() for suffix in suffixes}
     paths = [
@@ -36,10 +36,10 @@ def list_files(root: Path, suffixes: Iterable[str]) -> list[Path]:
         for entry in os.scandir(root)
         if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in expected
     ]
-    return sorted(paths, key=lambda path: (strip_last_number(path), last_number(path), path.name))
+    return sorted(paths, key=lambda path: (strip_last_number(path), parse_last_number(path), path.name))
 
 
-def last_number(path: Path) -> int:
+def parse_last_number(path: Path) -> int:
     """Return the last number in the file's name; -1 without one."""
     match = _NUMBER.search(path.stem)
     return int(match.group(1)) if match else -1
@@ -51,7 +51,7 @@ def strip_last_number(path: Path) -> str:
     return path.stem[: match.start()] if match else path.stem
 
 
-def pair_consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
+def pair_consecutive_frames(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
     """Pair each frame with that of the same name whose number is one higher.
 
     ``backward`` pairs it with the one before, the last frame first.
@@ -59,7 +59,8 @@ def pair_consecutive(frames: list[Path], *, backward: bool = False) -> list[tupl
     pairs = [
         (first, second)
         for first, second in itertools.pairwise(frames)
-        if last_number(second) == last_number(first) + 1 and strip_last_number(second) == strip_last_number(first)
+        if parse_last_number(second) == parse_last_number(first) + 1
+        and strip_last_number(second) == strip_last_number(first)
     ]
     return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
@@ -71,7 +72,7 @@ def require_nonempty(items: list[Path], where: Path, description: str) -> list[P
     return items
 
 
-def read_lines(path: Path) -> list[str]:
+def read_text_lines(path: Path) -> list[str]:
     """Return the lines of a list; InputError for a file that is no text."""
     try:
         return path.read_text("utf-8").splitlines()
@@ -86,38 +87,38 @@ def read_pair_list(path: Path) -> Iterator[tuple[str, list[str]]]:
 
     Tabs separate the words where there are any. Empty lines and those that begin with # are skipped.
     """
-    for count, line in enumerate(read_lines(path), 1):
+    for count, line in enumerate(read_text_lines(path), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             words = line.split("\t") if "\t" in line else line.split()
             yield f"{path}: line {count}", [word.strip() for word in words]
 
 
-def require_file(path: Path, other: Path) -> Path:
-    """Return ``path``, which must be a file because ``other`` exists."""
+def require_companion_file(path: Path, required_by: Path) -> Path:
+    """Return ``path``, which must be a file because ``required_by`` exists."""
     if not path.is_file():
-        raise InputError(f"{path}: does not exist, but {other.name} needs it")
+        raise InputError(f"{path}: does not exist, but {required_by.name} needs it")
     return path
 
 
-def find_folder(root: Path, *parts: str) -> Path | None:
+def get_folder_if_exists(root: Path, *parts: str) -> Path | None:
     """Return the folder ``root/parts`` if it exists."""
     path = root.joinpath(*parts)
     return path if path.is_dir() else None
 
 
-def find_required_file(root: Path | None, name: str, other: Path) -> Path | None:
-    """Return :func:`require_file` of a file in a folder; None where there is no such folder."""
-    return None if root is None else require_file(root / name, other)
+def require_file_if_has_folder(root: Path | None, name: str, required_by: Path) -> Path | None:
+    """Return :func:`require_companion_file` of a file in a folder; None where there is no such folder."""
+    return None if root is None else require_companion_file(root / name, required_by)
 
 
-def resolve_listed_file(root: Path, word: str, line: str) -> Path:
+def require_listed_file(root: Path, name: str, line: str) -> Path:
     """Return the file that ``line`` of a list in ``root`` names."""
-    path = root / word
+    path = root / name
     if not path.is_file():
         raise InputError(f"{line} names {path}, which does not exist")
     return path
 
 
-def to_pair_name(word: str) -> str:
+def convert_path_to_pair_name(path: str) -> str:
     """Turn a file of a list into the name of a pair, which is a relative path."""
-    return Path(word).with_suffix("").as_posix().replace("..", "_").lstrip("/")
+    return Path(path).with_suffix("").as_posix().replace("..", "_").lstrip("/")

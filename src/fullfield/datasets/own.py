@@ -9,19 +9,19 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
-    find_folder,
-    find_required_file,
-    last_number,
-    list_files,
+    convert_path_to_pair_name,
+    get_folder_if_exists,
+    list_files_with_suffix,
     list_subfolders,
-    pair_consecutive,
+    pair_consecutive_frames,
+    parse_last_number,
     read_pair_list,
-    require_file,
+    require_companion_file,
+    require_file_if_has_folder,
     require_folder,
+    require_listed_file,
     require_nonempty,
-    resolve_listed_file,
     strip_last_number,
-    to_pair_name,
 )
 from fullfield.io.names import ARRAY_SUFFIXES, FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -60,42 +60,44 @@ class Pairs(FlowDataset):
         base = require_folder(Path(root), description="your pairs")
         listing = base / LIST
         if listing.is_file():
-            records = _list_file_pairs(listing)
+            records = _read_pairs_from_list(listing)
         elif (base / "frames").is_dir():
-            records = _list_numbered_pairs(base, "")
+            records = _pair_numbered_frames(base, "")
         else:
             inner = [path for path in sorted(base.iterdir()) if (path / "frames").is_dir()]
-            records = [record for path in inner for record in _list_numbered_pairs(path, path.name)]
+            records = [record for path in inner for record in _pair_numbered_frames(path, path.name)]
             if not records:
                 raise InputError(f"{base}: expected {LIST}, or a folder frames with numbered frames, found neither")
         super().__init__(name or base.resolve().name or "pairs", root, records)
 
 
-def _list_file_pairs(listing: Path) -> list[Record]:
+def _read_pairs_from_list(listing: Path) -> list[Record]:
     records = []
     for line, words in read_pair_list(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
             raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
         if "-" in words[:2]:
             raise InputError(f"{line} names no frame")
-        frame1, frame2 = (resolve_listed_file(listing.parent, word, line) for word in words[:2])
-        paths = [None if word == "-" else resolve_listed_file(listing.parent, word, line) for word in words[2:]]
+        frame1, frame2 = (require_listed_file(listing.parent, word, line) for word in words[:2])
+        paths = [None if word == "-" else require_listed_file(listing.parent, word, line) for word in words[2:]]
         flow, occlusion, invalid = [*paths, None, None, None][:3]
         if flow is None and (occlusion or invalid):
             raise InputError(f"{line} has a mask but no flow")
-        name = to_pair_name(words[0])
+        name = convert_path_to_pair_name(words[0])
         records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
     return records
 
 
-def _list_numbered_pairs(base: Path, prefix: str) -> list[Record]:
+def _pair_numbered_frames(base: Path, prefix: str) -> list[Record]:
     frames = base / "frames"
     optional_folders = {
-        kind: {path.stem: path for path in list_files(base / kind, suffixes)} if (base / kind).is_dir() else None
+        kind: {path.stem: path for path in list_files_with_suffix(base / kind, suffixes)}
+        if (base / kind).is_dir()
+        else None
         for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", MASK_SUFFIXES), ("invalid", MASK_SUFFIXES))
     }
     records = []
-    for first, second in pair_consecutive(list_files(frames, FRAME_SUFFIXES)):
+    for first, second in pair_consecutive_frames(list_files_with_suffix(frames, FRAME_SUFFIXES)):
         masks_by_kind: dict[str, Path | None] = {}
         for kind, paths_by_stem in optional_folders.items():
             if paths_by_stem is not None and first.stem not in paths_by_stem:
@@ -104,7 +106,7 @@ def _list_numbered_pairs(base: Path, prefix: str) -> list[Record]:
         name = f"{prefix}/{first.stem}" if prefix else first.stem
         masks = masks_by_kind["occlusions"], masks_by_kind["invalid"]
         sequence = f"{prefix}/{strip_last_number(first)}"
-        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, last_number(first)))
+        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, parse_last_number(first)))
     return records
 
 
@@ -129,8 +131,8 @@ class SyntheticPairs(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         base = require_folder(Path(root), description="synthetic pairs")
-        flows = list_files(require_folder(base, "flow", description="true flow"), _FLOW)
-        count = _read_pair_count(base / MANIFEST)
+        flows = list_files_with_suffix(require_folder(base, "flow", description="true flow"), _FLOW)
+        count = _read_manifest_pair_count(base / MANIFEST)
         if len(flows) != count:
             raise InputError(
                 f"{base / MANIFEST}: lists {count} pairs, found {len(flows)}; "
@@ -141,13 +143,13 @@ class SyntheticPairs(FlowDataset):
             name = flow.stem
             folders = ("frame1", "frame2", "occlusions", "invalid")
             frame1, frame2, occlusion, invalid = (
-                require_file(base / folder / f"{name}.png", flow) for folder in folders
+                require_companion_file(base / folder / f"{name}.png", flow) for folder in folders
             )
             records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
         super().__init__("synthetic", root, records)
 
 
-def _read_pair_count(manifest: Path) -> int:
+def _read_manifest_pair_count(manifest: Path) -> int:
     try:
         count = json.loads(manifest.read_text("utf-8"))["count"]
     except FileNotFoundError:
@@ -189,15 +191,17 @@ class Rendered(FlowDataset):
         for shot in require_nonempty(list_subfolders(base), base, "a folder for each shot"):
             frames = require_folder(shot, "frames", description="rendered frames")
             flow = require_folder(shot, "flow", description="rendered flow")
-            hidden, unscored = find_folder(shot, "occlusions"), find_folder(shot, "invalid")
-            for first, second in pair_consecutive(list_files(frames, FRAME_SUFFIXES)):
+            hidden, unscored = get_folder_if_exists(shot, "occlusions"), get_folder_if_exists(shot, "invalid")
+            for first, second in pair_consecutive_frames(list_files_with_suffix(frames, FRAME_SUFFIXES)):
                 count = first.stem.rsplit("_", 1)[-1]
-                pair, truth = f"{shot.name}/frame_{count}", require_file(flow / f"flow_{count}.flo5", first)
+                pair, truth = f"{shot.name}/frame_{count}", require_companion_file(flow / f"flow_{count}.flo5", first)
                 masks = (
-                    find_required_file(hidden, f"occlusion_{count}.png", first),
-                    find_required_file(unscored, f"invalid_{count}.png", first),
+                    require_file_if_has_folder(hidden, f"occlusion_{count}.png", first),
+                    require_file_if_has_folder(unscored, f"invalid_{count}.png", first),
                 )
-                records.append(Record(pair, first, second, truth, *masks, sequence=shot.name, index=last_number(first)))
+                records.append(
+                    Record(pair, first, second, truth, *masks, sequence=shot.name, index=parse_last_number(first))
+                )
         super().__init__(name, root, records)
 
 

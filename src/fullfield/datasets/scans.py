@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.base import Listed
+from fullfield.datasets.base import PairSequence
 from fullfield.datasets.own import LIST
 from fullfield.io import PointCloud, read_point_cloud
 from fullfield.io.pointcloud import check_pose, read_pose
@@ -75,13 +75,13 @@ class Criteria:
     inlier_ratio: float = 0.05
 
 
-def check_true_pose(pose: Tensor, name: str) -> Tensor:
+def check_true_pose_is_rigid(pose: Tensor, name: str) -> Tensor:
     """Return ``pose`` [4, 4]; InputError if it is no rotation, up to the rounding of lists, and a translation."""
     check_pose(pose.numpy(), name, _ROUNDED)
     return pose
 
 
-class ScanDataset(Listed[ScanRecord, ScanSample]):
+class ScanDataset(PairSequence[ScanRecord, ScanSample]):
     """Pairs of point clouds with their true pose, read on access.
 
     Attributes:
@@ -94,13 +94,13 @@ class ScanDataset(Listed[ScanRecord, ScanSample]):
         bin_columns: values of a point in the set's ``.bin`` files; None where the numbers themselves show it.
     """
 
-    of = "clouds"
+    pair_kind = "clouds"
     criteria = Criteria(max_rmse=0.2)
     reach = 0.05
     coarse = False
     bin_columns: int | None = None
 
-    def _read_sample(self, index: int) -> ScanSample:
+    def _read_pair(self, index: int) -> ScanSample:
         record = self.records[index]
         columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.inputs}
         source, target = (read_point_cloud(path, columns=columns[path]) for path in record.inputs)
@@ -129,8 +129,8 @@ class ScanPairs(ScanDataset):
         for line, words in layout.read_pair_list(listing):
             if len(words) != 3:
                 raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
-            source, target, pose = (layout.resolve_listed_file(base, word, line) for word in words)
-            name = "_".join(map(layout.to_pair_name, words[:2]))
+            source, target, pose = (layout.require_listed_file(base, word, line) for word in words)
+            name = "_".join(map(layout.convert_path_to_pair_name, words[:2]))
             records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
 
@@ -170,22 +170,25 @@ class KITTIOdometry(ScanDataset):
         base = Path(root)
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
         layout.require_folder(top, "sequences", description="KITTI's odometry sequences")
-        records = [record for number in SEQUENCES[split] for record in _list_sequence(top, f"{number:02d}")]
+        records = [record for number in SEQUENCES[split] for record in _iterate_sequence_pairs(top, f"{number:02d}")]
         super().__init__("kitti-odometry" + ("" if split == "test" else f"-{split}"), root, records)
 
 
-def _list_sequence(top: Path, name: str) -> Iterator[ScanRecord]:
+def _iterate_sequence_pairs(top: Path, name: str) -> Iterator[ScanRecord]:
     home = layout.require_folder(top, "sequences", name, description=f"sequence {name}")
-    clouds = layout.list_files(layout.require_folder(home, "velodyne", description="lidar scans"), (".bin",))
+    clouds = layout.list_files_with_suffix(
+        layout.require_folder(home, "velodyne", description="lidar scans"), (".bin",)
+    )
     scans = {
-        layout.last_number(path): path for path in layout.require_nonempty(clouds, home / "velodyne", "lidar scans")
+        layout.parse_last_number(path): path
+        for path in layout.require_nonempty(clouds, home / "velodyne", "lidar scans")
     }
-    into_camera = _read_calibration(layout.require_file(home / "calib.txt", home))
+    into_camera = _read_lidar_calibration(layout.require_companion_file(home / "calib.txt", home))
     file = top / "poses" / f"{name}.txt"
-    poses = _read_poses(layout.require_file(file, home))
+    poses = _read_pose_rows(layout.require_companion_file(file, home))
     if max(scans) >= len(poses):
         raise InputError(f"{file}: has {len(poses)} poses, but there is {scans[max(scans)]}")
-    for first, second in _choose_pairs(sorted(scans), poses[:, :3, 3]):
+    for first, second in _iterate_distant_pairs(sorted(scans), poses[:, :3, 3]):
         if (name, first, second) in _LEFT_OUT:
             continue
         between = torch.linalg.inv(poses[second]) @ poses[first]
@@ -193,7 +196,7 @@ def _list_sequence(top: Path, name: str) -> Iterator[ScanRecord]:
         yield ScanRecord(f"{name}/{first:06d}_{second:06d}", scans[first], scans[second], truth, scene=name)
 
 
-def _choose_pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
+def _iterate_distant_pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(numbers):
         now = numbers[at]
@@ -205,16 +208,16 @@ def _choose_pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, 
         at = end + 1
 
 
-def _read_poses(file: Path) -> Tensor:
+def _read_pose_rows(file: Path) -> Tensor:
     """Read the poses [N, 4, 4]."""
-    rows = [line.split() for line in layout.read_lines(file) if line.strip()]
+    rows = [line.split() for line in layout.read_text_lines(file) if line.strip()]
     if not rows:
         raise InputError(f"{file}: expected a pose of 12 numbers a line, found none")
     return torch.stack([_parse_pose(row, f"{file}: line {number}") for number, row in enumerate(rows, 1)])
 
 
-def _read_calibration(file: Path) -> Tensor:
-    for line in layout.read_lines(file):
+def _read_lidar_calibration(file: Path) -> Tensor:
+    for line in layout.read_text_lines(file):
         key, colon, values = line.partition(":")
         if colon and key.strip() == "Tr":
             return _parse_pose(values.split(), f"{file}: Tr")
@@ -228,4 +231,4 @@ def _parse_pose(words: list[str], where: str) -> Tensor:
         values = torch.empty(0)
     if values.numel() != 12 or not bool(values.isfinite().all()):
         raise InputError(f"{where}: expected 12 numbers, got {' '.join(words)[:60]!r}")
-    return check_true_pose(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)
+    return check_true_pose_is_rigid(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)

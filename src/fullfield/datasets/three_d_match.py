@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.scans import ScanDataset, ScanRecord, check_true_pose
+from fullfield.datasets.scans import ScanDataset, ScanRecord, check_true_pose_is_rigid
 
 _BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 _SUFFIXES = (".ply", ".pcd", ".npy")
@@ -56,11 +56,13 @@ class ThreeDMatch(ScanDataset):
             _check.choice(split, "split", SCENES)
         self._lists, self._split = _BENCHMARKS[benchmark], split
         top = layout.require_folder(Path(root), description="3DMatch")
-        self._check_clouds(top)
-        records = [record for scene, log in self._list_scenes(top) for record in _list_pairs(top / scene, log)]
+        self._require_clouds_of_listed_scenes(top)
+        records = [
+            record for scene, log in self._iterate_scene_lists(top) for record in _iterate_log_pairs(top / scene, log)
+        ]
         super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
 
-    def _check_clouds(self, top: Path) -> None:
+    def _require_clouds_of_listed_scenes(self, top: Path) -> None:
         """Require clouds of every scene that has a list; without one the recall would be another benchmark's."""
         suffix = "-evaluation"
         lists = {log.parent.name: log for log in sorted((top / "benchmarks" / self._lists).glob("*/gt.log"))}
@@ -79,7 +81,7 @@ class ThreeDMatch(ScanDataset):
             candidates.append(content)
         return any(name in SCENES[self._split] for name in candidates)
 
-    def _list_scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
+    def _iterate_scene_lists(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.list_subfolders(top):
             if not self._is_in_split(folder.name) or not any(folder.glob("cloud_bin_*")):
                 continue
@@ -93,25 +95,25 @@ class ThreeDMatch(ScanDataset):
             yield folder.name, match
 
 
-def _list_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
+def _iterate_log_pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
     weights = {}
     if log.with_name("gt.info").is_file():
-        weights = dict(_read_blocks(log.with_name("gt.info"), 6))
-    for (first, second), pose in _read_blocks(log, 4):
+        weights = dict(_iterate_log_blocks(log.with_name("gt.info"), 6))
+    for (first, second), pose in _iterate_log_blocks(log, 4):
         if weights and (first, second) not in weights:
             raise InputError(f"{log.with_name('gt.info')}: has no block {first} {second}, which gt.log has")
         yield ScanRecord(
             f"{folder.name}/{first}_{second}",
-            _cloud_path(folder, second),
-            _cloud_path(folder, first),
-            check_true_pose(pose, f"{log}: pose {first} {second}"),
+            _find_cloud_file(folder, second),
+            _find_cloud_file(folder, first),
+            check_true_pose_is_rigid(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
             counted=second != first + 1,
         )
 
 
-def _cloud_path(folder: Path, number: int) -> Path:
+def _find_cloud_file(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
     match = next((path for path in names if path.is_file()), None)
     if match is None:
@@ -119,9 +121,9 @@ def _cloud_path(folder: Path, number: int) -> Path:
     return match
 
 
-def _read_blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
+def _iterate_log_blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
     """Yield two numbers of fragments, and the matrix of ``size`` rows below them."""
-    lines = [line.split() for line in layout.read_lines(path) if line.strip()]
+    lines = [line.split() for line in layout.read_text_lines(path) if line.strip()]
     if len(lines) % (size + 1):
         raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")
     for at in range(0, len(lines), size + 1):

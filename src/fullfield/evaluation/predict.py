@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, NoRoomError
-from fullfield._ledger.notes import check_entries
+from fullfield._ledger.notes import check_entry_kinds
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
@@ -308,7 +308,7 @@ def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
         raise InputError(f"{run.folder}: holds {len(info)} of {len(dataset)} predictions; predict the rest first")
     for record, pair_info in zip(dataset.records, info, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entries(run.info_path(record.name), pair_info, **kinds)
+        check_entry_kinds(run.info_path(record.name), pair_info, **kinds)
     seconds = [float(pair_info["seconds"]) for pair_info in info]
     peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
     return {

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError, list_differences
-from fullfield._ledger.notes import check_entries, convert_to_plain, read_notes, write_notes
+from fullfield._ledger.notes import check_entry_kinds, convert_to_json_values, read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_checksum, read_stamp
-from fullfield.datasets.base import Listed
+from fullfield._ledger.versions import Checksums, compute_sampled_checksum, read_stamp
+from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
@@ -59,7 +59,7 @@ class RunFolder:
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.config = convert_to_plain(config)
+        self.config = convert_to_json_values(config)
         self._settings = SettingsFile(
             self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_without_path
         )
@@ -99,7 +99,7 @@ class RunFolder:
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
         return cls(folder, read_notes(stored))
 
-    def check_dataset(self, dataset: Listed[Any, Any]) -> None:
+    def check_dataset(self, dataset: PairSequence[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), describe_dataset(dataset)["dataset"]
         if changed := list_differences(before, now, "dataset."):
@@ -196,7 +196,7 @@ class Run(RunFolder):
             return None
         if stored.get("truth") != truth or not self._is_scored(name, stored):
             return None
-        check_entries(path, stored, state="object")
+        check_entry_kinds(path, stored, state="object")
         state: dict[str, Any] = stored["state"]
         return state
 
@@ -206,7 +206,7 @@ class Run(RunFolder):
         content = {
             "truth": truth,
             "stamp": read_stamp(prediction),
-            "checksum": compute_checksum(prediction),
+            "checksum": compute_sampled_checksum(prediction),
             "state": state,
         }
         self.write_json(self.score_path(averaging, name).relative_to(self.folder), content)
@@ -216,7 +216,7 @@ class Run(RunFolder):
         prediction = self.prediction_path(name)
         if stored.get("stamp") == list(read_stamp(prediction) or ()):
             return True
-        return stored.get("checksum") == self._checksums.get_checksum(str(prediction))
+        return stored.get("checksum") == self._checksums.get_or_compute_checksum(str(prediction))
 
     def score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
@@ -242,8 +242,8 @@ class ScanRun(RunFolder):
         """Return the result of a pair; None where it is not complete."""
         info, info_path = super().read_info(name), self.info_path(name)
         if info is not None:
-            check_entries(info_path, info, success="true or false", reason="text or null", seconds="number")
-            check_entries(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
+            check_entry_kinds(info_path, info, success="true or false", reason="text or null", seconds="number")
+            check_entry_kinds(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
         return info
 
     def save_registration(self, name: str, info: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
@@ -269,8 +269,8 @@ class ScanRun(RunFolder):
         stored = read_notes(path) if path.is_file() else {}
         if stored.get("key") != key:
             return None
-        check_entries(path, stored, pose="4 rows of 4", overlap="number or null")
-        check_entries(path, stored, moment="4 rows of 4, each a number or null")
+        check_entry_kinds(path, stored, pose="4 rows of 4", overlap="number or null")
+        check_entry_kinds(path, stored, moment="4 rows of 4, each a number or null")
         return stored
 
     def store_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
@@ -289,7 +289,7 @@ def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "parameters": {**parameters, "weights": None}}
 
 
-def describe_dataset(dataset: Listed[Any, Any]) -> dict[str, Any]:
+def describe_dataset(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
     """Return the part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
@@ -349,7 +349,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _fingerprint_inputs(dataset: Listed[Any, Any]) -> str:
+def _fingerprint_inputs(dataset: PairSequence[Any, Any]) -> str:
     """Return a checksum of the inputs that does not depend on their folder.
 
     It covers names, sizes and samples of the content, because many formats have only one size.

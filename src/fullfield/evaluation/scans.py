@@ -38,7 +38,7 @@ from fullfield.metrics import (
     relative_translation_error,
     rmse_by_information,
 )
-from fullfield.metrics.registration import mean_outer_product, rmse_by_moment
+from fullfield.metrics.registration import compute_mean_outer_product, rmse_by_moment
 from fullfield.ops.devices import AUTO
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def _store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSam
     overlap = measure_true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
     content = {
         "pose": overlap.pose.tolist(),
-        "moment": mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
+        "moment": compute_mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
     run.store_truth(sample.name, _checksum_truth_inputs(dataset, index), content)

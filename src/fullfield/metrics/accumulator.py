@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.distance import compute_boundary_distance
 from fullfield.metrics.pixels import (
     MEASURES,
     Comparison,
     check_mask,
     check_pair,
-    compare,
-    refuse_unscorable,
-    row_blocks,
+    compare_rows,
+    iterate_row_blocks,
+    raise_for_nonfinite_predictions,
 )
 
 AVERAGING = ("pooled", "per_image")
@@ -114,12 +114,12 @@ class FlowMetrics:
         ``d0_10``, ``d10_60``, ``d60_140`` EPE by distance to the nearest occlusion boundary (below 10, 10 to
         below 60, 60 to below 140 px) · ``pixels`` scored · ``images`` given.
         """
-        values = {key: self._mean_measure(*image_index) for key, image_index in KEYS.items()}
+        values = {key: self._compute_mean_measure(*image_index) for key, image_index in KEYS.items()}
         return {**values, "pixels": self._pixels, "images": self._images}
 
     def breakdown(self) -> dict[str, dict[str, float]]:
         """Return every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
-        return {name: {measure: self._mean_measure(name, measure) for measure in MEASURES} for name in CLASSES}
+        return {name: {measure: self._compute_mean_measure(name, measure) for measure in MEASURES} for name in CLASSES}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain dicts, strings, floats and (long) integers, for JSON or another process."""
@@ -137,12 +137,12 @@ class FlowMetrics:
         """Rebuild the accumulator that :meth:`state_dict` described."""
         try:
             result = cls(averaging=state["averaging"], lm_threshold=state["lm_threshold"])
-            result._images = _check_count(state["images"])
-            result._pixels = _check_count(state["pixels"])
+            result._images = _check_nonnegative_integer(state["images"])
+            result._pixels = _check_nonnegative_integer(state["pixels"])
             for name in CLASSES:
-                result._counts[name] = _check_count(state["counts"][name])
+                result._counts[name] = _check_nonnegative_integer(state["counts"][name])
                 for measure in MEASURES:
-                    result._sums[name][measure] = _check_count(state["sums"][name][measure])
+                    result._sums[name][measure] = _check_nonnegative_integer(state["sums"][name][measure])
         except (KeyError, TypeError) as error:
             raise _check.InputError(
                 f"state: expected a state_dict() of FlowMetrics, got one without {error}"
@@ -155,10 +155,10 @@ class FlowMetrics:
         """Return the number of pixels of each class, and the sum of each measure over them."""
         check_pair(pred, truth, valid)
         check_mask(occluded, "occluded", pred)
-        distance = None if occluded is None else boundary_distance(occluded)
+        distance = None if occluded is None else compute_boundary_distance(occluded)
         total: Tensor | None = None
-        for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
-            block = compare(pred, truth, valid, rows)
+        for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
+            block = compare_rows(pred, truth, valid, rows)
             bad = ~block.epe.isfinite()
             pixel_count = block.valid & ~bad
             columns = block.epe.new_empty(len(MEASURES) + 2, *block.epe.shape)
@@ -166,7 +166,7 @@ class FlowMetrics:
             for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
                 column.copy_(part(block)).masked_fill_(~pixel_count, 0.0)
             maps = [None if plane is None else plane[rows].to(bad.device) for plane in (occluded, distance)]
-            members = self._select_members(block, *maps)
+            members = self._mark_pixel_classes(block, *maps)
             # Row by row, so that the sums do not depend on the number of threads.
             sums = (members.to(columns.dtype).transpose(0, 1) @ columns.permute(1, 2, 0)).sum(0)
             total = sums if total is None else total + sums
@@ -174,10 +174,10 @@ class FlowMetrics:
             return [0.0] * len(CLASSES), [[0.0] * len(MEASURES)] * len(CLASSES)
         table: list[list[float]] = total.tolist()
         if table[0][-1]:
-            refuse_unscorable(pred, truth, valid)
+            raise_for_nonfinite_predictions(pred, truth, valid)
         return [row[0] for row in table], [row[1:-1] for row in table]
 
-    def _select_members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
+    def _mark_pixel_classes(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
         """Return which pixels are in which class: bool ``[classes, rows, W]``."""
         scored, motion = block.valid, block.mean_motion
         slow, fast = motion < 10, motion >= 40
@@ -206,12 +206,12 @@ class FlowMetrics:
             for measure, value in zip(MEASURES, row, strict=True):
                 self._sums[name][measure] += int(math.ldexp(value / count if per_image else value, _UNIT_BITS))
 
-    def _mean_measure(self, name: str, measure: str) -> float:
+    def _compute_mean_measure(self, name: str, measure: str) -> float:
         count = self._counts[name]
         _, times, over = MEASURES[measure]
         return times * self._sums[name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan
 
 
-def _check_count(value: object) -> int:
+def _check_nonnegative_integer(value: object) -> int:
     _check.require(type(value) is int and value >= 0, "state", "whole numbers from 0 up", value)
     return value  # type: ignore[return-value]  # a plain int, or the line above had raised

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.metrics.pixels import row_blocks
+from fullfield.metrics.pixels import iterate_row_blocks
 
 _MAX_RADIUS = 181  # its square still fits 16 bits
 
 
-def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
+def compute_boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     """Return the Euclidean distance from every pixel to the nearest occlusion boundary.
 
     The boundary is the set of pixels, occluded or not, that have a pixel of the other kind above, below, left or
@@ -33,9 +33,9 @@ def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     _check.number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
     beyond = radius * radius
-    down = _squared_distance_in_columns(find_boundary(occluded), radius)
+    down = _compute_squared_column_distance(find_boundary_pixels(occluded), radius)
     result = torch.empty(height, width, device=occluded.device, dtype=torch.float32)
-    for rows in row_blocks(height, width, occluded.device):
+    for rows in iterate_row_blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
         start = down[rows] - beyond
         padded = torch.nn.functional.pad(start, (radius, radius), value=0)
@@ -50,7 +50,7 @@ def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     return result
 
 
-def find_boundary(occluded: Tensor) -> Tensor:
+def find_boundary_pixels(occluded: Tensor) -> Tensor:
     """Return the pixels of bool ``[H, W]`` with a 4-neighbour of the other kind: bool ``[H, W]``."""
     result = torch.zeros_like(occluded)
     across = occluded[:, 1:] != occluded[:, :-1]
@@ -62,7 +62,7 @@ def find_boundary(occluded: Tensor) -> Tensor:
     return result
 
 
-def _squared_distance_in_columns(marked: Tensor, radius: int) -> Tensor:
+def _compute_squared_column_distance(marked: Tensor, radius: int) -> Tensor:
     """Return the squared distance to the nearest marked pixel of the same column.
 
     int16 ``[H, W]``, at most ``radius``².
@@ -71,7 +71,7 @@ def _squared_distance_in_columns(marked: Tensor, radius: int) -> Tensor:
     result = torch.empty(height, width, dtype=torch.int16, device=marked.device)
     row = torch.arange(height, dtype=torch.int32, device=marked.device)
     never = height + radius
-    for columns in row_blocks(width, height, marked.device):
+    for columns in iterate_row_blocks(width, height, marked.device):
         block = marked[:, columns].T.contiguous()
         above = row - torch.where(block, row, -never).cummax(1).values
         below = torch.where(block, row, height + never).flip(1).cummin(1).values.flip(1) - row

@@ -48,7 +48,7 @@ def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
         _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 
 
-def row_blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
+def iterate_row_blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
     """Yield slices of so few rows that temporaries stay small at any frame size."""
     pixels = _BLOCK_PIXELS * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
     rows = max(1, pixels // max(width, 1))
@@ -56,7 +56,7 @@ def row_blocks(height: int, width: int, device: torch.device | None = None) -> I
         yield slice(top, min(top + rows, height))
 
 
-def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> Comparison:
+def compare_rows(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> Comparison:
     """Compare some rows of ``pred`` ``[2, H, W]`` and ``truth`` ``[2, H, W]`` or ``[4, 2, H, W]`` in float64.
 
     With four true values the error and the angle are each the least over the four.
@@ -83,11 +83,11 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
     return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, scored)
 
 
-def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
+def raise_for_nonfinite_predictions(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Raise InputError naming the first scored pixel without a finite error."""
     count, first = 0, (0, 0)
-    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
-        block = compare(pred, truth, valid, rows)
+    for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
+        block = compare_rows(pred, truth, valid, rows)
         wrong = (block.valid & ~block.epe.isfinite()).nonzero()
         if len(wrong) and not count:
             first = (int(wrong[0, 1]), rows.start + int(wrong[0, 0]))
@@ -113,21 +113,21 @@ def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) ->
     >>> float(end_point_error(flow + 3.0, flow)[0, 0])
     4.242640687119285
     """
-    return _map_over_rows(pred, truth, valid, "epe")
+    return _compute_error_map(pred, truth, valid, "epe")
 
 
 def angular_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
     """Return the angle between (u, v, 1) of prediction and truth, degrees; otherwise as :func:`end_point_error`."""
-    return _map_over_rows(pred, truth, valid, "aae")
+    return _compute_error_map(pred, truth, valid, "aae")
 
 
-def true_motion_length(truth: Tensor) -> Tensor:
+def compute_true_motion_length(truth: Tensor) -> Tensor:
     """Return the length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
 
     The result is ``[H, W]`` float64, pixels; NaN where the truth is unknown.
     """
     pred = truth[0] if isinstance(truth, Tensor) and truth.ndim == 4 else truth
-    return _map_over_rows(pred, truth, None, "mean_motion")
+    return _compute_error_map(pred, truth, None, "mean_motion")
 
 
 def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -156,20 +156,20 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
     return values
 
 
-def _map_over_rows(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
+def _compute_error_map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
     check_pair(pred, truth, valid)
-    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_float64_device(pred.device))
-    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
-        block = compare(pred, truth, valid, rows)
+    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_choose_float64_device(pred.device))
+    for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
+        block = compare_rows(pred, truth, valid, rows)
         result[rows] = torch.where(block.valid, getattr(block, field), math.nan)
     return result
 
 
 def _to_float64(values: Tensor) -> Tensor:
-    return values.to(device=_float64_device(values.device), dtype=torch.float64).contiguous()
+    return values.to(device=_choose_float64_device(values.device), dtype=torch.float64).contiguous()
 
 
-def _float64_device(device: torch.device) -> torch.device:
+def _choose_float64_device(device: torch.device) -> torch.device:
     """Return the device for float64 arithmetic on data from ``device``; Apple's GPUs have no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
@@ -185,12 +185,12 @@ def build_outlier_measure(threshold: float) -> Measure:
     return lambda pixels: pixels.epe > threshold
 
 
-def is_fl_outlier(pixels: Comparison) -> Tensor:
+def mark_fl_outliers(pixels: Comparison) -> Tensor:
     """Return 1 where the error exceeds both 3 px and 5 % of the true motion."""
     return (pixels.epe > 3.0) & (pixels.epe > 0.05 * pixels.max_motion)
 
 
-def wauc_points(pixels: Comparison) -> Tensor:
+def compute_wauc_points(pixels: Comparison) -> Tensor:
     """Return the summed weights, in hundredths, of the thresholds that the error does not exceed.
 
     Spring's weight of threshold i/20 px is 1 − (i − 1)/100: 100, 99, …, 1 hundredths.
@@ -206,8 +206,8 @@ MEASURES: dict[str, tuple[Measure, int, int]] = {
     "px1": (build_outlier_measure(1.0), 100, 1),
     "px3": (build_outlier_measure(3.0), 100, 1),
     "px5": (build_outlier_measure(5.0), 100, 1),
-    "fl_all": (is_fl_outlier, 100, 1),
-    "wauc": (wauc_points, 100, WAUC_FULL),
+    "fl_all": (mark_fl_outliers, 100, 1),
+    "wauc": (compute_wauc_points, 100, WAUC_FULL),
 }
 
 
@@ -225,18 +225,18 @@ def epe(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
     Raises:
         InputError: shapes that differ, or a predicted vector on a scored pixel that is not finite.
     """
-    return _mean_over_pixels(pred, truth, valid, MEASURES["epe"])
+    return _compute_mean_over_pixels(pred, truth, valid, MEASURES["epe"])
 
 
 def aae(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
     """Return the mean angle between (u, v, 1) vectors, degrees; arguments as in :func:`epe`."""
-    return _mean_over_pixels(pred, truth, valid, MEASURES["aae"])
+    return _compute_mean_over_pixels(pred, truth, valid, MEASURES["aae"])
 
 
 def outliers(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, threshold: float = 1.0) -> float:
     """Return the percentage of pixels with an end-point error above ``threshold`` pixels; otherwise as :func:`epe`."""
     _check.number(threshold, "threshold", low=0)
-    return _mean_over_pixels(pred, truth, valid, (build_outlier_measure(threshold), 100, 1))
+    return _compute_mean_over_pixels(pred, truth, valid, (build_outlier_measure(threshold), 100, 1))
 
 
 def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
@@ -244,7 +244,7 @@ def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
     Of four true values the longest makes the 5 %. Arguments as in :func:`epe`.
     """
-    return _mean_over_pixels(pred, truth, valid, MEASURES["fl_all"])
+    return _compute_mean_over_pixels(pred, truth, valid, MEASURES["fl_all"])
 
 
 def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
@@ -252,17 +252,19 @@ def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
     ``100 · Σ wᵢ · frac(error <= i/20) / Σ wᵢ`` for i = 1 … 100 with wᵢ = 1 − (i − 1)/100.
     """
-    return _mean_over_pixels(pred, truth, valid, MEASURES["wauc"])
+    return _compute_mean_over_pixels(pred, truth, valid, MEASURES["wauc"])
 
 
-def _mean_over_pixels(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Measure, int, int]) -> float:
+def _compute_mean_over_pixels(
+    pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Measure, int, int]
+) -> float:
     check_pair(pred, truth, valid)
     part, times, over = measure
     total, count = 0.0, 0
-    for rows in row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
-        block = compare(pred, truth, valid, rows)
+    for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
+        block = compare_rows(pred, truth, valid, rows)
         if bool((block.valid & ~block.epe.isfinite()).any()):
-            refuse_unscorable(pred, truth, valid)
+            raise_for_nonfinite_predictions(pred, truth, valid)
         total += float(part(block)[block.valid].sum(dtype=torch.float64))
         count += int(block.valid.sum())
     return times * total / (over * count) if count else math.nan

@@ -74,7 +74,7 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     return distances.square().sum(1).mean().sqrt()
 
 
-def mean_outer_product(points: Tensor) -> Tensor:
+def compute_mean_outer_product(points: Tensor) -> Tensor:
     """Return [4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]`` with a 1 appended; NaN without points.
 
     :func:`rmse_by_moment` needs no more than this of the points.
@@ -85,7 +85,7 @@ def mean_outer_product(points: Tensor) -> Tensor:
 
 
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
-    """Return :func:`registration_rmse` over the points whose :func:`mean_outer_product` is ``moment``."""
+    """Return :func:`registration_rmse` over the points whose :func:`compute_mean_outer_product` is ``moment``."""
     first, second = _check_poses(pred, truth)
     _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
@@ -109,13 +109,13 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     turn = left[:3, :3]
     skew = torch.stack([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
     half = torch.atan2(skew.norm(), turn.trace() - 1) / 2
-    distances = torch.cat([left[:3, 3], _rotation_axis(turn, skew) * half.sin()])
+    distances = torch.cat([left[:3, 3], _compute_rotation_axis(turn, skew) * half.sin()])
     weights = information.double()
     squared = torch.einsum("i,ij,j->", distances, weights, distances) / weights[0, 0]
     return squared.clamp(min=0).sqrt()
 
 
-def _rotation_axis(turn: Tensor, skew: Tensor) -> Tensor:
+def _compute_rotation_axis(turn: Tensor, skew: Tensor) -> Tensor:
     """Return the unit axis of a rotation [3, 3]; any axis of no rotation."""
     if float(turn.trace()) > 0:
         return skew.div(skew.norm().clamp(min=1e-300))

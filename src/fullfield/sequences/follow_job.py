@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal, Records
-from fullfield._ledger.versions import Checksums, compute_digest
+from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
@@ -138,9 +138,9 @@ class _InputDigests:
             if current not in self._digests:
                 files = self._read.get(current)
                 if files is None:
-                    get, plates = checksums.get_checksum, self._plates
+                    get, plates = checksums.get_or_compute_checksum, self._plates
                     files = get(plates.file(current)), get(plates.mask_file(current))
-                self._digests[current] = compute_digest([before, *files])
+                self._digests[current] = compute_digest_of_values([before, *files])
             before = self._digests[current]
         return {"plates": self._digests.get(number)}
 
@@ -173,7 +173,7 @@ def run_follow(
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
     journal, list_inputs = job.output.journal(), _InputDigests(plates, job.reference)
     checksums = Records(job.output.notes).checksums
-    checksums.take_new_checksums()  # those of earlier runs are recorded already
+    checksums.pop_new_checksums()  # those of earlier runs are recorded already
 
     def note_plate(number: int, plate: Plate) -> None:
         list_inputs.note_plate(number, plate)
@@ -189,8 +189,8 @@ def run_follow(
         if identity is not None and plates.stamp(result.number) != identity.stamp:
             raise InputError(f"{plates.path(result.number)}: was replaced during the run")
         record = {**job.provenance, "inputs": inputs, "start": None}
-        for path, version in checksums.take_new_checksums():
-            journal.add_input(path, version)
+        for path, version in checksums.pop_new_checksums():
+            journal.record_input_once(path, version)
         with stages.measure("write"):
             job.output.write(result, layers, DIRECTIONS[::-1], journal, record)
         return True
@@ -234,4 +234,4 @@ def _record_plate(journal: Journal, plates: Plates, number: int, plate: Plate) -
     files = ((plates.file(number), plate.identity), (plates.mask_file(number), plate.mask_identity))
     for path, identity in files:
         if path is not None and identity is not None:
-            journal.add_input(path, identity)
+            journal.record_input_once(path, identity)

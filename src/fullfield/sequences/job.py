@@ -89,7 +89,7 @@ class ShotJob:
 
         def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
             frames = self.settings.list_input_frames(plates, number)
-            get = checksums.get_checksum
+            get = checksums.get_or_compute_checksum
             inputs = {str(n - number): get(plates.file(n) if plates.has(n) else None) for n in frames}
             masks = {n: plates.mask_file(n) for n in frames if plates.has(n)}
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}

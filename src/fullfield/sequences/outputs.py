@@ -20,10 +20,10 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError
-from fullfield._ledger.notes import check_entries
+from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_checksum, compute_digest, read_stamp
+from fullfield._ledger.versions import Checksums, compute_digest_of_values, compute_sampled_checksum, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import remove_abandoned_files, to_one_line, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
@@ -152,8 +152,8 @@ class Output:
         st_map = self.st_map_path(result.number)
         if isinstance(layers, Mapping) and st_map is not None:
             write_st_map(st_map, layers[directions[0]], window=result.window)
-            st_map_checksum = compute_checksum(st_map)
-        with journal.record_file(path, provenance, st_map_checksum):
+            st_map_checksum = compute_sampled_checksum(st_map)
+        with journal.record_file_when_written(path, provenance, st_map_checksum):
             if isinstance(layers, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 valid = layers[VALID] > 0.5 if VALID in layers else None
@@ -173,7 +173,7 @@ class Output:
     def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
         normalized, weights = self._normalize(settings)
-        return {"settings": compute_digest(normalized), "weights": weights, "version": __version__}
+        return {"settings": compute_digest_of_values(normalized), "weights": weights, "version": __version__}
 
     def _normalize(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
@@ -224,7 +224,7 @@ class Output:
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_files(folder)
-        records.remove_replaced_notes()
+        records.remove_outdated_notes()
         return plan
 
     def add_st_maps(
@@ -244,7 +244,7 @@ class Output:
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [
                 stored._find_reason_outdated(number, record, {**before, **made_from}, records.checksums)
-                for record in records.find_current_records(path)
+                for record in records.find_records_of_current_file(path)
             ]
             if "" not in reasons:
                 continue
@@ -253,7 +253,7 @@ class Output:
             write_st_map(st_map, read_vectors(path)[direction], window=window)
             # A record is noted when its file is written, so the file replaces itself.
             with (
-                journal.record_file(path, {**after, **made_from}, compute_checksum(st_map)),
+                journal.record_file_when_written(path, {**after, **made_from}, compute_sampled_checksum(st_map)),
                 write_atomically(path) as copy,
             ):
                 shutil.copyfile(path, copy)
@@ -271,7 +271,7 @@ class Output:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
-            records = Records(self.notes).find_current_records(str(path))
+            records = Records(self.notes).find_records_of_current_file(str(path))
             if records or read_stamp(path) == before:
                 return records
 
@@ -290,7 +290,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_current_records(str(path)) or self._find_recent_records(path)
+            frame_records = records.find_records_of_current_file(str(path)) or self._find_recent_records(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
@@ -302,7 +302,7 @@ class Output:
                 self._find_reason_outdated(number, record, expected, records.checksums) for record in frame_records
             ]
             if "" in reasons:
-                current_digests[number] = compute_digest(expected)
+                current_digests[number] = compute_digest_of_values(expected)
                 continue
             plan.missing.append(number)
             if self.is_frame_complete(number):
@@ -323,7 +323,7 @@ class Output:
         for name, reason in reasons.items():
             if record.provenance.get(name) != expected[name]:
                 return reason
-        if record.st_map_checksum != checksums.get_checksum(self.st_map_path(number)):
+        if record.st_map_checksum != checksums.get_or_compute_checksum(self.st_map_path(number)):
             return "ST map changed"
         return "" if self.is_frame_complete(number) else "incomplete"
 
@@ -340,7 +340,7 @@ class Output:
         """
         settings: dict[str, Any] = (self._settings_file.read() or {"settings": {}})["settings"]
         kinds = {"step": "count", "direction": "text", "reading": "object"}
-        check_entries(self.sidecar, settings, **{name: kinds[name] for name in kinds if name in settings})
+        check_entry_kinds(self.sidecar, settings, **{name: kinds[name] for name in kinds if name in settings})
         options = inspect.signature(FrameReader).parameters
         for name, value in settings.get("reading", {}).items():
             if name not in options or not isinstance(value, (str, int, float, NoneType)):

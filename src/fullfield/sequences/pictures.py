@@ -274,7 +274,9 @@ def run_pictures(
             pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
-            recording = journal.record_file(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
+            recording = journal.record_file_when_written(
+                job.path(number), {**job.provenance, "inputs": inputs, "start": None}
+            )
         if video is not None:
             with stages.measure("write"):
                 video.write(number, raw._replace(pixels=pixels))
@@ -303,8 +305,8 @@ def run_pictures(
                     report(number)
                 continue
             if journal is not None:
-                for path, identity in checksums.take_new_checksums():
-                    journal.add_input(path, identity)
+                for path, identity in checksums.pop_new_checksums():
+                    journal.record_input_once(path, identity)
             event = threads.record_event()
             task = partial(write, number, raw, event, inputs)
             threads.submit_write(number, job.path(number), raw.pixels.nbytes, task)

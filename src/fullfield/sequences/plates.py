@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
+from fullfield._ledger.versions import Identity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
@@ -221,8 +221,10 @@ class FilePlates(Plates):
                     window = window or frame_window(path, **channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
-                checksum = compute_checksum(path)
-                mask_identity = None if mask_before is None else Identity(mask_before, compute_checksum(str(mask)))
+                checksum = compute_sampled_checksum(path)
+                mask_identity = (
+                    None if mask_before is None else Identity(mask_before, compute_sampled_checksum(str(mask)))
+                )
             except (InputError, OSError):
                 if is_first and before is not None and self.stamp(number) != before:
                     continue
@@ -297,7 +299,7 @@ class StackPlates(Plates):
     def read(self, number: int) -> Plate:
         stamp = read_stamp(self._path)
         frame = read_picture(self._path, number - 1, self._transfer)
-        identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))
+        identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
         return Plate(frame, identity=identity)
 
 
@@ -317,7 +319,7 @@ class VideoPlates(Plates):
         self._curve = choose_curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
-        self._identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))
+        self._identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
         self._open()
         self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0
         self._open()

@@ -169,14 +169,16 @@ class RetimeJob(PictureJob):
         """Return the checksums of one plate, or of both plates and flows around the frame."""
         before, fraction = self._locate_between_plates(number)
         if fraction == 0:
-            return {"plate": checksums.get_checksum(self._plate_path(before))}
+            return {"plate": checksums.get_or_compute_checksum(self._plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
-            inputs[f"plates {index}"] = checksums.get_checksum(self._plate_path(plate))
+            inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._plate_path(plate))
             mask = mask_path(format_mask(self.mask, plate))
             if mask is not None:
-                inputs[f"mask {index}"] = checksums.get_checksum(mask)
-            inputs[f"flow {index}"] = checksums.get_checksum(self.flow.path(plate)) if plate in self.flow else None
+                inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
+            inputs[f"flow {index}"] = (
+                checksums.get_or_compute_checksum(self.flow.path(plate)) if plate in self.flow else None
+            )
         return inputs
 
     def iterate_pictures(

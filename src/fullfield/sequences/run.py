@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield._ledger.records import Records
-from fullfield._ledger.versions import Identity, compute_digest
+from fullfield._ledger.versions import Identity, compute_digest_of_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
@@ -159,7 +159,7 @@ class VectorWriter:
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
             record["start"] = self._get_digest(result.number - self._job.settings.step)
-            self._digests[result.number] = compute_digest(record)
+            self._digests[result.number] = compute_digest_of_values(record)
         return record
 
     def _get_digest(self, number: int) -> str | None:
@@ -170,8 +170,8 @@ class VectorWriter:
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
-            records = self._records.find_current_records(self._output.path(number))
-            self._digests[number] = compute_digest(records[-1].provenance) if records else "not made"
+            records = self._records.find_records_of_current_file(self._output.path(number))
+            self._digests[number] = compute_digest_of_values(records[-1].provenance) if records else "not made"
         return self._digests[number]
 
     def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
@@ -220,9 +220,9 @@ class VectorWriter:
             for number, identity in result.inputs.items():
                 path = self._plates.file(number)
                 if path is not None and identity is not None:
-                    self._journal.add_input(path, identity)
+                    self._journal.record_input_once(path, identity)
             for number, identity in result.masks.items():
-                self._journal.add_input(str(self._plates.mask_file(number)), identity)
+                self._journal.record_input_once(str(self._plates.mask_file(number)), identity)
             self._output.write(result, content, directions, self._journal, record)
         if result.missing:
             with self._lock:

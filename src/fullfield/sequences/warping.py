@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, compute_digest
+from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield._read_ahead import choose_reader_count
 from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw, read_raw
@@ -166,10 +166,10 @@ class WarpJob(PictureJob):
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.get_checksum(self._picture_path(number))}
+        inputs = {"picture": checksums.get_or_compute_checksum(self._picture_path(number))}
         mask = mask_path(self._get_mask(number))
         if mask is not None:
-            inputs["mask"] = checksums.get_checksum(mask)
+            inputs["mask"] = checksums.get_or_compute_checksum(mask)
         if self._chain_reference is not None:
             return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
         return {**inputs, "flow": self._flow_checksum(number, checksums)}
@@ -185,7 +185,7 @@ class WarpJob(PictureJob):
         return self.settings.reference if self.flow.reference is None else None
 
     def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
-        return checksums.get_checksum(self.flow.path(number)) if number in self.flow else None
+        return checksums.get_or_compute_checksum(self.flow.path(number)) if number in self.flow else None
 
     def _digest_chain(self, reference: int, number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
@@ -195,7 +195,7 @@ class WarpJob(PictureJob):
         while start not in digests:
             start -= step
         for n in range(start + step, number + step, step):
-            digests[n] = compute_digest([digests[n - step], self._flow_checksum(n, checksums)])
+            digests[n] = compute_digest_of_values([digests[n - step], self._flow_checksum(n, checksums)])
         return digests[number]
 
     def _picture_number(self, number: int) -> int:

@@ -21,7 +21,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BLOCK_PIXELS = 2**18
 
 
-def row_blocks(height: int, width: int) -> Iterator[slice]:
+def iterate_row_blocks(height: int, width: int) -> Iterator[slice]:
     """Yield slices of rows with a bounded number of pixels."""
     rows = max(1, _BLOCK_PIXELS // max(width, 1))
     for top in range(0, height, rows):
@@ -36,7 +36,7 @@ def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
         _check.tensor(valid, "valid", tuple(flow.shape[-2:]), dtypes=(torch.bool,), device=cpu)
 
 
-def is_valid_vector(flow: Tensor, valid: Tensor | None) -> Tensor:
+def mark_known_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return where the vectors ``[..., 2, H, W]`` are known: bool ``[..., H, W]``."""
     result = (flow.abs() <= UNKNOWN_BEYOND).all(-3)
     return result if valid is None else result & valid
@@ -58,7 +58,7 @@ def load_font(size: float) -> FreeTypeFont:
     return result
 
 
-def blank_picture(height: int, width: int) -> Tensor:
+def create_blank_picture(height: int, width: int) -> Tensor:
     """Return a picture uint8 ``[3, height, width]`` of the background's colour."""
     return torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
 
@@ -89,7 +89,7 @@ def draw_text(
     under.copy_((under * (1 - cover) + ink * cover).round())
 
 
-def shorten(text: str, size: float, width: float) -> str:
+def shorten_text_to_width(text: str, size: float, width: float) -> str:
     """Return ``text``, or as much of it as fits ``width`` pixels, with an ellipsis."""
     writing = load_font(size)
     if writing.getlength(text) <= width:

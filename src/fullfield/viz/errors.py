@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, blank_picture, check_flow, draw_text, is_valid_vector, row_blocks
+from fullfield.viz._pixels import (
+    FLOATS,
+    check_flow,
+    create_blank_picture,
+    draw_text,
+    iterate_row_blocks,
+    mark_known_vectors,
+)
 
 DEFAULT_MAX_ERROR = 16.0
 _OCTAVES = 8
@@ -46,13 +53,13 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)
     _check.tensor(truth, "truth", shape, dtypes=FLOATS, device=pred.device)
-    top = _choose_top(max_error)
+    top = _check_max_error_or_default(max_error)
     candidates = truth if four else truth[None]
-    table = error_colors()
+    table = create_error_colors()
     image = torch.empty(3, height, width, dtype=torch.uint8)
-    for rows in row_blocks(height, width):
+    for rows in iterate_row_blocks(height, width):
         values = candidates[..., rows, :].float()
-        scored = is_valid_vector(values, None if valid is None else valid[rows]).all(0)
+        scored = mark_known_vectors(values, None if valid is None else valid[rows]).all(0)
         u, v = pred[:, rows].float()
         error = torch.stack([torch.hypot(tu - u, tv - v) for tu, tv in values]).amin(0)
         level = (1 + (error / top).log2() / _OCTAVES).nan_to_num(nan=1.0, posinf=1.0, neginf=0.0)
@@ -62,36 +69,36 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
     return image
 
 
-def error_colors() -> Tensor:
+def create_error_colors() -> Tensor:
     """Return the 256 colours of :func:`error_map`, small errors first: uint8 ``[256, 3]``, RGB."""
-    return _color_table().clone()
+    return _build_color_table().clone()
 
 
-def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
+def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
     """Draw the legend of :func:`error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
     _check.number(width, "width", integer=True, low=128)
-    top = _choose_top(max_error)
+    top = _check_max_error_or_default(max_error)
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
-    image = blank_picture(height, width)
+    image = create_blank_picture(height, width)
     level = torch.linspace(0, 255, width - 2 * margin, dtype=torch.float32).round().to(torch.int64)
-    image[:, height // 16 : height // 16 + bar, margin : width - margin] = error_colors()[level].T[:, None]
+    image[:, height // 16 : height // 16 + bar, margin : width - margin] = create_error_colors()[level].T[:, None]
     for octave in range(0, _OCTAVES + 1, 2):
         x = margin + (width - 2 * margin - 1) * octave / _OCTAVES
         image[:, height // 16 + bar : height // 16 + bar + max(2, height // 16), round(x)] = 150
-        text = _format_amount(top, _OCTAVES - octave) + (" px" if octave == _OCTAVES else "")
+        text = _format_halved_error(top, _OCTAVES - octave) + (" px" if octave == _OCTAVES else "")
         draw_text(image, text, (x, height * 0.79), height * 0.34, anchor="mm")
     return image
 
 
-def _format_amount(top: float, halvings: int) -> str:
+def _format_halved_error(top: float, halvings: int) -> str:
     """Format ``top`` / 2^halvings as a person writes it: 16, 1/4, 0.75."""
     value = top / 2**halvings
     inverse = 1 / value
     return f"1/{inverse:.0f}" if inverse > 1 and inverse == round(inverse) else f"{value:.3g}"
 
 
-def _choose_top(max_error: float | None) -> float:
+def _check_max_error_or_default(max_error: float | None) -> float:
     if max_error is None:
         return DEFAULT_MAX_ERROR
     _check.number(max_error, "max_error", above=0)
@@ -99,7 +106,7 @@ def _choose_top(max_error: float | None) -> float:
 
 
 @lru_cache(maxsize=1)
-def _color_table() -> Tensor:
+def _build_color_table() -> Tensor:
     lightness, chroma, hue = torch.tensor(_ANCHORS, dtype=torch.float64).T
     hue = torch.deg2rad(hue)
     lab = torch.stack([lightness, chroma * hue.cos(), chroma * hue.sin()])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, check_flow, is_valid_vector, row_blocks
-from fullfield.viz.wheel import flow_to_image, select_scale
+from fullfield.viz._pixels import FLOATS, check_flow, iterate_row_blocks, mark_known_vectors
+from fullfield.viz.wheel import choose_max_motion, flow_to_image
 
 
 def frame_to_image(frame: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
     check_frame(frame, "frame")
     height, width = frame.shape[-2:]
     image = torch.empty(3, height, width, dtype=torch.uint8)
-    for rows in row_blocks(height, width):
+    for rows in iterate_row_blocks(height, width):
         image[:, rows] = frame[:, rows].float().nan_to_num(0.0).clamp_(0, 1).mul_(255).round_().to(torch.uint8)
     return image
 
@@ -67,13 +67,13 @@ def overlay(
     _check.number(opacity, "opacity", low=0, high=1)
     _check.number(arrows, "arrows", integer=True, low=0)
     _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
-    scale = select_scale(flow, valid, max_motion)
+    scale = choose_max_motion(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)
     weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
     image = torch.empty_like(colors)
-    for rows in row_blocks(height, width):
+    for rows in iterate_row_blocks(height, width):
         grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
-        visible = is_valid_vector(flow[:, rows], None if valid is None else valid[rows])
+        visible = mark_known_vectors(flow[:, rows], None if valid is None else valid[rows])
         # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
@@ -90,7 +90,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
-    is_inside = is_valid_vector(vectors, None if valid is None else valid[middle::step, middle::step])
+    is_inside = mark_known_vectors(vectors, None if valid is None else valid[middle::step, middle::step])
     vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)
@@ -99,7 +99,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     thick = max(0.6, step / 28)
     x = (torch.arange(width) % step - middle).float()
     column = (torch.arange(width) // step).clamp(max=is_inside.shape[1] - 1)
-    for rows in row_blocks(height, width):
+    for rows in iterate_row_blocks(height, width):
         y = torch.arange(rows.start, rows.stop)
         cell = (y // step).clamp(max=is_inside.shape[0] - 1)
         py = (y % step - middle).float()[:, None]
@@ -108,12 +108,14 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
         dx, dy = (component[cell][:, column] for component in direction)
         radius, drawn = half[cell][:, column], is_inside[cell][:, column]
         drawn = drawn & (y // step == cell)[:, None] & (torch.arange(width) // step == column)
-        distance = _to_segment(x, py, -radius * dx, -radius * dy, 2 * radius * dx, 2 * radius * dy)
+        distance = _compute_distance_to_segment(x, py, -radius * dx, -radius * dy, 2 * radius * dx, 2 * radius * dy)
         for side in (_HEAD, -_HEAD):
             bx = math.cos(side) * dx - math.sin(side) * dy
             by = math.sin(side) * dx + math.cos(side) * dy
             barb = 0.7 * radius
-            distance = torch.minimum(distance, _to_segment(x, py, radius * dx, radius * dy, barb * bx, barb * by))
+            distance = torch.minimum(
+                distance, _compute_distance_to_segment(x, py, radius * dx, radius * dy, barb * bx, barb * by)
+            )
         pen = thick * (radius / (0.3 * step)).clamp(0.4, 1.0)
         strip = image[:, rows].float()
         for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
@@ -122,7 +124,9 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
         image[:, rows] = strip.round().to(torch.uint8)
 
 
-def _to_segment(x: Tensor, y: Tensor, from_x: Tensor, from_y: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
+def _compute_distance_to_segment(
+    x: Tensor, y: Tensor, from_x: Tensor, from_y: Tensor, along_x: Tensor, along_y: Tensor
+) -> Tensor:
     """Return the distance of points (x, y) to the segments that start at ``from`` and run ``along``."""
     rx, ry = x - from_x, y - from_y
     fraction = ((rx * along_x + ry * along_y) / (along_x**2 + along_y**2).clamp(min=1e-12)).clamp(0, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz.frames import frame_to_image
-from fullfield.viz.wheel import color_wheel
+from fullfield.viz.wheel import create_color_wheel
 
 _STEPS = 16.0  # the page's vectors are in sixteenths of a pixel, or coarser where they are longer than 2047 px
 
@@ -37,7 +37,7 @@ class ViewFrame:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-def view_page(
+def build_html_page(
     title: str,
     shot: Iterable[ViewFrame],
     *,
@@ -60,32 +60,32 @@ def view_page(
         reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
     _check.number(step, "step", integer=True, low=1)
-    frames = [_pack_frame(frame, width) for frame in shot]
+    frames = [_encode_frame(frame, width) for frame in shot]
     page_data = {
         "title": title,
         "max_motion": max_motion,
         "step": step,
         "reference": reference,
-        "wheel": color_wheel().tolist(),
+        "wheel": create_color_wheel().tolist(),
     }
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
         "DATA": json.dumps({**page_data, "frames": frames}).replace("<", "\\u003c"),
-        "STYLE_HASH": _hash_source(template, "<style>", "</style>"),
-        "SCRIPT_HASH": _hash_source(template, "<script>", "</script>"),
+        "STYLE_HASH": _hash_for_content_policy(template, "<style>", "</style>"),
+        "SCRIPT_HASH": _hash_for_content_policy(template, "<script>", "</script>"),
     }
     # One pass, so that a placeholder inside a value stays text.
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: values[match[1]], template)
 
 
-def _hash_source(template: str, opening: str, end: str) -> str:
+def _hash_for_content_policy(template: str, opening: str, end: str) -> str:
     """Return the Content-Security-Policy hash of the template's own style or script."""
     text = template.split(opening)[1].split(end)[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _pack_frame(shown: ViewFrame, max_width: int) -> dict[str, object]:
+def _encode_frame(shown: ViewFrame, max_width: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
     height, width = sizes[0]
@@ -93,27 +93,27 @@ def _pack_frame(shown: ViewFrame, max_width: int) -> dict[str, object]:
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     packed: dict[str, object] = {"number": shown.number, "size": [width, height], "shown": [small[1], small[0]]}
     if shown.frame is not None:
-        picture = frame_to_image(_reduce(shown.frame.float(), small)).permute(1, 2, 0).numpy()
-        packed["frame"] = _to_data_uri(picture, "JPEG")
+        picture = frame_to_image(_average_to_size(shown.frame.float(), small)).permute(1, 2, 0).numpy()
+        packed["frame"] = _encode_as_data_uri(picture, "JPEG")
     steps: dict[str, float] = {}
     for direction in ("forward", "backward"):
         if direction in shown.parts:
-            flow = _mark_unknown(shown.parts[direction], shown.parts.get("valid"))
-            packed[direction], steps[direction] = _pack_vectors(_reduce(flow, small))
+            flow = _set_unknown_to_nan(shown.parts[direction], shown.parts.get("valid"))
+            packed[direction], steps[direction] = _encode_vectors_as_png(_average_to_size(flow, small))
         for what in ("occlusion", "confidence"):
             plane = shown.parts.get(f"{what}.{direction}")
             if plane is not None:
-                codes = (_reduce(plane[None], small)[0].nan_to_num().clamp(0, 1) * 255).round().byte().numpy()
-                packed[f"{what}.{direction}"] = _to_data_uri(codes, "PNG")
+                codes = (_average_to_size(plane[None], small)[0].nan_to_num().clamp(0, 1) * 255).round().byte().numpy()
+                packed[f"{what}.{direction}"] = _encode_as_data_uri(codes, "PNG")
     return {**packed, "steps": steps}
 
 
-def _mark_unknown(flow: Tensor, valid: Tensor | None) -> Tensor:
+def _set_unknown_to_nan(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return the flow with NaN where its frame was not known."""
     return flow if valid is None else flow.masked_fill(valid < 0.5, float("nan"))
 
 
-def _reduce(image: Tensor, size: tuple[int, int]) -> Tensor:
+def _average_to_size(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Average ``[C, H, W]`` over the pixels of a smaller size; NaN where most of them are not finite."""
     if tuple(image.shape[-2:]) == size:
         return image
@@ -125,7 +125,7 @@ def _reduce(image: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.where(shares >= 0.5, means / shares, float("nan"))
 
 
-def _pack_vectors(flow: Tensor) -> tuple[str, float]:
+def _encode_vectors_as_png(flow: Tensor) -> tuple[str, float]:
     """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known.
 
     The second value is the number of n that make one pixel.
@@ -136,10 +136,10 @@ def _pack_vectors(flow: Tensor) -> tuple[str, float]:
     steps = min(_STEPS, (2**15 - 1) / longest) if longest else _STEPS
     codes = (vectors * steps).round().int() + 2**15
     planes = torch.stack([codes // 256, codes % 256, (valid * 255).expand(2, -1, -1)], -1)
-    return _to_data_uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
+    return _encode_as_data_uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
 
 
-def _to_data_uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
+def _encode_as_data_uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
     from PIL import Image
 
     encoded = io.BytesIO()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, blank_picture, draw_text
+from fullfield.viz._pixels import BACKGROUND, create_blank_picture, draw_text
 
 _TARGET = (112, 118, 128)
 _SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones
@@ -41,13 +41,13 @@ def alignment_view(
     finite = torch.isfinite(points).all(1)
     if not bool(finite.any()):
         return image.permute(2, 0, 1).contiguous()
-    views = _view_axes(target.double())
+    views = _compute_view_axes(target.double())
     seen = points[finite] @ views.T
     _draw_points(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
     return image.permute(2, 0, 1).contiguous()
 
 
-def _view_axes(cloud: Tensor) -> Tensor:
+def _compute_view_axes(cloud: Tensor) -> Tensor:
     """Return the directions right, up and towards the viewer, as rows.
 
     They are the principal axes, widest first, and point along their largest coordinates.
@@ -61,22 +61,22 @@ def _view_axes(cloud: Tensor) -> Tensor:
     return turned
 
 
-def _draw_points(image: Tensor, seen: Tensor, paint: Tensor) -> None:
+def _draw_points(image: Tensor, points: Tensor, colors: Tensor) -> None:
     """Draw points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
     height, width = image.shape[:2]
     area = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
-    spread = (seen.amax(0) - seen.amin(0))[:2].clamp_min(1e-12)
+    spread = (points.amax(0) - points.amin(0))[:2].clamp_min(1e-12)
     scale = (area / spread).min()
-    x = (width / 2 + seen[:, 0] * scale).floor().long()
-    y = (height / 2 - seen[:, 1] * scale).floor().long()
-    order = torch.argsort(seen[:, 2], descending=True, stable=True)
+    x = (width / 2 + points[:, 0] * scale).floor().long()
+    y = (height / 2 - points[:, 1] * scale).floor().long()
+    order = torch.argsort(points[:, 2], descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     nearest = torch.full((height * width,), len(order), dtype=torch.int64)
     for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
         pixels = (y + dy).clamp_(0, height - 1) * width + (x + dx).clamp_(0, width - 1)
         nearest.scatter_reduce_(0, pixels, rank, "amin")
     drawn = nearest < len(order)
-    image.view(-1, 3)[drawn] = paint[order[nearest[drawn]]]
+    image.view(-1, 3)[drawn] = colors[order[nearest[drawn]]]
 
 
 def _colors_from_levels(level: Tensor) -> Tensor:
@@ -88,13 +88,13 @@ def _colors_from_levels(level: Tensor) -> Tensor:
     return (stops[low] * (1 - offset) + stops[low + 1] * offset).round().to(torch.uint8)
 
 
-def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
+def draw_alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     """Draw the legend of :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
     _check.number(width, "width", integer=True, low=128)
     _check.number(max_error, "max_error", above=0.0)
     height = width // 8
     margin = height // 2
-    image = blank_picture(height, width)
+    image = create_blank_picture(height, width)
     colors = _colors_from_levels(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (

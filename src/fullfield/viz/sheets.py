@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import blank_picture, check_image, draw_text, load_font, shorten
+from fullfield.viz._pixels import check_image, create_blank_picture, draw_text, load_font, shorten_text_to_width
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
@@ -19,7 +19,7 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
 
     Args:
         panels: (name, picture) or (name, picture, key): pictures are uint8 ``[3, H, W]`` of any sizes; a key, such
-            as :func:`wheel_legend` or :func:`error_legend`, stands at the right of the name.
+            as :func:`wheel_legend` or :func:`draw_error_legend`, stands at the right of the name.
         columns: pictures in a row; None makes the sheet about as many rows high as columns wide.
         max_width: of the sheet, pixels. Pictures that do not fit are made smaller, never larger.
     """
@@ -39,10 +39,10 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     gap = max(2, min(cell, max_width // columns) // 48)
     cell = max(1, min(cell, (max_width - gap) // columns - gap))
     title = max(14, round(cell / 13) if any(len(panel) == 3 for panel in panels) else round(cell / 19))
-    pictures = [_shrink(panel[1], cell / panel[1].shape[-1]) for panel in panels]
+    pictures = [_shrink_unless_larger(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
-    result = blank_picture(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
+    result = create_blank_picture(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
     top = gap
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
@@ -61,16 +61,16 @@ def _draw_title(strip: Tensor, name: str, key: Tensor | None) -> None:
     height, width = strip.shape[-2:]
     free_width = float(width)
     if key is not None:
-        small = _shrink(key, min(height / key.shape[-2], 0.6 * width / key.shape[-1]))
+        small = _shrink_unless_larger(key, min(height / key.shape[-2], 0.6 * width / key.shape[-1]))
         _paste_picture(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
         free_width -= small.shape[-1] + 0.2 * height
     size = min(height * 0.6, max(10.0, width / 30))
     while size > 9 and load_font(size).getlength(name) > free_width:
         size *= 0.94
-    draw_text(strip, shorten(name, size, free_width), (0, height / 2), size)
+    draw_text(strip, shorten_text_to_width(name, size, free_width), (0, height / 2), size)
 
 
-def _shrink(picture: Tensor, factor: float) -> Tensor:
+def _shrink_unless_larger(picture: Tensor, factor: float) -> Tensor:
     """Scale ``picture`` by ``factor`` if that makes it smaller."""
     if factor >= 1:
         return picture

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import blank_picture, check_flow, draw_text, is_valid_vector, load_font, row_blocks
+from fullfield.viz._pixels import (
+    check_flow,
+    create_blank_picture,
+    draw_text,
+    iterate_row_blocks,
+    load_font,
+    mark_known_vectors,
+)
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
@@ -20,7 +27,7 @@ _SAMPLED, _QUANTILE = 8, 0.95  # every 8th row and column; the share of vectors 
 _OUTSIDE = 0.75  # brightness of vectors longer than the scale
 
 
-def color_wheel() -> Tensor:
+def create_color_wheel() -> Tensor:
     """Return the 55 colours of Middlebury's wheel, from red through yellow, green, cyan, blue and magenta.
 
     They are ``[55, 3]`` uint8, RGB. Colour 0, red, is motion to the right; motion down follows at a quarter. The six
@@ -45,9 +52,9 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
     """
     check_flow(flow, valid)
     longest = 0.0
-    for rows in row_blocks(*flow.shape[-2:]):
+    for rows in iterate_row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
-        length = torch.hypot(*block)[is_valid_vector(block, None if valid is None else valid[rows])]
+        length = torch.hypot(*block)[mark_known_vectors(block, None if valid is None else valid[rows])]
         if length.numel():
             longest = max(longest, float(length.max()))
     return longest
@@ -63,14 +70,14 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
             :func:`flow_scale` of this flow. Give the same number for all frames of a sequence.
     """
     check_flow(flow, valid)
-    scale = select_scale(flow, valid, max_motion)
+    scale = choose_max_motion(flow, valid, max_motion)
     height, width = flow.shape[-2:]
-    wheel = color_wheel().float().T / 255
+    wheel = create_color_wheel().float().T / 255
     last = wheel.shape[1] - 1
     image = torch.empty(3, height, width, dtype=torch.uint8)
-    for rows in row_blocks(height, width):
+    for rows in iterate_row_blocks(height, width):
         block = flow[:, rows].float()
-        visible = is_valid_vector(block, None if valid is None else valid[rows])
+        visible = mark_known_vectors(block, None if valid is None else valid[rows])
         u, v = block.masked_fill(~visible, 0.0)
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
         position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
@@ -80,7 +87,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         upper = (lower + 1).clamp_(max=last)
         inside = radius <= 1.0
         for channel, colors in enumerate(wheel):
-            color = torch.lerp(_look_up(colors, lower), _look_up(colors, upper), fraction)
+            color = torch.lerp(_look_up_colors(colors, lower), _look_up_colors(colors, upper), fraction)
             color = torch.where(inside, 1.0 - radius * (1.0 - color), color * _OUTSIDE)
             image[channel, rows] = color.mul_(255).floor_().masked_fill_(~visible, 0.0).to(torch.uint8)
     return image
@@ -107,14 +114,14 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
     colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
     cover = (radius + 0.5 - length).clamp(0, 1)
-    image = blank_picture(size, size + extra_width)
+    image = create_blank_picture(size, size + extra_width)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
         draw_text(image, text, (size * 1.05, size / 2), letters)
     return image
 
 
-def select_scale(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
+def choose_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
     """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
         return flow_scale(flow, valid)
@@ -122,7 +129,7 @@ def select_scale(flow: Tensor, valid: Tensor | None, max_motion: float | None) -
     return float(max_motion)
 
 
-def _look_up(table: Tensor, index: Tensor) -> Tensor:
+def _look_up_colors(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index.flatten()).reshape(index.shape)
 
 
@@ -150,7 +157,7 @@ class FlowColors:
         """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
         _check.tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
-            self._follow_scale(flow)
+            self._adapt_max_motion(flow)
         # Half a step inside the edge of the circle that the table covers.
         limit = self.max_motion * (_TABLE_RADIUS - 1 / _SIDE)
         length = torch.hypot(flow[0], flow[1]).clamp_(min=1e-12)
@@ -159,7 +166,7 @@ class FlowColors:
         packed = self._table.index_select(0, row.mul_(_SIDE).add_(column).flatten())
         return packed.view(torch.uint8).view(*flow.shape[1:], 4)[..., :3].permute(2, 0, 1)
 
-    def _follow_scale(self, flow: Tensor) -> None:
+    def _adapt_max_motion(self, flow: Tensor) -> None:
         some = flow[:, ::_SAMPLED, ::_SAMPLED].float()
         length = torch.hypot(some[0], some[1]).flatten()
         long = float(length.kthvalue(max(1, round(_QUANTILE * len(length)))).values)
