@@ -37,7 +37,7 @@ from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNe
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.nn.upsampling import convex_upsample
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
-from fullfield.ops._splatting import move_forward
+from fullfield.ops._splatting import predict_next_flow
 from fullfield.ops.point_conv.geometry import kernel_radius
 from fullfield.registration import LearnedDescriptor, alignment, alignment_errors, register, register_by_ransac
 from fullfield.registration.scan import choose_voxel
@@ -347,7 +347,7 @@ def _() -> Any:
     from fullfield.estimators.cascaded import ReducedSizeEstimator
 
     halved = ReducedSizeEstimator(TVL1Estimator(), Fraction(1, 2))
-    return move_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
+    return predict_next_flow(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
 
 
 @case("metrics.FlowMetrics")

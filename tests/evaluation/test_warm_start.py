@@ -15,7 +15,7 @@ from fullfield.datasets import FlowDataset, Pairs
 from fullfield.evaluation import EvaluationSettings, evaluate
 from fullfield.evaluation.run import Run
 from fullfield.io import read_flow, write_image
-from fullfield.ops._splatting import fill_holes, move_forward
+from fullfield.ops._splatting import fill_holes, predict_next_flow
 
 
 def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> Non
     starts = estimator.starts[1:]
     assert [start is None for start in starts] == [True, False, False, True, False]
     first = read_flow(Run.load(tmp_path / "run").prediction_path("a/f_00")).flow
-    assert torch.equal(starts[1][0], move_forward(first))
+    assert torch.equal(starts[1][0], predict_next_flow(first))
 
 
 def test_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
@@ -47,27 +47,27 @@ def test_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path)
     rest = Counting()
     evaluate(rest, pairs, tmp_path / "run", settings)
     assert torch.equal(
-        rest.starts[0][0], move_forward(read_flow(Run.load(tmp_path / "run").prediction_path("a/f_00")).flow)
+        rest.starts[0][0], predict_next_flow(read_flow(Run.load(tmp_path / "run").prediction_path("a/f_00")).flow)
     )
 
 
 def test_move_forward_equals_loop() -> None:
     flow = torch.zeros(2, 7, 9)
     flow[0, 3, 2] = 4.0
-    moved = move_forward(flow)
+    moved = predict_next_flow(flow)
     assert moved[:, 3, 6].tolist() == [4.0, 0.0]
     assert moved[:, 3, 2].tolist() == [0.0, 0.0]
     constant = torch.tensor([3.0, -2.0])[:, None, None].expand(2, 7, 9)
-    assert torch.equal(move_forward(constant), constant)
-    assert torch.equal(move_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
+    assert torch.equal(predict_next_flow(constant), constant)
+    assert torch.equal(predict_next_flow(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
     broken = constant.clone()
     broken[:, 2, 2] = float("nan")
-    assert move_forward(broken).isfinite().all()
+    assert predict_next_flow(broken).isfinite().all()
     flow = torch.full((2, 1, 9), float("nan"))
     flow[:, 0, [0, 2, 7]] = torch.tensor([[4.0, 2.0, -3.0], [0.0, 0.0, 0.0]])
-    assert move_forward(flow)[0, 0, 4] == 4.0
+    assert predict_next_flow(flow)[0, 0, 4] == 4.0
     flow[:, 0, 8] = torch.tensor([-4.0, 0.0])
-    assert move_forward(flow)[0, 0, 4] == -4.0
+    assert predict_next_flow(flow)[0, 0, 4] == -4.0
 
 
 def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
@@ -110,5 +110,5 @@ def test_move_forward_work_grows_with_pixels() -> None:
     flow = torch.zeros(2, 64, 512)
     flow[0, :, :256] = 200.0
     with Elements() as elements:
-        assert move_forward(flow).isfinite().all()
+        assert predict_next_flow(flow).isfinite().all()
     assert elements.count < 200 * flow[0].numel()  # ring after ring over the whole frame takes more than 1000

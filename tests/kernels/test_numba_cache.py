@@ -116,9 +116,11 @@ def test_cache_folder_skips_unwritable_folders(tmp_path: Path) -> None:
 
 
 def test_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
+    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
     assert numba_cache.find_cache_folder(__file__) is None
-    script = f"from fullfield._kernels import cache_folder\ncache_folder.is_usable = lambda _: False\n{RUN_FEW}"
+    script = (
+        f"from fullfield._kernels import cache_folder\ncache_folder.ensure_private_folder = lambda _: False\n{RUN_FEW}"
+    )
     out, said = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
     assert "in every process: no cache folder can be written" in said
@@ -141,10 +143,10 @@ def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
 def test_cache_folder_of_other_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder.is_usable(tmp_path)
+    assert cache_folder.ensure_private_folder(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert not cache_folder.is_usable(tmp_path)
+    assert not cache_folder.ensure_private_folder(tmp_path)
 
 
 def test_numbas_own_setting_is_left_alone(tmp_path: Path) -> None:
@@ -212,21 +214,21 @@ def test_temporary_cache_folder_must_be_private(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     top = cache_folder._temporary_folder()
-    assert cache_folder.is_usable(top / "numba")
+    assert cache_folder.ensure_private_folder(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
-        assert not cache_folder.is_usable(top / "numba"), path
+        assert not cache_folder.ensure_private_folder(top / "numba"), path
         path.chmod(before)
-        assert cache_folder.is_usable(top / "numba")
+        assert cache_folder.ensure_private_folder(top / "numba")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (top / "link").symlink_to(elsewhere)
-    assert not cache_folder.is_usable(top / "link")
+    assert not cache_folder.ensure_private_folder(top / "link")
     if os.getuid() == 0:  # a parent of somebody else's
         os.chown(top, 12345, 12345)
-        assert not cache_folder.is_usable(top / "numba")
+        assert not cache_folder.ensure_private_folder(top / "numba")
 
 
 def test_kernels_can_be_shared_by_modules(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_compiler_processes_share_cold_cache(cache: Path) -> None:
 def test_compiler_works_without_writable_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
 ) -> None:
-    monkeypatch.setattr(cache_folder, "is_usable", lambda _: False)
+    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
     assert "in every process: no cache folder can be written" in capfd.readouterr().err
     assert not cache.exists()

@@ -72,7 +72,7 @@ def test_structures_of_every_kernel_are_compared() -> None:
         taken |= {re.findall(r"\(const (?:__grid_constant__ )?(\w+) ", kernel)[0] for kernel in kernels}
     assert len(known) > 30
     assert taken - known == {"RadiusBatch", "TripletBatch"}, "those of batches.cuh"
-    batch = _launching.batch_structure(
+    batch = _launching.build_batch_structure(
         Structures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"]
     )
     assert ctypes.sizeof(batch) == 16 * 136 + 4 * 17 + 4

@@ -113,7 +113,7 @@ def test_unused_memory_in_emulated_kernels(
     machine = emulate(launch, norms, pooling, gpu=HOPPER, serve=True)
     monkeypatch.setattr(config, "_BANDS", 0)  # wgmma for any number of rows
     monkeypatch.setattr(protocol, "choose_builder", lambda _: reference)
-    monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
+    monkeypatch.setattr(neighbors, "explain_unsupported", lambda _: "not here")
     torch.manual_seed(0)
     settings = PointResNetConfig(grid=0.1, classes=3, channels=(16, 32), blocks=(1, 1), stem_kernel=3)
     model = PointResNet(settings).to(dtype)

@@ -79,7 +79,7 @@ class Null(Prepared):
 
 def null_module() -> types.ModuleType:
     module = types.ModuleType("null")
-    module.supports = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
+    module.explain_unsupported = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
     module.prepare = lambda request, fmap1, maps: prepare(request)  # type: ignore[attr-defined]  # noqa: ARG005
     return module
 

@@ -28,14 +28,14 @@ def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(monkeypatch: pytest.MonkeyPatch, **reasons: str | None) -> Backends:
     for name, reason in reasons.items():
         module = types.ModuleType(name)
-        module.supports = lambda *request, reason=reason: reason if request == (1, 2) else "not this"  # type: ignore[attr-defined]
+        module.explain_unsupported = lambda *request, reason=reason: reason if request == (1, 2) else "not this"  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"somewhere_{name}", module)
     return Backends("smoothing", "somewhere_", tuple(reasons))
 
 
 def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     three = made(monkeypatch, cuda="no GPU", cpu=None, reference=None)
-    assert three.list_reasons(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
+    assert three.list_refusals(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
     assert (three.choose(None, 1, 2), three.choose("reference", 1, 2)) == ("cpu", "reference")
     with pytest.raises(InputError, match=r"^backend: expected one of cuda, cpu, reference, got 'gpu'$"):
         three.choose("gpu", 1, 2)

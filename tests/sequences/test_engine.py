@@ -135,14 +135,14 @@ def test_engine_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) 
 
 
 def test_engine_warm_start_is_moved_previous_flow(estimator: TVL1Estimator) -> None:
-    from fullfield.ops._splatting import move_forward
+    from fullfield.ops._splatting import predict_next_flow
 
     frames = moving(4)
     found = list(estimate_sequence(frames, estimator, settings=ShotSettings("both", warm_start=True)))
     for name, sign in (("forward", 1), ("backward", -1)):
         at = 1 if sign > 0 else 2
         before = getattr(found[at - 1], name)
-        start = sign * move_forward(sign * before.flow)
+        start = sign * predict_next_flow(sign * before.flow)
         expected = estimate(frames[at], frames[at + sign], estimator, initial_flow=start)
         assert torch.equal(getattr(found[at], name).flow, expected.flow), name
         cold = estimate(frames[at], frames[at + sign], estimator)

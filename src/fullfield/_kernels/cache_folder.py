@@ -33,7 +33,7 @@ def _temporary_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"fullfield-{user}"
 
 
-def is_usable(folder: Path) -> bool:
+def ensure_private_folder(folder: Path) -> bool:
     """Return whether this user, and no other, can write to ``folder``, which is created if it does not exist.
 
     Compiled code is run, so it is never loaded from a folder that another user could write to. Under the temporary
@@ -78,7 +78,7 @@ def find_folder(name: str) -> Path | None:
     """Return a writable folder of that name in the first possible candidate folder, or None."""
     for parent in list_candidate_folders():
         folder = parent / name
-        if is_usable(folder):
+        if ensure_private_folder(folder):
             return folder
     return None
 

@@ -30,7 +30,7 @@ from fullfield.estimators.registry import (
     get_canonical_method,
     get_method,
 )
-from fullfield.ops._filling import fill_unknown
+from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops.devices import AUTO, resolve_device
 
 if TYPE_CHECKING:
@@ -383,7 +383,9 @@ def _estimate_pairs(
         flow = directions.forward
         stages.update(directions.seconds)
     if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings
-        flow = torch.stack([fill_unknown(vectors.float(), valid) for vectors, valid in zip(flow, valid1, strict=True)])
+        flow = torch.stack(
+            [interpolate_unknown_pixels(vectors.float(), valid) for vectors, valid in zip(flow, valid1, strict=True)]
+        )
 
     # Judge the flow.
     if refiner is not None and reliability:

@@ -114,9 +114,9 @@ class RefinedEstimator(WrappingEstimator):
         """
         target = _check.device(device)
         if target.type == "cpu" and self.refines(target) and torch.get_num_threads() > 1:
-            from fullfield.ops.tvl1.guided_cpu import kernels, supports
+            from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 
-            if supports(target, torch.float32) is None:
+            if explain_unsupported(target, torch.float32) is None:
                 kernels.start_compiling()
 
     def _is_compiling(self, device: torch.device) -> bool:

@@ -34,7 +34,7 @@ from fullfield.evaluation.run import (
 )
 from fullfield.evaluation.sharing import ProcessRank, wait_for_all
 from fullfield.io import write_flow
-from fullfield.ops._splatting import move_forward
+from fullfield.ops._splatting import predict_next_flow
 from fullfield.ops.devices import AUTO, resolve_device
 
 ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
@@ -223,7 +223,7 @@ def _get_initial_flow(
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:
         return None
     flow = before[1] if before is not None and before[0] == index - 1 else run.read_prediction(last.name)[0].to(device)
-    return move_forward(flow)[None]
+    return predict_next_flow(flow)[None]
 
 
 def evaluate(

@@ -45,11 +45,11 @@ def convex_upsample(
         return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
     if field.device.type == "cuda" and _import_kernels().explain_convex_refusal(field, mask, factor) is None:
-        _import_kernels().upsample_strip(field, mask, factor, out)
+        _import_kernels().convex_upsample_strip(field, mask, factor, out)
         return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
     for first in range(0, height, rows):
-        reference.upsample_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
+        reference.convex_upsample_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out
 
 
@@ -68,7 +68,7 @@ class _Convex(torch.autograd.Function):
         kernels = _import_kernels()
         factor = kernels.GRADIENTS_FACTOR
         out = field.new_empty(*field.shape[:2], factor * field.shape[2], factor * field.shape[3])
-        kernels.upsample_strip(field, mask, factor, out)
+        kernels.convex_upsample_strip(field, mask, factor, out)
         return out
 
     @staticmethod

@@ -23,13 +23,13 @@ class InsufficientMemory(str):
     __slots__ = ()
 
 
-def is_usable(operator: str, name: str, reason: str | None) -> bool:
-    """Return True if ``reason`` is None; warn once if the machine misses something, because a slower backend runs."""
-    if isinstance(reason, Missing) and (operator, name) not in _warned:
-        _warned.add((operator, name))
-        words = f"{operator}: the {name} kernel is not used ({reason}); a slower backend runs instead"
+def is_usable_or_warn(operator: str, backend: str, refusal: str | None) -> bool:
+    """Return True if ``refusal`` is None; warn once if the machine misses something, because a slower backend runs."""
+    if isinstance(refusal, Missing) and (operator, backend) not in _warned:
+        _warned.add((operator, backend))
+        words = f"{operator}: the {backend} kernel is not used ({refusal}); a slower backend runs instead"
         warnings.warn(words, stacklevel=_find_caller_level())
-    return reason is None
+    return refusal is None
 
 
 def _find_caller_level() -> int:
@@ -46,7 +46,7 @@ def _find_caller_level() -> int:
 class Backends:
     """Backends of one operator, by preference.
 
-    A backend is a module with ``supports(*request) -> str | None``, which returns None if the backend can serve the
+    A backend is a module with ``explain_unsupported(*request) -> str | None``: None if the backend can serve the
     request, else the reason in a few words. The module must not import packages that may be missing. A reason that
     the machine misses something is a :class:`Missing`: an automatic choice that skips such a backend warns once.
 
@@ -68,16 +68,16 @@ class Backends:
             module = self._loaded[name] = import_module(self._modules + name)
         return module
 
-    def may_choose(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
+    def may_choose_automatically(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
         """Return whether an automatic choice may take the backend."""
         return True
 
     def explain_refusal(self, name: str, *request: Any) -> str | None:
         """Return None if the backend can serve the request, else the reason."""
-        reason: str | None = self.load(name).supports(*request)
+        reason: str | None = self.load(name).explain_unsupported(*request)
         return reason
 
-    def list_reasons(self, *request: Any) -> list[tuple[str, str | None]]:
+    def list_refusals(self, *request: Any) -> list[tuple[str, str | None]]:
         """Return every backend with its reason against the request, or None."""
         return [(name, self.explain_refusal(name, *request)) for name in self.names]
 
@@ -94,11 +94,13 @@ class Backends:
             if reason is None:
                 return backend
             kind = NoRoomError if isinstance(reason, InsufficientMemory) else InputError
-            raise kind(f"backend: {backend!r} cannot serve this request ({self._format_reasons(*request)})")
+            raise kind(f"backend: {backend!r} cannot serve this request ({self._format_refusals(*request)})")
         for name in self.names:
-            if self.may_choose(name, *request) and is_usable(self.operator, name, self.explain_refusal(name, *request)):
+            if self.may_choose_automatically(name, *request) and is_usable_or_warn(
+                self.operator, name, self.explain_refusal(name, *request)
+            ):
                 return name
-        raise InputError(f"backend: none can serve this request ({self._format_reasons(*request)})")
+        raise InputError(f"backend: none can serve this request ({self._format_refusals(*request)})")
 
-    def _format_reasons(self, *request: Any) -> str:
-        return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.list_reasons(*request))
+    def _format_refusals(self, *request: Any) -> str:
+        return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.list_refusals(*request))

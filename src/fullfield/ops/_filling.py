@@ -9,7 +9,7 @@ from torch.nn import functional
 from fullfield import _check
 
 
-def fill_unknown(values: Tensor, valid: Tensor) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
+def interpolate_unknown_pixels(values: Tensor, valid: Tensor) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
     """Return values whose unknown pixels continue the known ones around them, smoothly; 0 where nothing is known.
 
     Known pixels are averaged over blocks of 2, 4, 8, ... pixels. An unknown pixel takes the value of the smallest block

@@ -211,7 +211,7 @@ class Kernels:
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
 
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
-        """Launch a :func:`batch_structure` of problems once; ``blocks`` holds the number of blocks of each."""
+        """Launch a :func:`build_batch_structure` of problems once; ``blocks`` holds the number of blocks of each."""
         total = sum(blocks)
         if total <= MAX_BLOCKS:
             params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MAX_PROBLEMS - len(blocks))]
@@ -266,9 +266,9 @@ def load_several_kernels(libraries: Libraries, sources: Sequence[Source], index:
     return [_KERNELS[libraries, source, index] for source in sources]
 
 
-def batch_structure(each: type[ctypes.Structure]) -> Any:
+def build_batch_structure(params_type: type[ctypes.Structure]) -> Any:
     """Return the structure that batches.cuh calls a batch."""
-    return Structures(read_source(BATCHES), Params=each)["Batch"]
+    return Structures(read_source(BATCHES), Params=params_type)["Batch"]
 
 
 def parse_structures(*files: Path) -> Structures:

@@ -37,7 +37,7 @@ def register_operator(
         torch.library.register_autograd(f"fullfield::{name}", gradient, setup_context=setup, lib=_LIBRARY)
 
 
-def register_for_func(
+def register_operator_for_torch_func(
     schema: str, real: Callable[..., Any], fake: Callable[..., Any], setup: _Setup, gradient: _Gradient
 ) -> Callable[..., Any]:
     """Register an operator, and return a function that calls it and also works under torch.func's grad and vjp.
@@ -93,7 +93,7 @@ def forbid_second_derivative(
     return tuple(one if one is None else _Refusal.apply(name, one.detach(), *inputs) for one in results)  # type: ignore[no-untyped-call]
 
 
-def get_direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
+def get_apply_without_functorch(function: type[torch.autograd.Function]) -> Callable[..., Tensor]:
     """Return ``function.apply`` without its steps for functorch's transforms and ``setup_context``, which take 3 µs."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 

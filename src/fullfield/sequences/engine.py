@@ -20,8 +20,8 @@ from fullfield.estimators.refined import choose_refined_estimator
 from fullfield.io.files import describe_error
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
-from fullfield.ops._filling import fill_unknown
-from fullfield.ops._splatting import move_forward
+from fullfield.ops._filling import interpolate_unknown_pixels
+from fullfield.ops._splatting import predict_next_flow
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, common_box, cut_display, pin_plate, place_in_box
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
@@ -424,7 +424,7 @@ class Engine:
     def _fill_unknown_vectors(self, flow: Tensor, number: int, grid: int) -> Tensor:
         """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
         valid = self._get_valid_mask(number, grid)
-        return flow if valid is None or flow.shape[-2:] != valid.shape else fill_unknown(flow, valid)
+        return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
 
     def _frame_on_device(self, number: int) -> Tensor:
         if number not in self._on_device:
@@ -463,7 +463,7 @@ class Engine:
             return None
         flow = flow.to(self._device)
         flow = flow.half().float() if self._rounds_to_half else flow
-        return move_forward(flow)[None] if offset > 0 else -move_forward(-flow)[None]
+        return predict_next_flow(flow)[None] if offset > 0 else -predict_next_flow(-flow)[None]
 
     def _detect_change(self, first: int, second: int) -> str:
         """Return ``cut`` or ``duplicate``, or an empty text for two frames of one shot."""

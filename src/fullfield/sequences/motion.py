@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.ops._filling import fill_unknown
+from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops._positions import pixel_positions
 from fullfield.ops._splatting import fill_holes, splat_flow
 from fullfield.ops.warping import warp
@@ -149,7 +149,7 @@ def interpolate_picture(
     picture = total / weights.clamp(min=1e-12)
     if not bool(visible.all()):
         is_empty = ~(first.any(0) | second.any(0) | visible)
-        picture = fill_unknown(picture, visible).masked_fill_(is_empty, 0.0)
+        picture = interpolate_unknown_pixels(picture, visible).masked_fill_(is_empty, 0.0)
     _smooth_pixels(picture, visible & (support < _MIN_SUPPORT))
     return Interpolated(picture, visible)
 

@@ -66,7 +66,7 @@ def emulate_lookups(
     emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch, gpu: Device = AMPERE
 ) -> Emulator:
     """Run the CUDA kernels on the CPU until the end of the test."""
-    monkeypatch.setattr(cuda, "supports", lambda _: None)
+    monkeypatch.setattr(cuda, "explain_unsupported", lambda _: None)
     return emulate(launch, launch_backward, gpu=gpu)
 
 

@@ -116,7 +116,7 @@ def test_turing_refuses_plans_beyond_shared_memory(
     monkeypatch.setattr(_launching, "explain_refusal", lambda _: None)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
-        assert cuda.supports(request) == reason
+        assert cuda.explain_unsupported(request) == reason
         config = forward_config(request, TURING)
         assert not config.bf16
         if reason is None:

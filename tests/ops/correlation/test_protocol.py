@@ -90,7 +90,7 @@ def test_volume_beyond_memory_raises_no_room_error(monkeypatch: pytest.MonkeyPat
 
 def stub(why: str | None) -> types.ModuleType:
     module = types.ModuleType("stub")
-    module.supports = lambda request: why  # type: ignore[attr-defined]  # noqa: ARG005
+    module.explain_unsupported = lambda request: why  # type: ignore[attr-defined]  # noqa: ARG005
     return module
 
 
@@ -148,7 +148,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     module = types.ModuleType("pooling")
     module.POOLS = True  # type: ignore[attr-defined]
-    module.supports = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
+    module.explain_unsupported = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
     module.prepare = prepare  # type: ignore[attr-defined]
     module.restore = reference.restore  # type: ignore[attr-defined]
     module.empty_state = reference.empty_state  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield.ops import _launching
 from fullfield.ops._fused import cuda, reference
-from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, Norm, Target
 from fullfield.ops._launching import Device
 
 POISON = 7.0
@@ -40,12 +40,14 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 
 def test_instance_norm_and_residual() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
-    done = reference.normalize_relu_(y.clone(), reference.compute_norm(y, 1e-5), x, reference.compute_norm(x, 1e-5))
+    done = reference.normalize_add_relu_(
+        y.clone(), reference.compute_instance_norm(y, 1e-5), x, reference.compute_instance_norm(x, 1e-5)
+    )
     both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
     torch.testing.assert_close(nchw(done), functional.relu(both))
     shift = torch.randn(16)
     torch.testing.assert_close(
-        reference.normalize_relu_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu()
+        reference.normalize_add_relu_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu()
     )
 
 
@@ -68,7 +70,7 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
     flow = coords - grid(2, 9, 11)
     windows = torch.full((2, 9, 11, 104), POISON)
-    reference.write_flow_patches(coords, 7, windows)
+    reference.unfold_flow(coords, 7, windows)
     assert (windows[..., 98:] == 0).all()
     weight = torch.randn(5, 2, 7, 7)
     done = windows[..., :98] @ weight.permute(0, 2, 3, 1).flatten(1).t()
@@ -77,7 +79,7 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     hidden, head, bias = torch.randn(2, 9, 11, 6), torch.randn(2, 6, 3, 3), torch.randn(2)
     taps = torch.cat((hidden @ head.permute(2, 3, 0, 1).reshape(18, 6).t(), torch.full((2, 9, 11, 6), POISON)), 3)
     stepped = coords.clone()
-    reference.add_flow_step_(stepped, taps, bias)
+    reference.add_3x3_taps_to_coords_(stepped, taps, bias)
     step = functional.conv2d(nchw(hidden), head, bias, padding=1)
     torch.testing.assert_close(stepped, coords + step, atol=1e-4, rtol=1e-4)
 
@@ -86,7 +88,7 @@ def test_pack_puts_the_flow_where_it_belongs() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
-    reference.write_activations(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
+    reference.write_relu_and_flow(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
     torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
     torch.testing.assert_close(nchw(first[..., 10:]), coords - grid(1, 3, 4))
     assert torch.equal(second, first[..., 4:].transpose(1, 2))
@@ -108,7 +110,7 @@ def test_cells_hold_both_frames_and_a_border(dtype: torch.dtype) -> None:
     scale = 255 if dtype == torch.uint8 else 1
     first, second = (torch.rand(2, 2, 3, 13, 10) * scale).to(dtype)
     out = torch.full((2, 11, 11, CELL_CHANNELS), POISON)
-    reference.frames_to_cells(first, second, Frame(1, 3, 16, 16), out)
+    reference.pack_frames_into_2x2_cells(first, second, FramePadding(1, 3, 16, 16), out)
     for number, frame in enumerate((first, second)):
         padded = functional.pad(2 * frame.float() / scale - 1, (3, 3, 1, 2), mode="replicate")
         cells = functional.pixel_unshuffle(padded, 2).unflatten(1, (3, 2, 2)).permute(0, 4, 5, 2, 3, 1).flatten(3)
@@ -133,7 +135,9 @@ def test_convex_upsampling_strips_equal_full_result(factor: int) -> None:
     torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
     out = torch.full((2, 3, 7 * factor - 3, 6 * factor - 2), POISON)
     for first, last in ((0, 2), (2, 3), (3, 7)):
-        reference.upsample_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
+        reference.convex_upsample_strip(
+            field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4
+        )
     torch.testing.assert_close(out, 4 * whole[:, :, 2:-1, 1:-1])
 
 
@@ -190,23 +194,25 @@ def compare(
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
-        plainly = m.normalize_relu_(y.clone(), Norm(None, shift))
-        scaled = m.normalize_relu_(y.clone(), Norm(scale, shift), x)
-        instance = m.normalize_relu_(y.clone(), m.compute_norm(y, 1e-5), x, m.compute_norm(x, 1e-5))
-        return [plainly, scaled, instance, *m.compute_norm(large, 1e-5)]
+        plainly = m.normalize_add_relu_(y.clone(), Norm(None, shift))
+        scaled = m.normalize_add_relu_(y.clone(), Norm(scale, shift), x)
+        instance = m.normalize_add_relu_(
+            y.clone(), m.compute_instance_norm(y, 1e-5), x, m.compute_instance_norm(x, 1e-5)
+        )
+        return [plainly, scaled, instance, *m.compute_instance_norm(large, 1e-5)]
 
     def pack(m: ModuleType) -> list[Tensor]:
         first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
-        m.write_activations(
+        m.write_relu_and_flow(
             y, shift, [Target(first[..., 32:]), Target(second[..., 8:-8], True)], (coords, channels - 2)
         )
         third = poisoned(batch, height, width, channels + 32)
-        m.write_activations(y, None, [Target(third[..., :channels])])
+        m.write_relu_and_flow(y, None, [Target(third[..., :channels])])
         return [first, second, third]
 
     def windows(m: ModuleType) -> list[Tensor]:
         out = poisoned(batch, height, width, 104)
-        m.write_flow_patches(coords, 7, out)
+        m.unfold_flow(coords, 7, out)
         return [out]
 
     def gates(m: ModuleType) -> list[Tensor]:
@@ -218,7 +224,7 @@ def compare(
 
     def step(m: ModuleType) -> list[Tensor]:
         stepped = coords.clone()
-        m.add_flow_step_(stepped, taps, shift[:2].contiguous())
+        m.add_3x3_taps_to_coords_(stepped, taps, shift[:2].contiguous())
         return [stepped]
 
     def gelu(m: ModuleType) -> list[Tensor]:
@@ -235,9 +241,9 @@ def compare(
         found = []
         for kind in (torch.float32, torch.float16, torch.uint8):
             first, second = (frames * (255 if kind == torch.uint8 else 1)).to(kind)
-            frame = Frame(2, 1, (rows + 5) // 2 * 2, (columns + 3) // 2 * 2)
+            frame = FramePadding(2, 1, (rows + 5) // 2 * 2, (columns + 3) // 2 * 2)
             out = poisoned(batch, frame.height // 2 + 3, frame.width // 2 + 3, CELL_CHANNELS)
-            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), frame, out)
+            m.pack_frames_into_2x2_cells(first, second.contiguous(memory_format=torch.channels_last), frame, out)
             found.append(out)
         return found
 
@@ -247,7 +253,7 @@ def compare(
             for layout in (torch.contiguous_format, torch.channels_last):
                 weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
                 out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
-                m.upsample_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
+                m.convex_upsample_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
                 found.append(out)
         return found
 
@@ -273,15 +279,15 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
         y, x, state, zr = values(16), torch.randn(1, 9, 11, 16, device="cuda").to(dtype), values(16), values(32)
         still = torch.zeros_like(zr), torch.zeros_like(x)
         out = [torch.empty_like(y) for _ in range(4)]
-        m.write_activations(y, torch.zeros(16, device="cuda"), [Target(out[0])])
+        m.write_relu_and_flow(y, torch.zeros(16, device="cuda"), [Target(out[0])])
         m.apply_reset_gate(state, zr, still[0], Target(out[1]))
         m.apply_update_gate(state, zr, still[0], x, still[1], [Target(out[2])])
         m.apply_update_gate(x, zr, still[0], y, still[1], [Target(out[3])])
         norm = Norm(None, torch.zeros(16, device="cuda"))
         done = [
-            m.normalize_relu_(y.clone(), norm),
-            m.normalize_relu_(x.clone(), norm, y),
-            m.normalize_relu_(y.clone(), m.compute_norm(y, 1e-5)),
+            m.normalize_add_relu_(y.clone(), norm),
+            m.normalize_add_relu_(x.clone(), norm, y),
+            m.normalize_add_relu_(y.clone(), m.compute_instance_norm(y, 1e-5)),
         ]
         active, coords, wide = (
             y.clone(),
@@ -289,13 +295,13 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
             torch.empty(1, 9, 11, 64, device="cuda"),
         )
         m.gelu_(active)
-        m.add_flow_step_(coords, values(24), torch.zeros(2, device="cuda"))
+        m.add_3x3_taps_to_coords_(coords, values(24), torch.zeros(2, device="cuda"))
         wide = wide.to(dtype)
         m.convolve_depthwise_norm(
             values(64), torch.ones(49, 64, device="cuda"), torch.zeros(64, device="cuda"), 1e-6, wide
         )
         fine = torch.zeros(1, 2, 18, 22, device="cuda")
-        m.upsample_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
+        m.convex_upsample_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
         return [*out, *done, active, coords, wide, fine]
 
     for number, (got, right) in enumerate(zip(all_of(cuda), all_of(reference), strict=True)):
@@ -324,11 +330,11 @@ def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
 def test_kernels_refuse_strange_layouts() -> None:
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
-        cuda.normalize_relu_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
+        cuda.normalize_add_relu_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
     with pytest.raises(ValueError, match="slice of channels"):
-        cuda.write_activations(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
+        cuda.write_relu_and_flow(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
     with pytest.raises(ValueError, match="expected a target"):
-        cuda.write_activations(x, None, [Target(x, True)])
+        cuda.write_relu_and_flow(x, None, [Target(x, True)])
 
 
 def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +347,7 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launching, "load_kernels", lambda *_: Kernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
-    cuda.normalize_relu_(x, Norm(None, torch.zeros(16)))
+    cuda.normalize_add_relu_(x, Norm(None, torch.zeros(16)))
     wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
     cuda.convolve_depthwise_norm(wide, row, row, 1e-5, wide)
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]

@@ -106,8 +106,8 @@ def test_bfloat16_on_an_older_gpu_never_multiplies_out_the_matrix(monkeypatch: p
     """PyTorch's fused kernels would do so before compute capability 8.0."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     requests = [protocol.Request(dtype, torch.device("cuda", 0)) for dtype in (torch.bfloat16, torch.float16)]
-    assert fused.supports(requests[0]) == "needs compute capability 8.0 for bfloat16, got 7.5"
-    assert fused.supports(requests[1]) is None
+    assert fused.explain_unsupported(requests[0]) == "needs compute capability 8.0 for bfloat16, got 7.5"
+    assert fused.explain_unsupported(requests[1]) is None
 
 
 @pytest.mark.gpu
@@ -136,7 +136,7 @@ def test_attention_asks_about_the_wider_of_features_and_values(monkeypatch: pyte
         asked.append(request.channels)
         return "asked"
 
-    monkeypatch.setattr(fused, "supports", no)
+    monkeypatch.setattr(fused, "explain_unsupported", no)
     for channels, wide in ((4, 2), (3, 7)):
         one, two, _ = maps(1, channels, 3, 5)
         global_attention(one, two, torch.zeros(1, wide, 3, 5))

@@ -79,7 +79,7 @@ def same(found: Neighbors, right: Neighbors) -> bool:
 @pytest.fixture
 def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """The CUDA kernels of points for tensors of the CPU, in memory that is poisoned and watched."""
-    monkeypatch.setattr(cuda, "supports", lambda _: None)
+    monkeypatch.setattr(cuda, "explain_unsupported", lambda _: None)
     return emulate(cuda, triplets, pooling, listing)
 
 

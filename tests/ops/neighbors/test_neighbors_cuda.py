@@ -208,7 +208,7 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
         for one, two, cell in zip(found, again, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:
-                patch.setattr(neighbors, "supports", lambda _: "not now")
+                patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
                 plain = grid_downsample(first.points, cell, offsets=first.offsets)
             for way in (one, two):
                 for kept in (way.kept, right.indices):
@@ -255,12 +255,12 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
     machine.launched.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(conv_kernels, "explain_no_assembly", lambda _: None)
+        patch.setattr(conv_kernels, "explain_triplets_unsupported", lambda _: None)
         found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
     names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
-        patch.setattr(neighbors, "supports", lambda _: "not now")
+        patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
         right = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
     assert found.sizes == right.sizes
     assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
@@ -343,7 +343,9 @@ def test_point_pool_cuda_equals_reference(monkeypatch: pytest.MonkeyPatch, mode:
         results = []
         for emulated in (True, False):
             with monkeypatch.context() as patch:
-                patch.setattr(pooling, "supports", lambda _, emulated=emulated: None if emulated else "not now")
+                patch.setattr(
+                    pooling, "explain_unsupported", lambda _, emulated=emulated: None if emulated else "not now"
+                )
                 given = features.clone().requires_grad_()
                 out = point_pool(given, geometry, mode)
                 (grad,) = torch.autograd.grad(out, given, weight)

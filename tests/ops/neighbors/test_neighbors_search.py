@@ -70,7 +70,7 @@ def test_downsampling_by_kernels(backend: Backend, place: str, monkeypatch: pyte
         found = grid_downsample(points.to(backend.device), cell, offsets=clouds)
         with monkeypatch.context() as patch:
             for module in (cpu, cuda):
-                patch.setattr(module, "supports", lambda _: "not now")
+                patch.setattr(module, "explain_unsupported", lambda _: "not now")
             right = grid_downsample(points, cell, offsets=clouds)
         assert torch.equal(found.indices.cpu(), right.indices)
         assert torch.equal(found.offsets, right.offsets)

@@ -31,7 +31,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 @pytest.fixture
 def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
-    monkeypatch.setattr(backend, "supports", lambda _: None)
+    monkeypatch.setattr(backend, "explain_unsupported", lambda _: None)
     made = emulate(launch, gpu=HOPPER)
     emulate_as(monkeypatch, AMPERE)
     return made

@@ -150,7 +150,7 @@ def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch)
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
     emulate(cuda, serve=True)
     monkeypatch.setattr(protocol, "choose_builder", lambda _: reference)
-    monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
+    monkeypatch.setattr(neighbors, "explain_unsupported", lambda _: "not here")
 
 
 def results(tensors: list[Tensor], extra: tuple[bool, bool], fast: bool) -> list[Tensor]:

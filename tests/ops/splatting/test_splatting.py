@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._splatting import cpu, fill_holes, move_forward, reference, splat_flow
+from fullfield.ops._splatting import cpu, fill_holes, predict_next_flow, reference, splat_flow
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 
@@ -32,8 +32,8 @@ def share(height: int, width: int, part: float, seed: int = 1) -> Tensor:
 def served() -> None:
     """float32 on the CPU reaches the kernels."""
     pytest.importorskip("numba")
-    assert cpu.supports(torch.zeros(2, 1, 1))
-    assert not cpu.supports(torch.zeros(2, 1, 1, dtype=torch.float64))
+    assert cpu.is_supported(torch.zeros(2, 1, 1))
+    assert not cpu.is_supported(torch.zeros(2, 1, 1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -41,10 +41,10 @@ def test_kernels_move_as_pytorch_does(height: int, width: int) -> None:
     for seed in range(3):
         flow = wild(height, width, seed)
         before = flow.clone()
-        assert torch.equal(move_forward(flow), reference.move_forward(flow))
+        assert torch.equal(predict_next_flow(flow), reference.predict_next_flow(flow))
         assert torch.equal(flow.nan_to_num(), before.nan_to_num())
         turned = flow.transpose(1, 2)
-        assert torch.equal(move_forward(turned), reference.move_forward(turned.contiguous()))
+        assert torch.equal(predict_next_flow(turned), reference.predict_next_flow(turned.contiguous()))
 
 
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.6, 1.0])
@@ -74,14 +74,14 @@ def test_kernels_carry_as_pytorch_does(height: int, width: int, part: float) -> 
 
 def test_splatting_in_float64_is_close_to_float32() -> None:
     flow = wild(37, 53)
-    torch.testing.assert_close(move_forward(flow.double()).float(), move_forward(flow), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(predict_next_flow(flow.double()).float(), predict_next_flow(flow), rtol=1e-5, atol=1e-4)
 
 
 def test_mistakes_are_named() -> None:
     flow, plane = torch.zeros(2, 4, 5), torch.zeros(4, 5)
     with pytest.raises(InputError, match="flow: expected shape"):
-        move_forward(torch.zeros(3, 4, 5))
+        predict_next_flow(torch.zeros(3, 4, 5))
     with pytest.raises(InputError, match="valid: expected shape"):
         fill_holes(flow, torch.ones(5, 4, dtype=torch.bool))
-    with pytest.raises(InputError, match="trust: expected shape"):
+    with pytest.raises(InputError, match="confidence: expected shape"):
         splat_flow(flow, 0.5, torch.zeros(4), plane.bool())

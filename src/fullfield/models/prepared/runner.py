@@ -20,7 +20,7 @@ from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, mark_not_finite
 from fullfield.ops._fused import reference
-from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame
+from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding
 from fullfield.ops._recording import InOrder
 
 PRECISIONS = ("fast", "bfloat16", "exact")
@@ -76,7 +76,7 @@ class PreparedFlow:
         self.batch = int(batch)
         self.padding = framing.choose_padding(*self.size, kit.model.config.padding)
         left, right, top, bottom = self.padding
-        self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
+        self._frame = FramePadding(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
         self._in_order = InOrder(self.device)
         self._parameters = kit.converter.weights
@@ -185,7 +185,7 @@ class PreparedFlow:
                 self._in_order.register_tensors()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
-            self._passes.frames_to_cells(first, second, self._frame, self._cells)
+            self._passes.pack_frames_into_2x2_cells(first, second, self._frame, self._cells)
             run.encode()
             for coords, start in zip(run.coords, starts, strict=True):
                 if start is not None:
@@ -239,7 +239,7 @@ class PreparedFlow:
         for item in range(self.batch):
             for first in range(0, rows, strip_rows):
                 weights = mask.multiply_hidden(hidden[item, first : first + strip_rows])
-                self._passes.upsample_strip(
+                self._passes.convex_upsample_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
                     framing.STRIDE,

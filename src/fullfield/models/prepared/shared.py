@@ -126,14 +126,14 @@ class _Convolution:
     def convolve(self, x: Tensor) -> tuple[Tensor, Norm]:
         """Return the result without bias, and its norm."""
         y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
-        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.compute_norm(y, self.epsilon)
+        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.compute_instance_norm(y, self.epsilon)
 
     def convolve_relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
             options = {"stride": self.stride, "padding": self.padding}
             return self.passes.convolve(x, self.weight, self.bias, relu=True, **options)
-        return self.passes.normalize_relu_(*self.convolve(x))
+        return self.passes.normalize_add_relu_(*self.convolve(x))
 
 
 def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
@@ -176,9 +176,9 @@ class _Block:
         y = self.convs[0].convolve_relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
-            y = self.passes.normalize_relu_(*conv.convolve(y))
+            y = self.passes.normalize_add_relu_(*conv.convolve(y))
         y, norm = self.convs[-1].convolve(y)
-        return self.passes.normalize_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.convolve(x)))
+        return self.passes.normalize_add_relu_(y, norm, *((x,) if self.shortcut is None else self.shortcut.convolve(x)))
 
 
 class PreparedEncoder:
@@ -277,17 +277,19 @@ class PreparedMotion:
             from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
         weight, bias = self.flow_first
         windows = new(self.windows)
-        passes.write_flow_patches(coords, _SIDE, windows)
+        passes.unfold_flow(coords, _SIDE, windows)
         from_flow = new(weight.shape[1])
         multiply_relu(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
         joint = new(from_correlation.shape[3] + from_flow.shape[3])
-        passes.write_activations(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
-        passes.write_activations(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
+        passes.write_relu_and_flow(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
+        passes.write_relu_and_flow(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
         del from_correlation, from_flow, windows
         weight, shift = self.joint
-        passes.write_activations(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
+        passes.write_relu_and_flow(
+            passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel)
+        )
 
 
 class PreparedHead:
@@ -332,7 +334,9 @@ class FlowHead:
 
     def add_step_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
-        self.passes.add_flow_step_(coords, self.head.multiply_hidden(self.head.compute_hidden(state)), self.bias)
+        self.passes.add_3x3_taps_to_coords_(
+            coords, self.head.multiply_hidden(self.head.compute_hidden(state)), self.bias
+        )
 
     def predict_info(self, state: Tensor) -> Tensor:
         """Return the channels after the first two, [B, C', h, w] float32."""
@@ -341,7 +345,7 @@ class FlowHead:
         pairs = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
         for two, (weight, bias) in zip(pairs, self.others, strict=True):
             products = hidden.flatten(0, 2) @ weight
-            self.passes.add_flow_step_(two, products.view(batch, height, width, -1), bias)
+            self.passes.add_3x3_taps_to_coords_(two, products.view(batch, height, width, -1), bias)
         return torch.cat(pairs, 1)
 
 

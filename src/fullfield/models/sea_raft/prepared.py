@@ -97,5 +97,5 @@ class PreparedSEARAFT(PreparedPairs):
         self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
-            self.passes.write_activations(pair.state, None, [Target(pair.joint[..., :width])])
+            self.passes.write_relu_and_flow(pair.state, None, [Target(pair.joint[..., :width])])
         self.flow_head.add_step_(pair.state, coords)

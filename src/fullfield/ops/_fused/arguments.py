@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 CELL_CHANNELS = 32
-"""Channels of :func:`fullfield.ops._fused.reference.frames_to_cells`: twelve values of each frame, then zeros."""
+"""Channels that ``pack_frames_into_2x2_cells`` writes: twelve values of each frame, then zeros."""
 
 
 class Norm(NamedTuple):
@@ -19,7 +19,7 @@ class Norm(NamedTuple):
     """[C] or [B, C] float32."""
 
 
-class Frame(NamedTuple):
+class FramePadding(NamedTuple):
     """Padding of a frame, and its size with the padding."""
 
     top: int

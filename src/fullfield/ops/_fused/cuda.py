@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, Norm, Target
 from fullfield.ops._launching import CODES, FRAMES, Kernels, get_address, parse_structures, read_source
 
 LIBRARIES = Libraries("kernels of the networks")
@@ -30,28 +30,28 @@ GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer(name) fo
 # ---- sources
 
 
-def _source(name: str, **values: int) -> Source:
+def _generate_source(file_name: str, **macros: int) -> Source:
     return Source.define_macros(
-        read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / name), **values
+        read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / file_name), **macros
     )
 
 
 @functools.cache
 def passes_source(dtype: torch.dtype) -> Source:
     """Return the source of every pass but the next two, for activations of ``dtype``."""
-    return _source("passes.cu", IN=CODES[dtype])
+    return _generate_source("passes.cu", IN=CODES[dtype])
 
 
 @functools.cache
 def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of both depthwise kernels for a multiple of 64 channels, at most 2048."""
-    return _source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
+    return _generate_source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
 
 
 @functools.cache
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """Return the source of ``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
-    return _source("convex.cu", IN=CODES[dtype], FACTOR=factor, CLAST=channels_last)
+    return _generate_source("convex.cu", IN=CODES[dtype], FACTOR=factor, CLAST=channels_last)
 
 
 @functools.cache
@@ -65,15 +65,15 @@ def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
 # ---- launching
 
 
-def _kernels(source: Source, like: Tensor) -> Kernels:
+def _load_kernels(source: Source, like: Tensor) -> Kernels:
     return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 
 def _launch_pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
-    _kernels(passes_source(like.dtype), like).launch(name, -(-threads // _THREADS), _THREADS, params, rows=items)
+    _load_kernels(passes_source(like.dtype), like).launch(name, -(-threads // _THREADS), _THREADS, params, rows=items)
 
 
-def _vector_width(dtype: torch.dtype) -> int:
+def _count_vector_elements(dtype: torch.dtype) -> int:
     return 16 // dtype.itemsize
 
 
@@ -81,7 +81,7 @@ def _count_pixels(x: Tensor) -> int:
     return x.shape[0] * x.shape[1] * x.shape[2]
 
 
-def _pixel_stride(x: Tensor) -> int:
+def _get_pixel_stride(x: Tensor) -> int:
     """Return the number of elements from one pixel of [B, h, w, C] to the next."""
     _, height, width, _ = x.shape
     step: int = x.stride(2)
@@ -124,47 +124,51 @@ def convolve(
     return out.permute(0, 2, 3, 1)
 
 
-def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.frames_to_cells` does."""
+def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.pack_frames_into_2x2_cells` does."""
     batch, rows, columns, channels = out.shape
     _require_contiguous(out)
-    if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
-        raise ValueError(f"expected cells of a {frame.height}×{frame.width} frame, got {list(out.shape)}")
+    if channels != CELL_CHANNELS or (rows, columns) != (padding.height // 2 + 3, padding.width // 2 + 3):
+        raise ValueError(f"expected cells of a {padding.height}×{padding.width} frame, got {list(out.shape)}")
     params = _DECLARED["CellsParams"]()
     for number, source in enumerate((frame1, frame2)):
         params.frames[number] = source.data_ptr()
         params.b[number], params.c[number], params.y[number], params.x[number] = source.stride()
     params.out, params.kind = out.data_ptr(), FRAMES[frame1.dtype]
     params.height, params.width = frame1.shape[-2:]
-    params.top, params.left, params.padded_height, params.padded_width = frame
+    params.top, params.left, params.padded_height, params.padded_width = padding
     params.cell_rows, params.cell_columns = rows, columns
-    kernels = _kernels(passes_source(out.dtype), out)
+    kernels = _load_kernels(passes_source(out.dtype), out)
     kernels.launch("frames_to_cells", batch * rows, _THREADS, params, rows=-(-columns // _THREADS))
 
 
-def normalize_relu_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-    """Run the pass as :func:`fullfield.ops._fused.reference.normalize_relu_` does."""
-    _require_contiguous(y, x)
+def normalize_add_relu_(
+    y: Tensor, norm: Norm, residual: Tensor | None = None, residual_norm: Norm | None = None
+) -> Tensor:
+    """Run the pass as :func:`fullfield.ops._fused.reference.normalize_add_relu_` does."""
+    _require_contiguous(y, residual)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
-    params.y, params.x = y.data_ptr(), get_address(x)
+    params.y, params.x = y.data_ptr(), get_address(residual)
     params.scale, params.shift = get_address(norm.scale), norm.shift.data_ptr()
     params.y_step = channels if norm.shift.ndim == 2 else 0
-    if x_norm is not None:
-        params.x_scale, params.x_shift = get_address(x_norm.scale), x_norm.shift.data_ptr()
-        params.x_step = channels if x_norm.shift.ndim == 2 else 0
+    if residual_norm is not None:
+        params.x_scale, params.x_shift = get_address(residual_norm.scale), residual_norm.shift.data_ptr()
+        params.x_step = channels if residual_norm.shift.ndim == 2 else 0
     params.item, params.channels = y[0].numel(), channels
-    params.vectors = params.item // _vector_width(y.dtype)
+    params.vectors = params.item // _count_vector_elements(y.dtype)
     _launch_pass(y, "affine", params.vectors, params, batch)
     return y
 
 
-def compute_norm(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass as :func:`fullfield.ops._fused.reference.compute_norm` does."""
+def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
+    """Run the pass as :func:`fullfield.ops._fused.reference.compute_instance_norm` does."""
     _require_contiguous(y)
     batch, height, width, channels = y.shape
-    if channels // _vector_width(y.dtype) > _THREADS:
-        raise ValueError(f"moments: expected at most {_THREADS * _vector_width(y.dtype)} channels, got {channels}")
+    if channels // _count_vector_elements(y.dtype) > _THREADS:
+        raise ValueError(
+            f"moments: expected at most {_THREADS * _count_vector_elements(y.dtype)} channels, got {channels}"
+        )
     processors = _launching.gpu_from_device(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
@@ -173,79 +177,85 @@ def compute_norm(y: Tensor, epsilon: float) -> Norm:
     partial = torch.empty((batch, params.chunks, 2, channels), dtype=torch.float32, device=y.device)
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=y.device)
     params.partial, params.scale, params.shift = partial.data_ptr(), scale.data_ptr(), shift.data_ptr()
-    kernels = _kernels(passes_source(y.dtype), y)
+    kernels = _load_kernels(passes_source(y.dtype), y)
     kernels.launch("moments", params.chunks, _THREADS, params, rows=batch)
     kernels.launch("moments_end", -(-channels // 32), 1024, params, rows=batch)
     return Norm(scale, shift)
 
 
-def write_activations(
-    source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None
+def write_relu_and_flow(
+    source: Tensor, bias: Tensor | None, targets: Sequence[Target], coords_and_channel: tuple[Tensor, int] | None = None
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.write_activations` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_relu_and_flow` does."""
     _require_contiguous(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
     params.from_, params.bias = source.data_ptr(), get_address(bias)
-    params.targets = _build_targets(source, to)
+    params.targets = _build_targets(source, targets)
     params.pixels, params.channels = _count_pixels(source), channels
-    if flow is not None:
-        _require_contiguous(flow[0])
-        params.coords, params.flow_channel = flow[0].data_ptr(), flow[1]
-    _launch_pass(source, "pack", source.numel() // _vector_width(source.dtype), params)
+    if coords_and_channel is not None:
+        _require_contiguous(coords_and_channel[0])
+        params.coords, params.flow_channel = coords_and_channel[0].data_ptr(), coords_and_channel[1]
+    _launch_pass(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
 
 
-def write_flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.write_flow_patches` does."""
+def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.unfold_flow` does."""
     _require_contiguous(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
     params.coords, params.out = coords.data_ptr(), out.data_ptr()
     params.pixels, params.channels, params.side = _count_pixels(out), channels, side
     params.plane, params.width, params.height = height * width, width, height
-    _launch_pass(out, "flow_patches", out.numel() // _vector_width(out.dtype), params)
+    _launch_pass(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
 
 
-def _build_targets(like: Tensor, to: Sequence[Target]) -> Any:
+def _build_targets(like: Tensor, outputs: Sequence[Target]) -> Any:
     """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     targets = _DECLARED["Targets"]()
     targets.plane, targets.width = height * width, width
-    for number, target in enumerate(to):
+    for number, target in enumerate(outputs):
         shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
-        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _pixel_stride(target.slice)
+        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _get_pixel_stride(target.slice)
         targets.transposed[number] = target.transposed
     return targets
 
 
-def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: Target) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.apply_reset_gate` does."""
-    _launch_gate("gate_reset", state, zr, zr_map, None, None, [to])
+    _launch_gate("gate_reset", state, zr, zr_map, None, None, [target])
 
 
 def apply_update_gate(
-    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[Target]
 ) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.apply_update_gate` does."""
-    _launch_gate("gate_update", state, zr, zr_map, q, q_map, to)
+    _launch_gate("gate_update", state, zr, zr_map, q, q_map, targets)
 
 
 def _launch_gate(
-    name: str, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor | None, q_map: Tensor | None, to: Sequence[Target]
+    name: str,
+    state: Tensor,
+    zr: Tensor,
+    zr_map: Tensor,
+    q: Tensor | None,
+    q_map: Tensor | None,
+    targets: Sequence[Target],
 ) -> None:
     _require_contiguous(zr, zr_map, q, q_map)
     params = _DECLARED["GateParams"]()
-    params.targets = _build_targets(state, to)
+    params.targets = _build_targets(state, targets)
     params.zr, params.zr_map, params.q, params.q_map = (get_address(t) for t in (zr, zr_map, q, q_map))
-    params.h, params.h_ld = state.data_ptr(), _pixel_stride(state)
+    params.h, params.h_ld = state.data_ptr(), _get_pixel_stride(state)
     params.pixels, params.channels = _count_pixels(state), state.shape[3]
-    _launch_pass(zr, name, state.numel() // _vector_width(zr.dtype), params)
+    _launch_pass(zr, name, state.numel() // _count_vector_elements(zr.dtype), params)
 
 
-def add_flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.add_flow_step_` does."""
+def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.add_3x3_taps_to_coords_` does."""
     _require_contiguous(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
@@ -258,7 +268,7 @@ def gelu_(y: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.gelu_` does."""
     _require_contiguous(y)
     params = _DECLARED["GeluParams"]()
-    params.y, params.vectors = y.data_ptr(), y.numel() // _vector_width(y.dtype)
+    params.y, params.vectors = y.data_ptr(), y.numel() // _count_vector_elements(y.dtype)
     _launch_pass(y, "gelu", params.vectors, params)
 
 
@@ -269,7 +279,7 @@ def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: fl
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
     params.height, params.width, params.epsilon = height, width, epsilon
-    kernels = _kernels(depthwise_source(x.dtype, channels), x)
+    kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
     kernels.launch("depthwise_norm", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
@@ -291,11 +301,11 @@ def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     params.x, params.weight, params.out = (t.data_ptr() for t in (x, weight, out))
     params.height, params.width = height, width
     if x.numel():
-        kernels = _kernels(depthwise_source(x.dtype, channels), x)
+        kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
         kernels.launch("depthwise", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
-def upsample_strip(
+def convex_upsample_strip(
     field: Tensor,
     mask: Tensor,
     factor: int,
@@ -305,7 +315,7 @@ def upsample_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.upsample_strip` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.convex_upsample_strip` does."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
@@ -317,15 +327,15 @@ def upsample_strip(
     params.first_row, params.rows = first_row, mask.shape[2]
     params.top, params.left = origin
     params.out_height, params.out_width, params.gain = *out.shape[-2:], gain
-    vector = _vector_width(mask.dtype)
+    vector = _count_vector_elements(mask.dtype)
     aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
     source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
     across = -(-params.width * factor // _THREADS)
-    _kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
+    _load_kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
 
 
 def explain_convex_refusal(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """Return None if :func:`upsample_strip` can do this, else the reason."""
+    """Return None if :func:`convex_upsample_strip` can do this, else the reason."""
     if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
@@ -348,7 +358,7 @@ def compute_convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple
     params.grad_mask, params.partial, params.grad_field = map(get_address, (grad_mask, partial, grad_field))
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
     params.batch, params.height, params.width = batch, height, width
-    kernels = _kernels(convex_gradients_source(mask.dtype, channels), mask)
+    kernels = _load_kernels(convex_gradients_source(mask.dtype, channels), mask)
     kernels.launch("convex_gradients", -(-cells // _GRADIENTS_CELLS), _THREADS, params)
     kernels.launch("convex_gather", -(-cells // _THREADS), _THREADS, params)
     return grad_field, grad_mask

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops._fused.arguments import Frame, Norm, Target
+from fullfield.ops._fused.arguments import FramePadding, Norm, Target
 from fullfield.ops._positions import pixel_positions
 
 _CACHED = 1 << 19  # values
@@ -33,42 +33,46 @@ def convolve(
     return out.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
 
 
-def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-    """Convert frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, padded to ``frame``.
+def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePadding, out: Tensor) -> None:
+    """Convert frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, padded to ``padding``.
 
     ``out`` is [B, height / 2 + 3, width / 2 + 3, 32], (row, column, colour) of the first frame's cell, then of the
     second's. The border of a 7×7 convolution of stride 2 is zero: two rows and columns before them and one after.
     """
     height, width = frame1.shape[-2:]
-    around = (frame.left, frame.width - width - frame.left, frame.top, frame.height - height - frame.top)
+    around = (padding.left, padding.width - width - padding.left, padding.top, padding.height - height - padding.top)
     out.zero_()
     for number, source in enumerate((frame1, frame2)):
         values = source.to(torch.float32)
         values = 2 * (values / 255 if source.dtype == torch.uint8 else values) - 1
         values = functional.pad(values, around, mode="replicate")
-        cells = values.view(*values.shape[:2], frame.height // 2, 2, frame.width // 2, 2).permute(0, 2, 4, 3, 5, 1)
+        cells = values.view(*values.shape[:2], padding.height // 2, 2, padding.width // 2, 2).permute(0, 2, 4, 3, 5, 1)
         out[:, 2:-1, 2:-1, 12 * number : 12 * number + 12] = cells.flatten(3)
 
 
-def normalize_relu_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+def normalize_add_relu_(
+    y: Tensor, norm: Norm, residual: Tensor | None = None, residual_norm: Norm | None = None
+) -> Tensor:
     """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
     if y.device.type != "cpu":
-        return _apply_norm_relu_(y, norm, x, x_norm)
+        return _normalize_add_relu_strip_(y, norm, residual, residual_norm)
     rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
     for first in range(0, y.shape[1], rows):
         strip = slice(first, first + rows)
-        _apply_norm_relu_(y[:, strip], norm, None if x is None else x[:, strip], x_norm)
+        _normalize_add_relu_strip_(y[:, strip], norm, None if residual is None else residual[:, strip], residual_norm)
     return y
 
 
-def _apply_norm_relu_(y: Tensor, norm: Norm, x: Tensor | None, x_norm: Norm | None) -> Tensor:
-    result = _apply_norm(y, norm).relu_()
-    if x is not None:
-        result = result.add_(x if x_norm is None else _apply_norm(x, x_norm)).relu_()
+def _normalize_add_relu_strip_(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
+    result = _apply_scale_and_shift(y, norm).relu_()
+    if residual is not None:
+        result = result.add_(
+            residual if residual_norm is None else _apply_scale_and_shift(residual, residual_norm)
+        ).relu_()
     return y.copy_(result)
 
 
-def _apply_norm(x: Tensor, norm: Norm) -> Tensor:
+def _apply_scale_and_shift(x: Tensor, norm: Norm) -> Tensor:
     def per_item(values: Tensor) -> Tensor:
         return values[:, None, None] if values.ndim == 2 else values
 
@@ -76,30 +80,31 @@ def _apply_norm(x: Tensor, norm: Norm) -> Tensor:
     return x + shift if norm.scale is None else torch.addcmul(shift, x, per_item(norm.scale))
 
 
-def compute_norm(y: Tensor, epsilon: float) -> Norm:
+def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
     """Return the norm that gives every channel of every item mean 0 and variance 1."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
     return Norm(scale, -mean * scale)
 
 
-def write_activations(
+def write_relu_and_flow(
     source: Tensor,
     bias: Tensor | None,  # float32; None: source as it is
-    to: Sequence[Target],  # at most four
-    flow: tuple[Tensor, int] | None = None,  # coords [B, 2, h, w], and the first of the two channels that hold it
+    targets: Sequence[Target],  # at most four
+    coords_and_channel: tuple[Tensor, int]
+    | None = None,  # coords [B, 2, h, w], and the first of the two channels that hold it
 ) -> None:
-    """Write relu(source + bias) to ``to``, and the flow coords − grid to two of its channels."""
+    """Write relu(source + bias) to ``targets``, and the flow coords − grid to two of its channels."""
     values = source if bias is None else (source + bias).relu_()
-    if flow is not None:
-        coords, first = flow
+    if coords_and_channel is not None:
+        coords, first = coords_and_channel
         values = values.clone()
         values[..., first : first + 2] = _flow_from_coords(coords).permute(0, 2, 3, 1)
-    _write_to_target(values, to)
+    _write_to_targets(values, targets)
 
 
-def _write_to_target(values: Tensor, to: Sequence[Target]) -> None:
-    for target in to:
+def _write_to_targets(values: Tensor, targets: Sequence[Target]) -> None:
+    for target in targets:
         target.slice.copy_(values.transpose(1, 2) if target.transposed else values)
 
 
@@ -107,7 +112,7 @@ def _flow_from_coords(coords: Tensor) -> Tensor:
     return coords - pixel_positions(coords.shape[-2:], coords.device, coords.dtype)
 
 
-def write_flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
     batch, _, height, width = coords.shape
     windows = functional.unfold(_flow_from_coords(coords), side, padding=side // 2)
@@ -116,24 +121,24 @@ def write_flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     out[..., : 2 * side * side] = windows
 
 
-def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: Target) -> None:
     """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
-    _write_to_target(reset.sigmoid_() * state, [to])
+    _write_to_targets(reset.sigmoid_() * state, [target])
 
 
 def apply_update_gate(
-    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[Target]
 ) -> None:
     """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
     channels = state.shape[-1]
     update = (zr[..., :channels].to(torch.float32) + zr_map[..., :channels]).sigmoid_()
     candidate = (q.to(torch.float32) + q_map).tanh_()
-    _write_to_target(state + update * (candidate - state), to)
+    _write_to_targets(state + update * (candidate - state), targets)
 
 
-def add_flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     """Add bias and the sum over 3×3 neighbours of the products ``taps``: row, column, x or y slow to fast."""
     height, width = coords.shape[-2:]
     padded = functional.pad(taps[..., :18].to(torch.float32), (0, 0, 1, 1, 1, 1))
@@ -177,7 +182,7 @@ def convex_upsample(
     return total.permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, factor * width)
 
 
-def upsample_strip(
+def convex_upsample_strip(
     field: Tensor,  # [B, C, h, w] float32
     mask: Tensor,  # [B, 9·factor², rows, w], weights before their softmax
     factor: int,

@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield.ops._splatting import cpu, reference
 
 
-def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     """Predict the flow of the next pair: move each vector along itself, as if motion were constant.
 
     Each vector is written to the pixel nearest to its end. Of several vectors the longest wins, as if it covered
@@ -25,7 +25,7 @@ def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
         InputError: if the flow has another shape.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    return cpu.move_forward(flow) if cpu.supports(flow) else reference.move_forward(flow)
+    return cpu.predict_next_flow(flow) if cpu.is_supported(flow) else reference.predict_next_flow(flow)
 
 
 def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
@@ -38,30 +38,30 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     _check.tensor(valid, "valid", flow.shape[1:], device=flow.device)
-    return cpu.fill_holes(flow, valid) if cpu.supports(flow) else reference.fill_holes(flow, valid)
+    return cpu.fill_holes(flow, valid) if cpu.is_supported(flow) else reference.fill_holes(flow, valid)
 
 
 def splat_flow(
     flow: Tensor,  # [2, H, W], finite
     fraction: float,
-    trust: Tensor,  # [H, W], 0 to 1
+    confidence: Tensor,  # [H, W], 0 to 1
     valid: Tensor,  # bool [H, W]
 ) -> tuple[Tensor, Tensor, Tensor]:  # [2, H, W], [H, W], [H, W]
     """Splat a flow onto the pixels that its vectors reach after ``fraction`` of their length.
 
-    Every vector is added bilinearly to four pixels, with weights that fall steeply with its trust.
+    Every vector is added bilinearly to four pixels, with weights that rise steeply with its confidence.
 
     Returns:
-        The vectors, how far each pixel is covered, and the mean trust of the vectors that cover it.
+        The vectors, how far each pixel is covered, and the mean confidence of the vectors that cover it.
 
     Raises:
         InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    for plane, name in ((trust, "trust"), (valid, "valid")):
+    for plane, name in ((confidence, "confidence"), (valid, "valid")):
         _check.tensor(plane, name, flow.shape[1:], device=flow.device)
     return (
-        cpu.splat_flow(flow, fraction, trust, valid)
-        if cpu.supports(flow)
-        else reference.splat_flow(flow, fraction, trust, valid)
+        cpu.splat_flow(flow, fraction, confidence, valid)
+        if cpu.is_supported(flow)
+        else reference.splat_flow(flow, fraction, confidence, valid)
     )

@@ -10,13 +10,13 @@ from fullfield._kernels.numba_cache import Kernels, explain_refusal
 _kernels = Kernels(f"{__package__}._cpu_kernels", "kernels that move vectors")
 
 
-def supports(flow: Tensor) -> bool:
+def is_supported(flow: Tensor) -> bool:
     """Return whether the kernels can process ``flow``."""
     return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_refusal() is None
 
 
-def move_forward(flow: Tensor) -> Tensor:
-    """Move each vector along itself; see :func:`fullfield.ops._splatting.move_forward`."""
+def predict_next_flow(flow: Tensor) -> Tensor:
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.predict_next_flow`."""
     valid = torch.zeros(flow.shape[1:], dtype=torch.uint8)
     target = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
@@ -33,10 +33,10 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
     return field
 
 
-def splat_flow(flow: Tensor, fraction: float, trust: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def splat_flow(flow: Tensor, fraction: float, confidence: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
-    trust = trust.detach().to(torch.float32)
-    weights = torch.stack((torch.exp(12 * trust), trust))
+    confidence = confidence.detach().to(torch.float32)
+    weights = torch.stack((torch.exp(12 * confidence), confidence))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
     have = valid.to(torch.uint8).contiguous()
     _kernels().splat_vectors(

@@ -9,8 +9,8 @@ from torch.nn import functional
 from fullfield.ops._positions import pixel_positions
 
 
-def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
-    """Move each vector along itself; see :func:`fullfield.ops._splatting.move_forward`."""
+def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.predict_next_flow`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
     xs, ys = pixel_positions((height, width), flow.device, flow.dtype)
@@ -56,15 +56,17 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
     return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
 
 
-def splat_flow(flow: Tensor, fraction: float, trust: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def splat_flow(flow: Tensor, fraction: float, confidence: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
     height, width = flow.shape[-2:]
     columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
     x, y = columns + fraction * flow[0], rows + fraction * flow[1]
     left, top = x.floor(), y.floor()
-    strength = torch.exp(12 * trust) * valid
+    strength = torch.exp(12 * confidence) * valid
     sums = torch.zeros(5, height * width, dtype=flow.dtype, device=flow.device)  # u, v, weight, cover, trust
-    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, valid.to(flow.dtype), trust * strength])
+    values = torch.stack(
+        [flow[0] * strength, flow[1] * strength, strength, valid.to(flow.dtype), confidence * strength]
+    )
     for dy in (0, 1):
         for dx in (0, 1):
             px, py = left + dx, top + dy

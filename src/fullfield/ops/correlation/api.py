@@ -166,7 +166,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         pooled=True,
         precision=torch.get_float32_matmul_precision(),
     )
-    return LOOKUPS.list_reasons(request)
+    return LOOKUPS.list_refusals(request)
 
 
 def correlation_pyramid(

@@ -25,7 +25,7 @@ _TAIL = 2 * LANES
 _CHUNK = 128
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"

@@ -16,9 +16,9 @@ from fullfield.ops.correlation import in_pytorch
 from fullfield.ops.correlation.protocol import Gradients, Request, disable_autocast
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return why the volume cannot serve the request; None if it can."""
-    return in_pytorch.supports(request) or explain_missing_memory(request)
+    return in_pytorch.explain_unsupported(request) or explain_missing_memory(request)
 
 
 def explain_missing_memory(request: Request) -> str | None:

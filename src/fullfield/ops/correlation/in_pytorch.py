@@ -98,7 +98,7 @@ def compute_fraction_gradients(
     return torch.stack(((taps * d_x).sum((1, 2)), (taps * d_y).sum((1, 2))), 1)
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return why PyTorch cannot serve the request; None if it can."""
     return None if request.dtype in FEATURES else f"needs floating point features, got {request.dtype}"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops._launching import is_traced, raw_stream
-from fullfield.ops._operators import forbid_second_derivative, get_direct_apply
+from fullfield.ops._operators import forbid_second_derivative, get_apply_without_functorch
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     Gradients,
@@ -196,7 +196,7 @@ class LookupNode(torch.autograd.Function):
         )
 
 
-add_lookup = get_direct_apply(LookupNode)
+add_lookup = get_apply_without_functorch(LookupNode)
 
 
 def _get_matmul_precision() -> str:

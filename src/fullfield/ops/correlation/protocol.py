@@ -2,7 +2,7 @@
 
 A backend is a module with
 
-``supports(request) -> str | None``
+``explain_unsupported(request) -> str | None``
     As :class:`fullfield.ops._backends.Backends` describes.
 ``prepare(request, fmap1, maps) -> Prepared``
     Bring a pair into the backend's layout. ``maps`` are all levels, or the finest alone if the module sets
@@ -264,7 +264,7 @@ def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 class _Lookups(Backends):
-    def may_choose(self, name: str, *request: Request) -> bool:
+    def may_choose_automatically(self, name: str, *request: Request) -> bool:
         if name != "dense":
             return True
         return request[0].device.type != "cpu" and not _is_too_large(request[0])

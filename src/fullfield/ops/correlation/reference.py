@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
-from fullfield.ops.correlation.in_pytorch import supports as supports
+from fullfield.ops.correlation.in_pytorch import explain_unsupported as explain_unsupported
 from fullfield.ops.correlation.protocol import Gradients, Request
 
 # Gathered features worked on at a time.

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_direct_apply, recompute_gradients, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, wants_gradient
 from fullfield.ops.matching import chunks, cuda, fused
 from fullfield.ops.matching.protocol import Request, spatial_size, to_map, to_rows
 from fullfield.ops.spatial_correlation import spatial_correlation
@@ -61,7 +61,7 @@ def _gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
     return to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
-_apply = get_direct_apply(_Match)
+_apply = get_apply_without_functorch(_Match)
 
 
 def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
@@ -102,7 +102,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     The preferred backend is first.
     """
-    return MATCHERS.list_reasons(Request(dtype, torch.empty(0, device=device).device))
+    return MATCHERS.list_refusals(Request(dtype, torch.empty(0, device=device).device))
 
 
 def global_matching(
@@ -163,7 +163,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return softmax(query · key / √C) times value, [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in linear memory."""
     scale = max(query.shape[-1], 1) ** -0.5
     request = Request(query.dtype, query.device, channels=max(query.shape[-1], value.shape[-1]))
-    serves = query.numel() > 0 and fused.supports(request) is None
+    serves = query.numel() > 0 and fused.explain_unsupported(request) is None
     return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_direct_apply, recompute_gradients
+from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients
 from fullfield.ops.matching.protocol import Request, count_rows_at_a_time, flow_from_matches, grid_positions, to_rows
 
 
-def supports(_request: Request) -> None:
+def explain_unsupported(_request: Request) -> None:
     """Return None: this backend always runs."""
 
 
@@ -77,7 +77,7 @@ def _compute_attention_gradients(
     return grad_query, grad_key, grad_value
 
 
-_apply = get_direct_apply(_Attention)
+_apply = get_apply_without_functorch(_Attention)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

@@ -26,7 +26,7 @@ _Params = parse_structures(_launching.HALVES, _launching.VALUES, _SOURCE)["Posit
 _WIDENS = hasattr(torch.ops.aten.bmm, "dtype")
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in CODES:
         return "needs float32, float16 or bfloat16 features"

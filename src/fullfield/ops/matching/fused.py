@@ -15,7 +15,7 @@ from fullfield.ops.matching.protocol import HALVES, Request
 WIDEST = 256
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the fused kernels can serve the request, else the reason."""
     reason = _launching.explain_non_nvidia(request.device)
     if reason is not None:

@@ -29,7 +29,7 @@ _BITS = 21  # bits of a coordinate in a Morton code
 
 def backends(device: str | torch.device = "cpu") -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that runs on ``device``, (name, reason) for others; preferred first."""
-    return SEARCHES.list_reasons(torch.device(device))
+    return SEARCHES.list_refusals(torch.device(device))
 
 
 def radius_search(

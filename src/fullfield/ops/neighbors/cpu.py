@@ -21,7 +21,7 @@ _MAX_CELLS = 1 << 62
 _MARGIN = 1.0 + 1e-5
 
 
-def supports(device: torch.device) -> str | None:
+def explain_unsupported(device: torch.device) -> str | None:
     """Return None for the CPU with numba, else the reason."""
     if device.type != "cpu":
         return f"runs on the CPU, the points are on {device.type}"

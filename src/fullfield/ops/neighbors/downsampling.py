@@ -52,7 +52,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
     Raises:
         InputError: as :func:`grid_downsample`.
     """
-    fast = cuda.supports(cloud.points.device) is None and cloud.points.shape[0] > 0
+    fast = cuda.explain_unsupported(cloud.points.device) is None and cloud.points.shape[0] > 0
     results: list[cuda.Thinned] = []
     if not fast:
         cloud = _check_cells(cloud, largest_coordinate(cloud.points), cells)
@@ -85,7 +85,7 @@ def _check_cells(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
 def _thin_single(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
-    on_cpu = cpu.supports(cloud.points.device) is None
+    on_cpu = cpu.explain_unsupported(cloud.points.device) is None
     indices = cpu.thin_to_cells(cloud.points, cloud.offsets, cell) if on_cpu else _select_nearest(cloud, cell)
     offsets = torch.searchsorted(indices, cloud.offsets.to(indices.device)).cpu()
     return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.largest))

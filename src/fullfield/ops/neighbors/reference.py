@@ -12,7 +12,7 @@ from fullfield.ops.neighbors.ragged import Neighbors
 _BLOCK = 1 << 22  # distances in memory at a time
 
 
-def supports(device: torch.device) -> str | None:  # noqa: ARG001 - any device
+def explain_unsupported(device: torch.device) -> str | None:  # noqa: ARG001 - any device
     """Return None: the reference runs on any device."""
     return None
 

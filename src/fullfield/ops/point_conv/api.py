@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import get_direct_apply, register_for_func, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, register_operator_for_torch_func, wants_gradient
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
@@ -180,12 +180,12 @@ def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
 
 # forward and backward: rows, entries, cells of either direction. mirrored: they are the same tensors, and the cell of
 # the other direction is K - 1 - k. An empty list stands for a direction that was not prepared.
-_CONVOLVE = register_for_func(
+_CONVOLVE = register_operator_for_torch_func(
     "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "int groups, str? backend) -> Tensor",
     convolve_features, _conv_fake, _save_conv_inputs, _conv_backward,
 )  # fmt: skip
-_WEIGHT = register_for_func(
+_WEIGHT = register_operator_for_torch_func(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
     compute_weight_gradient, _weight_fake, _save_weight_inputs, _weight_backward,
@@ -218,7 +218,7 @@ class _Eager(torch.autograd.Function):
         return (one, two, three, None, None, None, None, None)
 
 
-_apply = get_direct_apply(_Eager)
+_apply = get_apply_without_functorch(_Eager)
 
 
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
@@ -248,7 +248,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         entries=1_500_000,
         precision=torch.get_float32_matmul_precision(),
     )
-    return CONVOLUTIONS.list_reasons(request)
+    return CONVOLUTIONS.list_refusals(request)
 
 
 def point_conv(
@@ -314,7 +314,7 @@ def point_conv_norm(
     """Apply :func:`point_norm` over the channels to :func:`point_conv` without a bias; arguments are theirs."""
     if (
         is_eager(features, weight, scale, shift, residual)
-        and layer_norm.supports(features, scale, shift, residual) is None
+        and layer_norm.explain_unsupported(features, scale, shift, residual) is None
         and not torch.is_autocast_enabled(features.device.type)
         and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
     ):
@@ -389,4 +389,4 @@ class _ConvNorm(torch.autograd.Function):
         return one, two, grad_scale, grad_shift, grad_residual, *nothing
 
 
-_apply_both = get_direct_apply(_ConvNorm)
+_apply_both = get_apply_without_functorch(_ConvNorm)

@@ -22,7 +22,7 @@ LANES = 16
 _SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the CPU kernels can serve the request, else the reason."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
@@ -31,7 +31,7 @@ def supports(request: Request) -> str | None:
     return explain_refusal()
 
 
-def explain_no_assembly(device: torch.device) -> str | None:
+def explain_triplets_unsupported(device: torch.device) -> str | None:
     """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
     return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_refusal()
 

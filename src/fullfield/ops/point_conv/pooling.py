@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import is_usable
+from fullfield.ops._backends import is_usable_or_warn
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import register_for_func
+from fullfield.ops._operators import register_operator_for_torch_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_rows
@@ -71,7 +71,7 @@ def _max_entries(features: Tensor) -> int:
 
 def _pool_sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
-    if is_usable("point_pool", "cuda", kernels.supports(features)):
+    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.sum_rows(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(features)):
@@ -89,7 +89,7 @@ def _pool_sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
 def _pool_max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
-    if is_usable("point_pool", "cuda", kernels.supports(features)):
+    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.max_rows(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
@@ -118,7 +118,7 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward: list[Tensor], ce
     """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
-    if is_usable("point_pool", "cuda", kernels.supports(grad)):
+    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(grad)):
         return kernels.backpropagate_max(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(grad)):
@@ -167,15 +167,15 @@ def _compute_second_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None
 
 
-_SUM = register_for_func(
+_SUM = register_operator_for_torch_func(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
     _pool_sum, _pool_sum_fake, _save_for_backward, _compute_sum_gradient,
 )  # fmt: skip
-_MAX = register_for_func(
+_MAX = register_operator_for_torch_func(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
     _pool_max, _pool_max_fake, _save_for_backward, _compute_max_gradient,
 )  # fmt: skip
-_COLLECT = register_for_func(
+_COLLECT = register_operator_for_torch_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
     _backpropagate_max, _backpropagate_max_fake, _save_for_double_backward, _compute_second_gradient,
 )  # fmt: skip

@@ -2,9 +2,9 @@
 
 A backend is a module with
 
-``supports(request) -> str | None``
+``explain_unsupported(request) -> str | None``
     As :class:`fullfield.ops._backends.Backends` asks.
-``explain_no_assembly(device) -> str | None``
+``explain_triplets_unsupported(device) -> str | None``
     The same question about making triplets there.
 ``multiply_triplets(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
@@ -148,7 +148,7 @@ BACKENDS = ("cuda", "cpu", "reference")
 
 class _Builders(Backends):
     def explain_refusal(self, name: str, *request: torch.device) -> str | None:
-        reason: str | None = self.load(name).explain_no_assembly(*request)
+        reason: str | None = self.load(name).explain_triplets_unsupported(*request)
         return reason
 
 

@@ -23,14 +23,14 @@ from fullfield.ops.point_conv.triplets import (
 CHUNK_BYTES = 16 << 20
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the features are floating point, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs floating point features, got {request.dtype}"
     return None
 
 
-def explain_no_assembly(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+def explain_triplets_unsupported(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     """Return None: the reference builds triplets on any device."""
     return None
 

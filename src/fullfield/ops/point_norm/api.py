@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import is_usable
+from fullfield.ops._backends import is_usable_or_warn
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_direct_apply, recompute_gradients, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, wants_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.reference import Running, normalize
 
@@ -62,7 +62,9 @@ def point_norm(
     if not is_valid or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     fast = kind == "layer" and is_eager(features, weight, bias, residual)
-    if not fast or not is_usable("point_norm", "cuda", cuda.supports(features, weight, bias, residual)):
+    if not fast or not is_usable_or_warn(
+        "point_norm", "cuda", cuda.explain_unsupported(features, weight, bias, residual)
+    ):
         return normalize(features, weight, bias, kind, eps, sizes, running, residual, relu)
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
@@ -136,4 +138,4 @@ class _Norm(torch.autograd.Function):
         return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, requested[3]), None, None
 
 
-_apply = get_direct_apply(_Norm)
+_apply = get_apply_without_functorch(_Norm)

@@ -29,7 +29,7 @@ def _choose_lanes(channels: int, vector: int) -> tuple[int, int]:
     return lanes, -(-vectors // lanes)
 
 
-def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> str | None:
+def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None) -> str | None:
     """Return None if the kernels can normalise these rows, else the reason."""
     dtype, learned, device = features.dtype, weight.dtype, features.device
     if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():

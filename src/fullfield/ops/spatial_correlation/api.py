@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_direct_apply, recompute_gradients, register_operator, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, register_operator, wants_gradient
 from fullfield.ops.spatial_correlation.protocol import FEATURES, SAMPLERS, Pair, Request, Window, choose_backend
 from fullfield.ops.spatial_correlation.reference import correlate
 
@@ -99,7 +99,7 @@ class _Compared(torch.autograd.Function):
         return *(next(left) if is_requested else None for is_requested in requested), None, None
 
 
-_apply = get_direct_apply(_Compared)
+_apply = get_apply_without_functorch(_Compared)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
@@ -108,7 +108,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
     The answer is for PWC-Net's windows of 9×9.
     """
     request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
-    return SAMPLERS.list_reasons(request)
+    return SAMPLERS.list_refusals(request)
 
 
 def spatial_correlation(

@@ -9,7 +9,7 @@ from torch.nn import functional
 from fullfield.ops.spatial_correlation.protocol import Request, Window
 
 
-def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
+def explain_unsupported(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
     """Return None: the reference serves every request."""
     return None
 

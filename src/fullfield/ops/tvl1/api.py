@@ -26,7 +26,7 @@ def backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
-    return SOLVERS.list_reasons(torch.device(device), dtype, TVL1Config() if config is None else config)
+    return SOLVERS.list_refusals(torch.device(device), dtype, TVL1Config() if config is None else config)
 
 
 class TVL1Solver:

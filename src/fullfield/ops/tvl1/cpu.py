@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEPTH = 15
 
 
-def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
+def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
     """Return None if the CPU kernels can compute with these settings, else the reason."""
     if device.type != "cpu":
         return f"runs on cpu only, got {device.type}"

@@ -35,7 +35,7 @@ def refinement_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
-    return REFINERS.list_reasons(torch.device(device), dtype)
+    return REFINERS.list_refusals(torch.device(device), dtype)
 
 
 class FlowRefiner:

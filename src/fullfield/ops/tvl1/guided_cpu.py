@@ -29,7 +29,7 @@ _NO_COLOUR = 1e4
 kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement kernels")
 
 
-def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return None if the CPU kernels can compute with these settings, else the reason."""
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"

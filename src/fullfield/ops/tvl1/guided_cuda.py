@@ -123,7 +123,7 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 """The one in use, and others to measure."""
 
 
-def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return None if the kernels can compute with this dtype on ``device``, else the reason."""
     reason = _launching.explain_refusal(device)
     if reason is None and dtype != torch.float32:

@@ -13,7 +13,7 @@ from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST
 from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
 
 
-def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
+def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
     """Return None if the reference can compute in this dtype, else the reason."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"

@@ -230,7 +230,7 @@ def _check_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
 
 def _resolve_device(device: str | torch.device, config: TVL1Config) -> torch.device:
     resolved = _check.device(device)
-    reason = cuda.supports(resolved, torch.float32, config)
+    reason = cuda.explain_unsupported(resolved, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
     return resolve_index(resolved)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
 
 
-def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
+def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
     """Return None if the reference can compute with these settings, else the reason."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"

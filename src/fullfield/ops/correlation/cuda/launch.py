@@ -39,7 +39,7 @@ SMALL_TILE_COUNT = 1200
 SMALL_ITEMS = 9
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
     reason = _launching.explain_refusal(request.device)
     if reason is not None:

@@ -28,10 +28,10 @@ _WARPS, _QUERIES, _BRANCHES = 8, 8, 32
 _FOLDER = Path(__file__).parent
 _DECLARED = parse_structures(*(_FOLDER / name for name in ("radius.cu", "knn.cu", "thin.cu")))
 _Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
-_Radii = _launching.batch_structure(_Radius)
+_Radii = _launching.build_batch_structure(_Radius)
 
 
-def supports(device: torch.device) -> str | None:
+def explain_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels run on ``device``, else the reason."""
     return _launching.explain_refusal(device)
 

@@ -15,7 +15,7 @@ from fullfield.ops.point_conv.cuda.launch import multiply_triplets as multiply_t
 from fullfield.ops.point_conv.cuda.launch import sum_outer_products as sum_outer_products
 from fullfield.ops.point_conv.cuda.triplets import assemble_all_triplets as assemble_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import assemble_triplets as assemble_triplets
-from fullfield.ops.point_conv.cuda.triplets import explain_no_assembly as explain_no_assembly
+from fullfield.ops.point_conv.cuda.triplets import explain_triplets_unsupported as explain_triplets_unsupported
 from fullfield.ops.point_conv.cuda.triplets import transpose_all_triplets as transpose_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import transpose_triplets as transpose_triplets
 from fullfield.ops.point_conv.protocol import Request
@@ -23,7 +23,7 @@ from fullfield.ops.point_conv.protocol import Request
 TRANSPOSES = True
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"

@@ -19,7 +19,7 @@ _SOURCE = Path(__file__).with_name("pooling.cu")
 _Params = parse_structures(_SOURCE)["PoolParams"]
 
 
-def supports(features: Tensor) -> str | None:
+def explain_unsupported(features: Tensor) -> str | None:
     """Return None if the kernels can pool the features, else the reason."""
     return (
         _launching.explain_refusal(features.device)

@@ -21,10 +21,10 @@ _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
 _SOURCE = Path(__file__).with_name("triplets.cu")
-_Batch = _launching.batch_structure(parse_structures(_SOURCE)["TripletParams"])
+_Batch = _launching.build_batch_structure(parse_structures(_SOURCE)["TripletParams"])
 
 
-def explain_no_assembly(device: torch.device) -> str | None:
+def explain_triplets_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
     return _launching.explain_refusal(device)
 

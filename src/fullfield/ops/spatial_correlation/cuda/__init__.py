@@ -32,7 +32,7 @@ _Forward, _Backward = (
 )
 
 
-def supports(request: Request) -> str | None:
+def explain_unsupported(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"

@@ -10,7 +10,7 @@ from fullfield.ops import _launching
 from fullfield.ops.tvl1.config import TVL1Config
 
 
-def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
+def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
     """Return None if the kernels can compute with these settings, else the reason."""
     reason = _launching.explain_refusal(device)
     if reason is None and dtype != torch.float32:

@@ -20,7 +20,7 @@ _POINTERS = ("field", "mask", "truth", "counted", "grad_mask", "partial", "grad_
 _Params = parse_structures(_SOURCE)["LossParams"]
 
 
-def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
+def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
     """Return None if the kernels support these tensors, else the reason why not."""
     if factor != FACTOR or field.shape[1] != VALUES:
         return f"needs a factor of {FACTOR} and {VALUES} values, got {factor} and {field.shape[1]}"

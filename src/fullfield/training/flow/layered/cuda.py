@@ -28,7 +28,7 @@ _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
 _Params = parse_structures(_LAYERS)["LayeredParams"]
 
 
-def supports(device: torch.device) -> str | None:
+def explain_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels run on the device, else the reason why not."""
     return _launching.explain_refusal(device)
 

@@ -33,7 +33,7 @@ _WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
 CLEAR = 0.004  # of what is seen behind: less is not followed
 
 
-def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+def explain_unsupported(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     """Return None: the reference runs on every device."""
     return None
 
