@@ -158,8 +158,8 @@ def _sum_rows(rows: Tensor) -> Tensor:
     """Sum over rows in the accumulating dtype, block by block, in an order that no number of threads changes."""
     exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
     rows, blocks = rows.contiguous(), rows.shape[0] // _BLOCK
-    iterate_row_blocks = rows[: blocks * _BLOCK].reshape(blocks, _BLOCK, rows.shape[1])
-    total = iterate_row_blocks.sum(1, dtype=exact).sum(0) + rows[blocks * _BLOCK :].sum(0, dtype=exact)
+    row_blocks = rows[: blocks * _BLOCK].reshape(blocks, _BLOCK, rows.shape[1])
+    total = row_blocks.sum(1, dtype=exact).sum(0) + rows[blocks * _BLOCK :].sum(0, dtype=exact)
     return total.to(rows.dtype)
 
 

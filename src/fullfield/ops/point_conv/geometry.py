@@ -138,7 +138,7 @@ def radius_geometry(
     sides = kernel_sides(kernel_size)
     search_radius = kernel_radius(grid, sides) if radius is None else radius
     check_distance(search_radius, "radius")
-    clouds = _require_clouds_of_listed_scenes(points, offsets, centers, center_offsets)
+    clouds = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
     (geometry,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
     return geometry
 
@@ -188,7 +188,7 @@ def knn_geometry(
     check_distance(grid, "grid")
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
-    clouds = _require_clouds_of_listed_scenes(points, offsets, centers, center_offsets)
+    clouds = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
     pair = convert_clouds_to_float32(*clouds)
     neighbors = search_nearest(*clouds, pair, int(k))
     triplets = _assemble_requests([TripletRequest(neighbors, *pair, float(grid), sides)])
@@ -215,7 +215,7 @@ def voxel_geometry(
     """
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
-    cloud, center_cloud = _require_clouds_of_listed_scenes(points, offsets, centers, center_offsets)
+    cloud, center_cloud = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
     return _add_backward_rows(
         [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
@@ -286,7 +286,7 @@ def _has_odd_sides(sides: tuple[int, int, int]) -> bool:
     return all(side % 2 == 1 for side in sides)
 
 
-def _require_clouds_of_listed_scenes(
+def _check_point_and_center_clouds(
     points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
 ) -> tuple[Cloud, Cloud]:
     return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))

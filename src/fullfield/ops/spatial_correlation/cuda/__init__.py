@@ -210,7 +210,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     vectors = _reads_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
         half = choose_half_tiles(window.patch, tiles)
-        p.iterate_row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
+        p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
         source, name, threads, shared = (
             half_source(fmap1.dtype, vectors, half),
             "spatial_forward_half",
@@ -220,11 +220,11 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     else:
         columns = choose_columns(window.patch[1])
         rows = choose_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
-        p.iterate_row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
+        p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(vectors, columns, rows), "spatial_forward"
         threads, shared = count_forward_threads(columns, rows), forward_shared_bytes(columns, rows)
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
-    kernels.launch(name, tiles * p.iterate_row_blocks * p.column_blocks, threads, p, shared)
+    kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
 
