@@ -23,7 +23,7 @@ TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }',
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
 def test_assembled_json_matches_compiler(arch: str) -> None:
-    lookups = shapes.forward_config(build_request(), gpu_from_device(arch))
+    lookups = shapes.choose_forward_config(build_request(), gpu_from_device(arch))
     for source in (tvl1.pyramid_source(), shapes.coords_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 

@@ -72,8 +72,8 @@ def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
 
 
 def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
-    forward = shapes.forward_config(request, gpu_from_device(arch))
-    found = shapes.lookup_config(forward, out, channels_last, SHARED[arch])
+    forward = shapes.choose_forward_config(request, gpu_from_device(arch))
+    found = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
     assert shapes.lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
     return shapes.lookup_source(found, out, channels_last)
@@ -82,7 +82,7 @@ def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool
 def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source, Source]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
-    found = shapes.gradient_config(shapes.forward_config(request, gpu_from_device(arch)))
+    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, gpu_from_device(arch)))
     side, form = shapes.choose_patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
     assert side >= 2 * request.radius + 2
     assert found.channels % form[0] == 0
@@ -95,10 +95,10 @@ def of_lookups(arch: str) -> Limits:
     hopper, turing = arch == "sm_90a", arch == "sm_75"
     for dtype in DTYPES:
         request = build_request(dtype=dtype)
-        forward, code = shapes.forward_config(request, gpu_from_device(arch)), _launching.CODES[dtype]
+        forward, code = shapes.choose_forward_config(request, gpu_from_device(arch)), _launching.CODES[dtype]
         # Hopper's blocks move registers between their warps at run time.
         yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
-        prepare = shapes.prepare_source(forward, code, shapes.is_scaled(request, forward), False)
+        prepare = shapes.prepare_source(forward, code, shapes.is_scaled_to_float16(request, forward), False)
         yield prepare, "prepare magnitude", 80, 16
         collect, multiply = gradient_sources(request, arch)
         # Five blocks a multiprocessor; before sm_80 shared memory holds one.

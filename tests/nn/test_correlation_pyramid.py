@@ -80,11 +80,11 @@ class Null(Prepared):
 def null_module() -> types.ModuleType:
     module = types.ModuleType("null")
     module.explain_unsupported = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
-    module.prepare = lambda request, fmap1, maps: prepare(request)  # type: ignore[attr-defined]  # noqa: ARG005
+    module.prepare_pair = lambda request, fmap1, maps: prepare_pair(request)  # type: ignore[attr-defined]  # noqa: ARG005
     return module
 
 
-def prepare(request: Request) -> Null:
+def prepare_pair(request: Request) -> Null:
     return Null(request, ())
 
 

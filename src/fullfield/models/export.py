@@ -19,7 +19,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models.framing import STRIDE, choose_padding, coordinate_grid_like
 from fullfield.models.network import FlowNetwork
-from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
+from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, traceable_lookup
 
 if TYPE_CHECKING:
     import onnx
@@ -116,7 +116,7 @@ class _FirstSection(_Section):
         )
         coords = coordinate_grid_like(net)
         coords = coords + model.regress_initial_flow(net) if model.config.has_learned_start else coords.clone()
-        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.lookup_kind)
+        return net, coords, context, *build_traceable_state(fmap1, fmap2, model.config.levels, self.lookup_kind)
 
 
 class _Step(_Section):

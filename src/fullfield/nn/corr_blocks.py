@@ -16,7 +16,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
 from fullfield.ops._positions import pixel_positions
-from fullfield.ops.correlation.protocol import check_features, check_window
+from fullfield.ops.correlation.protocol import check_features, check_levels_and_radius
 
 
 def _convert_coords(coords: Tensor, features: torch.dtype) -> Tensor:
@@ -202,7 +202,7 @@ class DroidCorrBlock:
         self._backend = backend
         self._dtype = _product_dtype(fmap1)
         self._fmap1, self._fmap2 = fmap1.flatten(0, 1), fmap2.flatten(0, 1)
-        check_window(num_levels, radius)
+        check_levels_and_radius(num_levels, radius)
         check_features(self._fmap1, [self._fmap2], ["fmap2"])
         self._pyramid: CorrelationPyramid | None = None  # made by the first lookup of the present pairs
 
@@ -271,7 +271,7 @@ def local_correlation_with_flow(
     """
     _check.choice(padding_mode, "padding_mode", ("zeros",))
     _check.choice(dilation, "dilation", (1,))
-    check_window(1, local_radius)
+    check_levels_and_radius(1, local_radius)
     check_features(feature0, [feature1], ["feature1"])
     coords = pixel_positions(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
     if isinstance(flow, Tensor):
@@ -309,7 +309,7 @@ class StereoCorrBlock:
     def __init__(
         self, fmap1: Tensor, fmap2: Tensor, num_levels: int = 4, radius: int = 4, *, backend: str | None = None
     ) -> None:
-        check_window(num_levels, radius)
+        check_levels_and_radius(num_levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
         _check.require(fmap1.shape[2] == fmap2.shape[2], "fmap2", f"{fmap1.shape[2]} rows, as fmap1 has", fmap2)
         self.num_levels = num_levels

@@ -12,7 +12,7 @@ from fullfield.ops.correlation.prepared import Lookups
 from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
-    check_window,
+    check_levels_and_radius,
     choose_output_dtype,
     is_channels_last,
 )
@@ -54,7 +54,7 @@ class CorrelationPyramid:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         _check_not_recorded()
-        check_window(levels, radius)
+        check_levels_and_radius(levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
         self.levels = levels
         self.radius = radius

@@ -12,7 +12,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import Device
 from fullfield.ops.correlation import cuda
 from fullfield.ops.correlation.cuda import launch_backward
-from fullfield.ops.correlation.cuda.config import forward_config, is_scaled, lookup_config
+from fullfield.ops.correlation.cuda.config import choose_forward_config, fit_lookup_config, is_scaled_to_float16
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
 from fullfield.ops.correlation.protocol import Request
 
@@ -48,7 +48,7 @@ def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], lev
     sizes = tuple((size2[0] >> level, size2[1] >> level) for level in range(levels))
     request = Request(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
     state = tuple(torch.zeros(3) for _ in range(4))
-    return FeatureGradients(request, forward_config(request, HOPPER), HOPPER, state)
+    return FeatureGradients(request, choose_forward_config(request, HOPPER), HOPPER, state)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_sums_of_every_size(
     sums = features.allocate_sums(*wanted)
     for _ in range(3):
         features.add_lookup(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
-    done = features.finish(sums)
+    done = features.finish_gradients(sums)
     assert (done.fmap1 is not None, done.levels is not None) == wanted
     if done.fmap1 is not None:
         assert done.fmap1.shape == (batch, 256, *size1)
@@ -117,8 +117,8 @@ def test_turing_refuses_plans_beyond_shared_memory(
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
         assert cuda.explain_unsupported(request) == reason
-        config = forward_config(request, TURING)
+        config = choose_forward_config(request, TURING)
         assert not config.bf16
         if reason is None:
-            assert is_scaled(request, config) == (dtype != torch.float16)
-            assert all(lookup_config(config, out, last, TURING.shared) for out, last in ((0, False), (1, False)))
+            assert is_scaled_to_float16(request, config) == (dtype != torch.float16)
+            assert all(fit_lookup_config(config, out, last, TURING.shared) for out, last in ((0, False), (1, False)))

@@ -141,17 +141,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Puts the backend in the place of "cuda"; the number of maps that it was given, call by call."""
     counts: list[int] = []
 
-    def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> reference.Reference:
+    def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> reference.Reference:
         counts.append(len(maps))
         levels = pool_levels(maps[0], request.levels) if request.pooled else maps
-        return reference.prepare(request, fmap1, levels)
+        return reference.prepare_pair(request, fmap1, levels)
 
     module = types.ModuleType("pooling")
     module.POOLS = True  # type: ignore[attr-defined]
     module.explain_unsupported = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
-    module.prepare = prepare  # type: ignore[attr-defined]
-    module.restore = reference.restore  # type: ignore[attr-defined]
-    module.empty_state = reference.empty_state  # type: ignore[attr-defined]
+    module.prepare_pair = prepare_pair  # type: ignore[attr-defined]
+    module.restore_pair = reference.restore_pair  # type: ignore[attr-defined]
+    module.allocate_state = reference.allocate_state  # type: ignore[attr-defined]
     load = LOOKUPS.load
     monkeypatch.setattr(LOOKUPS, "load", lambda name: module if name == "cuda" else load(name))
     return counts

@@ -18,6 +18,7 @@ from fullfield.ops.correlation._cpu_kernels import (
     LANES,
     LOOKUP,
     _clip_range,
+    _compute_union_row_pitch,
     _enclose_windows,
     _fill_tile_products,
     _flat,
@@ -27,7 +28,6 @@ from fullfield.ops.correlation._cpu_kernels import (
     _jit,
     _locate_tile,
     _locate_windows,
-    _row_pitch,
     _scratch,
     _table,
     _write_taps,
@@ -36,7 +36,7 @@ from fullfield.ops.correlation._cpu_kernels import (
     max_union_cells,
 )
 from fullfield.ops.correlation._cpu_layout import TILE
-from fullfield.ops.correlation._cpu_simd import PULL, STEP, add_transposed_products, gather, scatter
+from fullfield.ops.correlation._cpu_simd import ADD_PRODUCTS, STEP, add_transposed_products, gather, scatter
 
 _BLOCK = LANES * LANES
 TILE_HEIGHT, TILE_WIDTH = TILE
@@ -135,7 +135,7 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch,
                 continue
             _read_taps(taps, grad, b, level * side * side, side * side, tile)
             x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
-            pitch = _row_pitch(columns)
+            pitch = _compute_union_row_pitch(columns)
             if rows * pitch <= max_union_cells(window):
                 notes[at, 0] = _ONE_UNION
                 notes[at, 1] = x0
@@ -182,7 +182,7 @@ def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note
     p += (ys * width + xs) * LANES
     if want1:
         for channel in range(0, LANES, STEP):
-            PULL(
+            ADD_PRODUCTS(
                 weights, w, pitch, f2, p + channel, width * LANES, xe - xs, ye - ys, grad_f1, i1 + channel * LANES
             )  # fmt: skip
     if want2:

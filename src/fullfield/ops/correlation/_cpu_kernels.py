@@ -20,7 +20,13 @@ from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
 from fullfield.ops.correlation._cpu_layout import max_union_cells as _max_union_cells
-from fullfield.ops.correlation._cpu_simd import MOST, gather, multiply_pixel, multiply_tile, store_half
+from fullfield.ops.correlation._cpu_simd import (
+    MOST,
+    compute_pixel_products,
+    compute_tile_products,
+    gather,
+    store_eight_lanes,
+)
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
@@ -55,18 +61,18 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _multiply_row(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+def _compute_union_row(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
     """Compute one row of a union for all lanes, at most MOST positions at a time."""
     for column in range(0, n, MOST):
         at = column * LANES
-        multiply_tile(min(n - column, MOST), a, i, b, j + at, stride, blocks, out, o + at)
+        compute_tile_products(min(n - column, MOST), a, i, b, j + at, stride, blocks, out, o + at)
 
 
 @_helper
-def _multiply_pixel_row(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
+def _compute_lane_row(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
     """Compute one row of one lane's window, at most MOST positions at a time."""
     for column in range(0, n, MOST):
-        multiply_pixel(min(n - column, MOST), a, 0, b, j + column * LANES, stride, blocks, out, column)
+        compute_pixel_products(min(n - column, MOST), a, 0, b, j + column * LANES, stride, blocks, out, column)
 
 
 @_helper
@@ -125,7 +131,7 @@ max_union_cells = _helper(_max_union_cells)
 
 
 @_helper
-def _row_pitch(columns):  # type: ignore[no-untyped-def]
+def _compute_union_row_pitch(columns):  # type: ignore[no-untyped-def]
     """Return the cells from one row of a union to the next; a row's last product may write one cell too many."""
     return (columns + 2) // 2 * 2
 
@@ -138,7 +144,7 @@ def _clip_range(start, count, size):  # type: ignore[no-untyped-def]
 @_inlined
 def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
     """Fill cells[row][column][lane] with every lane's dot products with the union; zero outside the map."""
-    pitch = _row_pitch(columns)
+    pitch = _compute_union_row_pitch(columns)
     zero = splat(np.float32(0.0))
     xs, xe = _clip_range(x0, columns, width)
     ys, ye = _clip_range(y0, rows, height)
@@ -147,7 +153,7 @@ def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, c
             store(cells, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _multiply_row(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
+        _compute_union_row(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
         store(cells, at + (xe - xs) * LANES, zero)
 
 
@@ -164,7 +170,7 @@ def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, la
             xs, xe = _clip_range(lane_x[lane], window, width)
             ys, ye = _clip_range(lane_y[lane], window, height)
             for y in range(ys, ye):
-                _multiply_pixel_row(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
+                _compute_lane_row(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
                 at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
                     cells[at + k * LANES] = line[k]
@@ -176,7 +182,7 @@ def _fill_window_products(
 ):  # type: ignore[no-untyped-def]
     """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
     x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
-    pitch = _row_pitch(columns)
+    pitch = _compute_union_row_pitch(columns)
     dense = rows * pitch <= max_union_cells(window)
     if dense:
         _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
@@ -221,7 +227,7 @@ def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyp
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
             if is_full_row:
-                store_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
+                store_eight_lanes(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
                 continue
             for x in range(columns):
                 out[b, channel + k, top + y, left + x] = taps[at + x]
@@ -249,7 +255,7 @@ def _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, l
 def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, scratch, out, first, last):  # type: ignore[no-untyped-def]
     """Write the lookup of tiles [first, last) of all images into ``out`` [B, L * (window - 1)**2, H1, W1].
 
-    ``scratch``: see ``cpu._create_scratch``.
+    ``scratch``: see ``cpu._allocate_scratch``.
     """
     cells, _, line, taps, offsets, _, _, fx, fy = scratch
     positions = (window - 1) * (window - 1)

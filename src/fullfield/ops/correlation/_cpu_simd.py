@@ -74,7 +74,7 @@ def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     """Gather ``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointers = _lane_pointers(context, builder, sig, args)
+        pointers = _build_lane_pointers(context, builder, sig, args)
         name = "llvm.masked.gather.v16f32.v16p0"
         kind = ir.FunctionType(VECTOR, [_POINTERS, ir.IntType(32), _MASK, VECTOR])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -85,20 +85,20 @@ def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     return float32x16(array, offsets, types.intp), codegen
 
 
-def _lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     base = build_pointer(context, builder, sig, args, 0, args[2])
     at = build_pointer(context, builder, sig, args, 1, index_constant(0))
     return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
-def _emit_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
+def _emit_switch_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
     half = builder.lshr(builder.add(count, index_constant(1)), index_constant(1))
     emit_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
 
 
 @intrinsic
-def multiply_tile(
+def compute_tile_products(
     typingctx: Any, n: Any, tile: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
     """Set ``out[o + 16 q + lane]`` to the channels' sum of ``tile[t + 16 c + lane] * planes[position q, channel c]``.
@@ -128,7 +128,7 @@ def multiply_tile(
             for position, cell in enumerate(cells):
                 emit_store(builder, builder.load(cell), c, index_constant(position * LANES))
 
-        _emit_by_width(builder, args[0], emit)
+        _emit_switch_by_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -136,7 +136,7 @@ def multiply_tile(
 
 
 @intrinsic
-def multiply_pixel(
+def compute_pixel_products(
     typingctx: Any, n: Any, pixel: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
     """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
@@ -156,7 +156,7 @@ def multiply_pixel(
             for position, cell in enumerate(cells):
                 builder.store(_sum_lanes(builder, builder.load(cell)), builder.gep(c, [index_constant(position)]))
 
-        _emit_by_width(builder, args[0], emit)
+        _emit_switch_by_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -164,7 +164,7 @@ def multiply_pixel(
 
 
 @intrinsic
-def store_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
+def store_eight_lanes(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
     """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -183,7 +183,7 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
     """Set ``array[offsets[lane] + shift] = value[lane]`` for 16 lanes with distinct offsets."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointers = _lane_pointers(context, builder, sig, args)
+        pointers = _build_lane_pointers(context, builder, sig, args)
         kind = ir.FunctionType(ir.VoidType(), [VECTOR, _POINTERS, ir.IntType(32), _MASK])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.scatter.v16f32.v16p0")
         all_lanes = ir.Constant(_MASK, [1] * LANES)
@@ -193,9 +193,9 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
     return types.void(array, offsets, types.intp, float32x16), codegen
 
 
-def _build_gradient_reader(width: int) -> Callable[..., None]:
+def _build_add_products(width: int) -> Callable[..., None]:
     @intrinsic
-    def pull(
+    def add_products(
         typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
         out: Any, o: Any,
     ) -> Any:  # fmt: skip
@@ -222,7 +222,7 @@ def _build_gradient_reader(width: int) -> Callable[..., None]:
         i = types.intp
         return types.void(taps, i, i, planes, i, i, i, i, out, i), codegen
 
-    return pull  # type: ignore[no-any-return]
+    return add_products  # type: ignore[no-any-return]
 
 
 @intrinsic
@@ -246,9 +246,10 @@ def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: An
     return types.void(taps, i, block, i, i, out, i), codegen
 
 
-# How many channels one PULL takes; divides 16.
+# How many channels one ADD_PRODUCTS takes; divides 16.
 STEP = 16 if WIDE else 4
 
-# PULL: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] * planes[position q,
-# channel c], for STEP channels c from element p + r stride of a plane. Every row is summed separately, then the rows.
-PULL = _build_gradient_reader(STEP)
+# ADD_PRODUCTS: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] *
+# planes[position q, channel c], for STEP channels c from element p + r stride of a plane. Every row is summed
+# separately, then the rows.
+ADD_PRODUCTS = _build_add_products(STEP)

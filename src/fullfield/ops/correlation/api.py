@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._operators import forbid_second_derivative, register_operator
-from fullfield.ops.correlation.prepared import NAME, Lookups, finish_feature_gradients, pool_levels, prepare
+from fullfield.ops.correlation.prepared import NAME, Lookups, collect_feature_gradients, pool_levels, prepare_pair
 from fullfield.ops.correlation.protocol import (
     FEATURES,
     LOOKUPS,
@@ -26,7 +26,7 @@ from fullfield.ops.correlation.protocol import (
     build_request,
     check_coords,
     check_features,
-    check_window,
+    check_levels_and_radius,
     choose_output_dtype,
     flatten_sizes,
     is_channels_last,
@@ -34,7 +34,7 @@ from fullfield.ops.correlation.protocol import (
 )
 
 
-def _prepare_request(
+def _build_request_and_choose_backend(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> tuple[Request, str]:
     """Return the request and the backend's name."""
@@ -44,12 +44,12 @@ def _prepare_request(
 
 
 def _prepare_state(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
-    return list(prepare(*_prepare_request(fmap1, maps, *options), fmap1, maps).state)
+    return list(prepare_pair(*_build_request_and_choose_backend(fmap1, maps, *options), fmap1, maps).state)
 
 
 def _prepare_state_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
-    request, name = _prepare_request(fmap1, maps, *options)
-    return list(LOOKUPS.load(name).empty_state(request, fmap1))
+    request, name = _build_request_and_choose_backend(fmap1, maps, *options)
+    return list(LOOKUPS.load(name).allocate_state(request, fmap1))
 
 
 def _restore_prepared(
@@ -57,7 +57,7 @@ def _restore_prepared(
     precision: str, grad: bool, dtype: torch.dtype,
 ) -> Prepared:  # fmt: skip
     request = build_request(shape, pooled, radius, precision, grad, dtype, coords.device)
-    restored: Prepared = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore(request, tuple(state))
+    restored: Prepared = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore_pair(request, tuple(state))
     return restored
 
 
@@ -81,7 +81,7 @@ def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *o
     grads = restored.allocate_accumulators(first, second) if first or second else Gradients(None, None, (False, False))
     grad_coords = restored.backward(grad_out, coords, grads, third)
     one, rest = (
-        finish_feature_gradients(restored, grads) if first or second else (None, [None] * _count_maps(shape, pooled))
+        collect_feature_gradients(restored, grads) if first or second else (None, [None] * _count_maps(shape, pooled))
     )
     empty = coords.new_empty
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
@@ -225,7 +225,7 @@ def correlation_lookup(
         "a sequence of 1 to 8 tensors",
         f"{type(fmap2_levels).__name__} of length {len(fmap2_levels) if isinstance(fmap2_levels, Sequence) else '?'}",
     )
-    check_window(len(fmap2_levels), radius)
+    check_levels_and_radius(len(fmap2_levels), radius)
     check_features(fmap1, fmap2_levels, [f"fmap2_levels[{level}]" for level in range(len(fmap2_levels))])
     check_coords(coords, fmap1.shape[0], (fmap1.shape[2], fmap1.shape[3]), fmap1.dtype, fmap1.device)
     dtype = choose_output_dtype(out_dtype, fmap1.dtype)

@@ -36,10 +36,10 @@ def explain_unsupported(request: Request) -> str | None:
     return explain_refusal()
 
 
-def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
+def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
     """Lay out a pair."""
     blocks = _count_channel_blocks(request)
-    state = empty_state(request, fmap1)
+    state = allocate_state(request, fmap1)
     source, target = state
     rows, columns = _count_tile_rows_and_columns(request)
     height, width = request.size1
@@ -59,7 +59,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
     return Cpu(request, state)
 
 
-def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for both maps in the layout of :class:`Cpu`."""
     rows, columns = _count_tile_rows_and_columns(request)
     channels = _count_channel_blocks(request) * LANES
@@ -97,7 +97,7 @@ _kernels = Kernels(f"{__package__}._cpu_kernels", "correlation kernels")
 _backward_kernels = Kernels(f"{__package__}._cpu_backward_kernels", "kernels of the correlation's gradients")
 
 
-def _create_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
+def _allocate_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
     """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
     from fullfield.ops.correlation._cpu_simd import MOST
 
@@ -133,7 +133,7 @@ class Cpu(Prepared):
         self._window = 2 * request.radius + 2
         self._tiles = _count_tile_rows_and_columns(request)[0] * _count_tile_rows_and_columns(request)[1]
 
-    def _run_kernel(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
+    def _run_kernel_over_tiles(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
         r = self.request
         arrays = (
             _as_float_array(self.state[0]),
@@ -145,7 +145,7 @@ class Cpu(Prepared):
         sizes = self._window, _count_channel_blocks(r)
 
         def task(first: int, last: int) -> None:
-            kernel(*arrays, *sizes, _create_scratch(*sizes), *extra, out.numpy(), first, last)
+            kernel(*arrays, *sizes, _allocate_scratch(*sizes), *extra, out.numpy(), first, last)
 
         run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
@@ -153,7 +153,7 @@ class Cpu(Prepared):
         """Look up as :class:`Prepared` describes."""
         out = allocate_output(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run_kernel(_kernels().lookup_tiles, coords, out)
+            self._run_kernel_over_tiles(_kernels().lookup_tiles, coords, out)
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
@@ -164,7 +164,9 @@ class Cpu(Prepared):
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
-            self._run_kernel(_backward_kernels().compute_coords_gradients, coords, out, _as_float_array(grad_out))
+            self._run_kernel_over_tiles(
+                _backward_kernels().compute_coords_gradients, coords, out, _as_float_array(grad_out)
+            )
         return out.to(coords.dtype)
 
     def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
@@ -184,7 +186,7 @@ class Cpu(Prepared):
 
             def compute_dot_gradients(first: int, last: int, origin: int = origin) -> None:
                 kernels.compute_dot_gradients(
-                    self._levels, self._scales, xy, grad, self._window, origin, _create_scratch(self._window, 0),
+                    self._levels, self._scales, xy, grad, self._window, origin, _allocate_scratch(self._window, 0),
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
 
@@ -215,4 +217,4 @@ class Cpu(Prepared):
         return Gradients(first, rest, grads.requested)
 
 
-restore = Cpu
+restore_pair = Cpu

@@ -33,7 +33,7 @@ def explain_missing_memory(request: Request) -> str | None:
     return InsufficientMemory(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
-def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
+def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
     """Compute the volumes of a pair."""
     dtype = request.accumulate_dtype
     source = fmap1.detach().flatten(2)
@@ -45,7 +45,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
     return Dense(request, (*volumes, *features))
 
 
-def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for the volumes, and with grad for the features."""
     r = request
     counts = [height * width for height, width in (r.size1, *r.sizes2)]
@@ -61,14 +61,14 @@ class Dense(in_pytorch.PreparedInPyTorch):
         """Return the number of pixels at a time."""
         return 1 << 16
 
-    def _index_volume(self, level: int, x: Tensor, y: Tensor) -> Tensor:
+    def _compute_volume_index(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
     def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]
-        return table.gather(1, self._index_volume(level, x, y)).view(inside.shape)
+        return table.gather(1, self._compute_volume_index(level, x, y)).view(inside.shape)
 
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
@@ -76,7 +76,9 @@ class Dense(in_pytorch.PreparedInPyTorch):
         """Add to the gradient of the volume."""
         del inside  # the gradient is zero elsewhere
         volume = self._get_volume_gradients(grads)[level]
-        volume.view(-1, volume.shape[-1])[pixels].scatter_add_(1, self._index_volume(level, x, y), grad.flatten(1))
+        volume.view(-1, volume.shape[-1])[pixels].scatter_add_(
+            1, self._compute_volume_index(level, x, y), grad.flatten(1)
+        )
 
     @staticmethod
     def _get_volume_gradients(grads: Gradients) -> list[Tensor]:
@@ -110,4 +112,4 @@ class Dense(in_pytorch.PreparedInPyTorch):
         return Gradients(first, rest, grads.requested)
 
 
-restore = Dense
+restore_pair = Dense

@@ -56,17 +56,17 @@ NAME = "correlation_lookup"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
-    """Bring ``fmap1`` and the levels (``request.pooled``: the finest alone) into the layout of backend ``name``."""
-    module = LOOKUPS.load(name)
+def prepare_pair(request: Request, backend: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
+    """Bring ``fmap1`` and the levels (``request.pooled``: the finest alone) into the layout of backend ``backend``."""
+    module = LOOKUPS.load(backend)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
             maps = pool_levels(maps[0].detach(), request.levels)
-        prepared: Prepared = module.prepare(request, fmap1, maps)
+        prepared: Prepared = module.prepare_pair(request, fmap1, maps)
     return prepared
 
 
-def finish_feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
+def collect_feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
     """Return the gradients of fmap1 and of the given maps from finished accumulators."""
     request = prepared.request
     sums = prepared.collect_gradients(grads)
@@ -151,7 +151,7 @@ class PrepareNode(torch.autograd.Function):
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
         with torch.no_grad():
-            first, rest = finish_feature_gradients(ctx.pair.prepared, grads)
+            first, rest = collect_feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
             gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
         return None, *forbid_second_derivative(NAME, gradients, (inputs,))
@@ -241,7 +241,7 @@ class Lookups:
             pooled = len(maps) == 1
             request = build_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
             backend = LOOKUPS.choose(backend, request)
-            self._pair = Pair(prepare(request, backend, fmap1, maps), requested)
+            self._pair = Pair(prepare_pair(request, backend, fmap1, maps), requested)
             self._state = list(self._pair.prepared.state)
             if grad:
                 self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]

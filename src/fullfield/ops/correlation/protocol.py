@@ -4,13 +4,13 @@ A backend is a module with
 
 ``explain_unsupported(request) -> str | None``
     As :class:`fullfield.ops._backends.Backends` describes.
-``prepare(request, fmap1, maps) -> Prepared``
+``prepare_pair(request, fmap1, maps) -> Prepared``
     Bring a pair into the backend's layout. ``maps`` are all levels, or the finest alone if the module sets
     ``POOLS = True`` and ``request.pooled``: then the backend pools.
-``restore(request, state) -> Prepared``
+``restore_pair(request, state) -> Prepared``
     Return the same pair from ``Prepared.state``, a flat tuple of tensors: what a compiled graph carries between
     operators.
-``empty_state(request, like) -> tuple[Tensor, ...]``
+``allocate_state(request, like) -> tuple[Tensor, ...]``
     Return uninitialised tensors with the shapes, dtypes and strides of that state, made by ``like.new_empty``; only
     arithmetic on sizes, which may be symbolic.
 
@@ -158,7 +158,7 @@ def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) 
         _check_tensor(fmap2, name, (fmap1.shape[0], fmap1.shape[1], "H2", "W2"), (fmap1.dtype,), fmap1.device)
 
 
-def check_window(levels: int, radius: int) -> None:
+def check_levels_and_radius(levels: int, radius: int) -> None:
     """Check the number of levels and the radius."""
     _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
     _check.number(radius, "radius", integer=True, low=1, high=MAX_RADIUS)
@@ -263,17 +263,17 @@ def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
 # ---- choice
 
 
-class _Lookups(Backends):
+class _LookupBackends(Backends):
     def may_choose_automatically(self, name: str, *request: Request) -> bool:
         if name != "dense":
             return True
-        return request[0].device.type != "cpu" and not _is_too_large(request[0])
+        return request[0].device.type != "cpu" and not _is_dense_too_large(request[0])
 
 
-LOOKUPS = _Lookups("correlation_lookup", f"{__package__}.", BACKENDS)
+LOOKUPS = _LookupBackends("correlation_lookup", f"{__package__}.", BACKENDS)
 
 
-def _is_too_large(request: Request) -> bool:
+def _is_dense_too_large(request: Request) -> bool:
     limit = float(DENSE_BYTES)
     if request.device.type == "cuda" and torch.cuda.is_available():
         limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_MEMORY_FRACTION

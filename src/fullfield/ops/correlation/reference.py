@@ -19,7 +19,7 @@ from fullfield.ops.correlation.protocol import Gradients, Request
 CHUNK_BYTES = 32 << 20
 
 
-def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
+def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
     """Lay both maps out channels-last."""
     return Reference(request, tuple(_flatten_rows(f) for f in (fmap1, *maps)))
 
@@ -28,7 +28,7 @@ def _flatten_rows(fmap: Tensor) -> Tensor:
     return fmap.detach().permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
 
 
-def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for both maps, channels-last."""
     sizes = (request.size1, *request.sizes2)
     return tuple(like.new_empty((request.batch, *s, request.channels), dtype=request.dtype) for s in sizes)
@@ -43,7 +43,7 @@ class Reference(PreparedInPyTorch):
         per_pixel = (2 * r.radius + 2) ** 2 * max(r.channels, 1) * r.accumulate_dtype.itemsize
         return int(CHUNK_BYTES // per_pixel)
 
-    def _index_rows(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
+    def _compute_row_index(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
         """Return the index [n·K·K] of each position among all rows of the level's state."""
         height, width = self.request.sizes2[level]
         per_image = self.request.size1[0] * self.request.size1[1]
@@ -62,7 +62,7 @@ class Reference(PreparedInPyTorch):
 
     def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Gather features and multiply: [n, K, K]."""
-        target = self._gather_target_rows(level, self._index_rows(level, pixels, x, y), inside.shape)
+        target = self._gather_target_rows(level, self._compute_row_index(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there
             return (target * self._get_source_rows(pixels)[:, None, :]).sum(-1).view(inside.shape)
         return torch.bmm(target, self._get_source_rows(pixels)[:, :, None]).view(inside.shape)
@@ -72,7 +72,7 @@ class Reference(PreparedInPyTorch):
     ) -> None:
         """Add to the gradients of both maps."""
         r = self.request
-        rows = self._index_rows(level, pixels, x, y)
+        rows = self._compute_row_index(level, pixels, x, y)
         if grads.fmap1 is not None:
             target = self._gather_target_rows(level, rows, inside.shape).masked_fill_(
                 ~inside.flatten(1)[..., None], 0.0
@@ -91,4 +91,4 @@ class Reference(PreparedInPyTorch):
         )
 
 
-restore = Reference
+restore_pair = Reference

@@ -20,7 +20,7 @@ from fullfield.ops.correlation.protocol import level_sizes
 FORMS = ("linear", "dense")
 
 
-def traceable_state(
+def build_traceable_state(
     fmap1: Tensor,  # [B, C, H, W]
     fmap2: Tensor,  # [B, C, H, W]
     levels: int,

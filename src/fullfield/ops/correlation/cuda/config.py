@@ -88,7 +88,7 @@ class Config:
         """Number of threads of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
-    def source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
+    def build_source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
         """Return the source with the macros of every kernel and ``macros``."""
         return Source.define_macros(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
@@ -98,12 +98,12 @@ class Config:
         )  # fmt: skip
 
 
-def _widths(radius: int, block: int) -> tuple[int, ...]:
+def _list_chunk_widths(radius: int, block: int) -> tuple[int, ...]:
     widest = (_COLUMNS,) if radius > 5 else ()
     return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
 
-def count_vectors(height: int, width: int) -> int:
+def count_padded_pixels(height: int, width: int) -> int:
     """Return the number of feature vectors of an image in f1's layout: every row in whole octets of pixels."""
     return height * (-(-width // 8) * 8)
 
@@ -115,17 +115,17 @@ def _split_channels(channels: int, max_channels: int) -> tuple[int, int]:
     return -(-padded // (kb * 64)) * 64, kb
 
 
-def is_split(request: Request) -> bool:
+def is_split_into_float16_pairs(request: Request) -> bool:
     """Return whether features are pairs of float16."""
     return request.dtype == torch.float32 and request.precision == "highest"
 
 
-def is_scaled(request: Request, config: Config) -> bool:
+def is_scaled_to_float16(request: Request, config: Config) -> bool:
     """Return whether powers of two bring the features into float16's range."""
     return request.dtype != torch.float16 and not config.bf16
 
 
-def forward_config(request: Request, device: Device) -> Config:
+def choose_forward_config(request: Request, device: Device) -> Config:
     """Return how the lookup multiplies: 16-bit features as they are, float32 as its precision says.
 
     Where tensor cores do not multiply bfloat16, operands are float16, which hold every bfloat16 down to 2⁻²⁸ of the
@@ -133,7 +133,7 @@ def forward_config(request: Request, device: Device) -> Config:
     """
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
     cblk, kb = _split_channels(request.channels, 256)
-    split = is_split(request)
+    split = is_split_into_float16_pairs(request)
     return Config(
         radius=request.radius,
         cblk=cblk,
@@ -142,31 +142,33 @@ def forward_config(request: Request, device: Device) -> Config:
         bf16=bf16 and device.multiplies_bfloat16,
         hopper=device.is_hopper,
         columns=_COLUMNS,
-        widths=_widths(request.radius, 16),
+        widths=_list_chunk_widths(request.radius, 16),
         groups=2 if split or not device.is_hopper else 1,
         block=16,
         levels=request.levels,
     )
 
 
-def gradient_config(forward: Config) -> Config:
+def derive_gradient_config(forward: Config) -> Config:
     """Return the configuration of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
     return replace(forward, groups=1, block=8)
 
 
-def choose_patch_side(config: Config, shared: int) -> int:
-    """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared`` bytes."""
+def choose_patch_side(config: Config, shared_bytes: int) -> int:
+    """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared_bytes``."""
     window = 2 * config.radius + 2
-    return next((side for side in (window + 2, window + 1) if collect_shared_bytes(side) <= shared), window)
+    return next((side for side in (window + 2, window + 1) if collect_shared_bytes(side) <= shared_bytes), window)
 
 
-def choose_multiply_blocks(config: Config, shared: int) -> tuple[int, int]:
+def choose_multiply_blocks(config: Config, shared_bytes: int) -> tuple[int, int]:
     """Return the channels that a block of ``multiply_out`` takes, and how many chunks it holds, 2 or 1.
 
-    It fits in ``shared`` bytes if any form does.
+    It fits in ``shared_bytes`` if any form does.
     """
     candidates = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
-    return next((candidate for candidate in candidates if multiply_shared_bytes(config, *candidate) <= shared), (64, 1))
+    return next(
+        (candidate for candidate in candidates if multiply_shared_bytes(config, *candidate) <= shared_bytes), (64, 1)
+    )
 
 
 # ---- shared memory, in bytes
@@ -176,45 +178,45 @@ def _stage_bytes(config: Config) -> int:
     return config.columns * config.cblk * 2 * config.parts
 
 
-def lookup_shared_bytes(config: Config, out: int, channels_last: bool) -> int:
-    """Return the bytes of a block of the lookup that writes the type with code ``out``."""
+def lookup_shared_bytes(config: Config, out_code: int, channels_last: bool) -> int:
+    """Return the bytes of a block of the lookup that writes the type with code ``out_code``."""
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
     if channels_last:
-        warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out == 0 else 2) + 15) // 16 * 16
+        warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out_code == 0 else 2) + 15) // 16 * 16
     if not config.hopper:
         return _stage_bytes(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
     team = (_stage_bytes(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
     return team * config.teams + 64 + 1024
 
 
-def choose_stages(config: Config, out: int, channels_last: bool) -> Config:
+def choose_pipeline_stages(config: Config, out_code: int, channels_last: bool) -> Config:
     """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
-    free = _HOPPER_BLOCK - lookup_shared_bytes(replace(config, stages=0), out, channels_last)
+    free = _HOPPER_BLOCK - lookup_shared_bytes(replace(config, stages=0), out_code, channels_last)
     return replace(config, stages=min(_MAX_STAGES, free // ((_stage_bytes(config) + 48) * config.teams)))
 
 
-def lookup_config(
-    config: Config, out: int, channels_last: bool, shared: int, pixels: int = _SMALL_PIXELS
+def fit_lookup_config(
+    config: Config, out_code: int, channels_last: bool, shared_bytes: int, pixels: int = _SMALL_PIXELS
 ) -> Config | None:
-    """Return the configuration of one kind of result if a block may take ``shared`` bytes; None if it does not fit.
+    """Return the configuration of one kind of result if a block may take ``shared_bytes``; None if it does not fit.
 
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
     ``pixels`` is the number of pixels of the first map.
     """
     if config.hopper:
-        block = 8 if not config.split and (channels_last or out == 0) else 16
-        widths = _widths(config.radius, block)
+        block = 8 if not config.split and (channels_last or out_code == 0) else 16
+        widths = _list_chunk_widths(config.radius, block)
         tiled = replace(config, block=block, widths=widths, streamed=pixels >= _LARGE_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
-            wider = choose_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
+            wider = choose_pipeline_stages(replace(tiled, teams=team, groups=groups), out_code, channels_last)
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
     for smaller in _yield_smaller_configs(config):
-        if lookup_shared_bytes(smaller, out, channels_last) <= shared:
+        if lookup_shared_bytes(smaller, out_code, channels_last) <= shared_bytes:
             return smaller
     return None
 
@@ -243,9 +245,9 @@ def coords_shared_bytes(config: Config) -> int:
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
-def count_resident_blocks(config: Config, out: int, channels_last: bool) -> int:
+def count_resident_blocks(config: Config, out_code: int, channels_last: bool) -> int:
     """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
-    two_fit = lookup_shared_bytes(config, out, channels_last) <= 99 << 10
+    two_fit = lookup_shared_bytes(config, out_code, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
 
 
@@ -260,42 +262,44 @@ def _read_sources(*names: str) -> str:
 
 
 @functools.lru_cache(64)
-def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
-    """Return ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
+def lookup_source(config: Config, out_code: int, channels_last: bool) -> Source:
+    """Return ``lookup`` that writes the type with code ``out_code``; ``config`` from :func:`fit_lookup_config`."""
     shared = _read_sources("dots.cuh", "sample.cuh")
-    build_source = functools.partial(config.source, out=out, channels_last=channels_last)
+    build_lookup_source = functools.partial(config.build_source, out=out_code, channels_last=channels_last)
     if not config.hopper:
-        return build_source(
+        return build_lookup_source(
             shared + read_source(_FOLDER / "lookup_ampere.cu"),
-            MIN_BLOCKS=count_resident_blocks(config, out, channels_last),
+            MIN_BLOCKS=count_resident_blocks(config, out_code, channels_last),
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = wgmma_source(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
-    return build_source(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
+    return build_lookup_source(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 
 
 @functools.lru_cache(64)
-def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
-    """Return the kernels that lay out features of type ``source``; ``plain`` lays out both maps as f2."""
-    built = config.source(_read_sources("prepare.cu"), SRC=source, SCALED=scaled)
-    return built._replace(options=(*built.options, "-DF1_PLAIN")) if plain else built
+def prepare_source(config: Config, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool) -> Source:
+    """Return the kernels that lay out features of type ``dtype_code``; ``is_f1_laid_out_as_f2``: both maps are."""
+    built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=scaled)
+    return built._replace(options=(*built.options, "-DF1_PLAIN")) if is_f1_laid_out_as_f2 else built
 
 
 @functools.lru_cache(64)
-def collect_source(config: Config, grad: int, side: int) -> Source:
-    """Return ``collect`` for gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
-    return config.source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
+def collect_source(config: Config, grad_code: int, side: int) -> Source:
+    """Return ``collect`` for gradients of type ``grad_code``; ``config`` from :func:`derive_gradient_config`."""
+    return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=side)
 
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
-    """Return ``multiply_out``; ``config`` is of :func:`gradient_config`, the rest of :func:`choose_multiply_blocks`."""
+    """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_blocks`."""
     text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
-    return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
+    return config.build_source(
+        text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2
+    )
 
 
 @functools.lru_cache(64)
-def coords_source(config: Config, grad: int) -> Source:
-    """Return ``coords_gradient`` for gradients of the type with code ``grad``, from the forward's layout."""
-    return config.source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)
+def coords_source(config: Config, grad_code: int) -> Source:
+    """Return ``coords_gradient`` for gradients of the type with code ``grad_code``, from the forward's layout."""
+    return config.build_source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad_code)

@@ -16,17 +16,22 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Launch, current_device, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import Config
-from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
+from fullfield.ops.correlation.cuda.launch_backward import (
+    FeatureGradients,
+    GradientSums,
+    compute_coords_gradient,
+    gradient_sources,
+)
 from fullfield.ops.correlation.cuda.structs import (
     LIBRARIES,
     MapSource,
     Params,
     PrepareParams,
+    compute_level_offsets,
     encode_tensor_maps,
     fill_lookup_params,
-    get_queues,
-    level_offsets,
-    split_levels,
+    get_lookup_counters,
+    split_levels_into_items,
 )
 from fullfield.ops.correlation.prepared import pool_levels
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, convert_output
@@ -60,38 +65,38 @@ def _explain_too_large(request: Request) -> str | None:
     if pixels > max_pixels:
         return f"needs a first map of at most {max_pixels} pixels, got {pixels}"
     device = _launching.gpu_from_device(request.device)
-    config, shared = shapes.forward_config(request, device), device.shared
-    own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
+    config, shared = shapes.choose_forward_config(request, device), device.shared
+    own, less = shapes.derive_gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
     if shapes.collect_shared_bytes(shapes.choose_patch_side(own, shared)) > shared:
         return f"a radius of {request.radius} needs {less}"
     used_bytes = max(
         shapes.coords_shared_bytes(config),
         shapes.multiply_shared_bytes(own, *shapes.choose_multiply_blocks(own, shared)),
     )
-    if used_bytes > shared or shapes.lookup_config(config, 0, False, shared) is None:
+    if used_bytes > shared or shapes.fit_lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 
 
 def choose_config(request: Request) -> Config:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, _launching.gpu_from_device(request.device))
+    return shapes.choose_forward_config(request, _launching.gpu_from_device(request.device))
 
 
-def count_pixels(request: Request) -> int:
+def count_source_pixels(request: Request) -> int:
     """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
 
-def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """Return an empty state.
 
     It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
     of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
     """
     config = choose_config(request)
-    pixels = count_pixels(request)
-    padded = request.batch * shapes.count_vectors(*request.size1)
+    pixels = count_source_pixels(request)
+    padded = request.batch * shapes.count_padded_pixels(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
     def allocate(vectors: int) -> Tensor:
@@ -105,38 +110,41 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _lay_out_features(
-    r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
+    request: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
 ) -> None:
     """Write f1, all levels of f2 (pooled if ``maps`` is one, more than four in PyTorch) and the products' factor.
 
     Without f2: only f1, in f2's layout.
     """
-    config = choose_config(r)
-    scaled = shapes.is_scaled(r, config)
-    if f2 is not None and len(maps) < r.levels and r.levels > MAX_POOLED_LEVELS:
-        fmap1, maps = fmap1.float(), pool_levels(maps[0].float(), r.levels)
+    config = choose_config(request)
+    scaled = shapes.is_scaled_to_float16(request, config)
+    if f2 is not None and len(maps) < request.levels and request.levels > MAX_POOLED_LEVELS:
+        fmap1, maps = fmap1.float(), pool_levels(maps[0].float(), request.levels)
     source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = _launching.load_kernels(LIBRARIES, source, _launching.gpu_from_device(r.device).index)
+    kernels = _launching.load_kernels(LIBRARIES, source, _launching.gpu_from_device(request.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
-    launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
+    launches = [
+        _build_prepare_params(request, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale)
+        for i in range(len(maps))
+    ]
     if factor is not None:
         for params in launches:
             params.magnitude = factor.data_ptr()
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
-        blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
+        blocks = request.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
         kernels.launch("prepare", blocks, 256, params)
 
 
-def _prepare_params(
-    r: Request, config: Config, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
+def _build_prepare_params(
+    request: Request, config: Config, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
     f2: Tensor | None, scale: Tensor,
 ) -> Any:  # fmt: skip
-    params, begins = PrepareParams(), level_offsets(r, config)
-    levels = r.levels if len(maps) == 1 else 1
+    params, begins = PrepareParams(), compute_level_offsets(request, config)
+    levels = request.levels if len(maps) == 1 else 1
     for level in range(levels):
         params.level_offset[level] = begins[level]
-        params.level_h[level], params.level_w[level] = r.sizes2[index + level]
+        params.level_h[level], params.level_w[level] = request.sizes2[index + level]
     for i, fmap in enumerate((fmap1, maps[index] if f2 is not None else None)):
         if fmap is not None and fmap.numel():
             height, width = fmap.shape[-2:]
@@ -145,18 +153,18 @@ def _prepare_params(
     params.f1, params.scale = f1.data_ptr(), scale.data_ptr()
     if f2 is not None:
         params.f2 = f2.data_ptr() + 2 * begins[index]
-    params.batch, params.channels, params.levels = r.batch, r.channels, levels
-    params.inverse_root = 1 / math.sqrt(r.channels)
+    params.batch, params.channels, params.levels = request.batch, request.channels, levels
+    params.inverse_root = 1 / math.sqrt(request.channels)
     return params
 
 
 def list_common_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = _launching.gpu_from_device(request.device), choose_config(request)
-    dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
+    dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.prepare_source(config, pooled, scaled, False)]
-    usual = shapes.lookup_config(config, 0, False, device.shared, count_pixels(request))
+    usual = shapes.fit_lookup_config(config, 0, False, device.shared, count_source_pixels(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
     if request.grad:
@@ -164,12 +172,12 @@ def list_common_sources(request: Request) -> list[Source]:
     return sources
 
 
-def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
     """Lay out a pair, after compiling its kernels where needed."""
     device = _launching.gpu_from_device(request.device)
     with torch.cuda.device(device.index):
         _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
-        state = empty_state(request, fmap1)
+        state = allocate_state(request, fmap1)
         f1, f2, scale, *rest = state
         _lay_out_features(request, fmap1, maps, f1, f2, scale)
         if rest:
@@ -193,9 +201,9 @@ class _LookupLaunch:
         self.params.scale = state[2].data_ptr()
         tiles, teams = self.params.tiles, device.processors * config.teams
         if config.hopper:
-            split_levels(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
+            split_levels_into_items(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
         else:
-            split_levels(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
+            split_levels_into_items(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
@@ -213,14 +221,14 @@ class _LookupLaunch:
 
 
 class Cuda(Prepared):
-    """Pair in the kernels' layout; its state is that of :func:`empty_state`, its accumulators are :class:`Sums`."""
+    """Pair in the kernels' layout; see :func:`allocate_state` for its state, :class:`GradientSums` for its sums."""
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         self._device = _launching.gpu_from_device(request.device)
         self._config = choose_config(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
-        self._queues = get_queues(request.device, self._device.index)
+        self._counters = get_lookup_counters(request.device, self._device.index)
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
@@ -235,12 +243,12 @@ class Cuda(Prepared):
 
     # ---- forward
 
-    def _make_launch(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
+    def _build_lookup_launch(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
         launch = None
         if dtype in CODES:
             code = CODES[dtype]
-            pixels = count_pixels(self.request)
-            config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
+            pixels = count_source_pixels(self.request)
+            config = shapes.fit_lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 launch = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = launch
@@ -253,7 +261,7 @@ class Cuda(Prepared):
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
-        call = self._launches[kind] if kind in self._launches else self._make_launch(*kind)
+        call = self._launches[kind] if kind in self._launches else self._build_lookup_launch(*kind)
         if call is None:  # no kernel writes this kind
             return convert_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -263,7 +271,7 @@ class Cuda(Prepared):
         stream = raw_stream(index)
         if stream not in self._streams:
             self._record_stream(stream)
-        counters, own = self._queues.take_counters(stream) if call.persistent else (None, None)
+        counters, own = self._counters.take_zeroed_counters(stream) if call.persistent else (None, None)
         params = call.params
         with call.lock:
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
@@ -274,7 +282,7 @@ class Cuda(Prepared):
 
     # ---- backward
 
-    def _feature_gradients(self) -> FeatureGradients:
+    def _get_feature_gradients(self) -> FeatureGradients:
         if self._features is None:
             self._features = FeatureGradients(self.request, self._config, self._device, self.state)
         return self._features
@@ -282,15 +290,15 @@ class Cuda(Prepared):
     def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
         """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
-            return self._feature_gradients().allocate_sums(fmap1, levels)
+            return self._get_feature_gradients().allocate_sums(fmap1, levels)
 
     def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply out what a pass has left."""
-        if not isinstance(grads, Sums):
+        if not isinstance(grads, GradientSums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
             self._record_stream(raw_stream(self._device.index))
-            return self._feature_gradients().finish(grads)
+            return self._get_feature_gradients().finish_gradients(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
@@ -304,12 +312,12 @@ class Cuda(Prepared):
         if stream not in self._streams:
             self._record_stream(stream)
         if grads.requested[0] or grads.requested[1]:
-            if not isinstance(grads, Sums):
+            if not isinstance(grads, GradientSums):
                 raise TypeError("these accumulators were not made by the cuda backend")
-            self._feature_gradients().add_lookup(grad_out, coords, grads, stream)
+            self._get_feature_gradients().add_lookup(grad_out, coords, grads, stream)
         if not coords_grad:
             return None
-        return coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
+        return compute_coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
 
 
-restore = Cuda
+restore_pair = Cuda

@@ -23,15 +23,15 @@ MIN_SPLITS = 4  # splits of everything where there is little to do, as in multip
 WORK = 5 + MAX_LEVELS  # integers of ``Work``
 
 
-def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
-    """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
-    own = shapes.gradient_config(config)
-    side, blocks = shapes.choose_patch_side(own, shared), shapes.choose_multiply_blocks(own, shared)
-    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *blocks)
+def gradient_sources(config: Config, grad_code: int, shared_bytes: int) -> tuple[Source, Source]:
+    """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared_bytes`` per block."""
+    own = shapes.derive_gradient_config(config)
+    side, blocks = shapes.choose_patch_side(own, shared_bytes), shapes.choose_multiply_blocks(own, shared_bytes)
+    return shapes.collect_source(own, grad_code, side), shapes.multiply_source(own, side, *blocks)
 
 
 @dataclass
-class Sums(Gradients):
+class GradientSums(Gradients):
     """Sums of one pass.
 
     What is already multiplied with the features is padded, flat float32 in the layout of f2 (``levels`` is a list of
@@ -53,13 +53,13 @@ class Sums(Gradients):
 
 
 class FeatureGradients:
-    """Launches of one pair; whatever changes between passes is in their :class:`Sums`."""
+    """Launches of one pair; whatever changes between passes is in their :class:`GradientSums`."""
 
     def __init__(self, request: Request, config: Config, device: Device, state: tuple[Tensor, ...]) -> None:
         if len(state) < 4:
             raise TypeError("the pair was prepared without gradients")
         self.request, self.device = request, device
-        self._config, self._forward = shapes.gradient_config(config), config
+        self._config, self._forward = shapes.derive_gradient_config(config), config
         self._state = state
         side, multiply_blocks = (
             shapes.choose_patch_side(self._config, device.shared),
@@ -96,7 +96,7 @@ class FeatureGradients:
             pair.splits[level] = max(1, min(MAX_SPLITS, round(tiles / (4 * max(count, 1)))))
         self.target_tiles = request.batch * sum(counts)
 
-    def allocate_sums(self, fmap1: bool, levels: bool) -> Sums:
+    def allocate_sums(self, fmap1: bool, levels: bool) -> GradientSums:
         """Return the sums of a new pass for the requested gradients."""
         r, channels, pair = self.request, self._config.channels, self._pair
         new, count = self._state[0].new_zeros, self._collected
@@ -121,7 +121,7 @@ class FeatureGradients:
         params.turn, zeroed = zeroed, zeroed + 4 * (tiles + spots) * self._blocks
         params.full, params.work = zeroed, zeroed + 4 * tiles
         memory = (first, second, patches, notes, marks)
-        return Sums(
+        return GradientSums(
             first,
             [second],
             (fmap1, levels),
@@ -132,7 +132,7 @@ class FeatureGradients:
             stream=raw_stream(self.device.index),
         )
 
-    def add_lookup(self, grad_out: Tensor, coords: Tensor, sums: Sums, stream: int) -> None:
+    def add_lookup(self, grad_out: Tensor, coords: Tensor, sums: GradientSums, stream: int) -> None:
         """Add one lookup's gradient."""
         if self._collected == 0:
             return
@@ -142,22 +142,22 @@ class FeatureGradients:
             params.grad_type = CODES[layout[0]]
             _set_strides(params, *layout[1:])
             if sums.collect is None or layout[0] != sums.layout[0]:
-                sums.collect = self._make_collect(layout[0], params)
+                sums.collect = self._build_collect_launch(layout[0], params)
             sums.layout = layout
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
-            self._launch_step(sums, FIRST_LOOKUP, stream)
+            self._launch_collect_and_multiply(sums, FIRST_LOOKUP, stream)
             sums.empty = False
         else:
-            self._launch_step(sums, ADD, stream)
+            self._launch_collect_and_multiply(sums, ADD, stream)
 
-    def finish(self, sums: Sums) -> Gradients:
+    def finish_gradients(self, sums: GradientSums) -> Gradients:
         """Multiply out what is left; return the gradients as views [B, C, H, W]."""
         r = self.request
         stream = raw_stream(self.device.index)
         self._record_stream(stream, sums)
         if not sums.empty:
-            self._launch_step(sums, END, stream)
+            self._launch_collect_and_multiply(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         first = self._view_unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
@@ -175,20 +175,20 @@ class FeatureGradients:
         padded = flat.view(self.request.batch, *size, self._config.channels)
         return padded[..., : self.request.channels].permute(0, 3, 1, 2)
 
-    def _record_stream(self, stream: int, sums: Sums) -> None:
+    def _record_stream(self, stream: int, sums: GradientSums) -> None:
         if stream != sums.stream:
             current = torch.cuda.current_stream(self.device.index)
             for tensor in sums.memory:
                 tensor.record_stream(current)
 
-    def _make_collect(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
+    def _build_collect_launch(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
         source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
         kernels = _launching.load_kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
     @staticmethod
-    def _launch_step(sums: Sums, mode: int, stream: int) -> None:
+    def _launch_collect_and_multiply(sums: GradientSums, mode: int, stream: int) -> None:
         if sums.collect is None or sums.multiply is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         sums.params.mode = mode
@@ -197,7 +197,7 @@ class FeatureGradients:
             sums.multiply(stream)
 
 
-def coords_gradient(
+def compute_coords_gradient(
     request: Request, config: Config, device: Device, state: tuple[Tensor, ...], grad_out: Tensor, coords: Tensor
 ) -> Tensor:
     """Return the gradient [B, 2, H, W] float32 of one lookup's coordinates."""

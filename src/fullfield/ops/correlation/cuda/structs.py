@@ -25,13 +25,13 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 )
 
 
-def find_capture_id(stream: int) -> int:
+def find_current_capture_id(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
     return get_capture_id(stream) if capturing else 0
 
 
-def level_offsets(request: Request, config: Config) -> list[int]:
+def compute_level_offsets(request: Request, config: Config) -> list[int]:
     """Return the first 16-bit element of every level."""
     starts, offset = [], 0
     for height, width in request.sizes2:
@@ -45,18 +45,20 @@ def fill_lookup_params(params: ctypes.Structure, request: Request, config: Confi
     params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
     params.batch, params.levels = request.batch, request.levels
     params.height, params.width = request.size1
-    for level, (offset, (height, width)) in enumerate(zip(level_offsets(request, config), request.sizes2, strict=True)):
+    for level, (offset, (height, width)) in enumerate(
+        zip(compute_level_offsets(request, config), request.sizes2, strict=True)
+    ):
         params.level_offset[level], params.level_h[level], params.level_w[level] = offset, height, width
     params.tiles_x, params.tiles_y = -(-params.width // config.block), -(-params.height // config.tile_height)
     params.tiles = params.batch * params.tiles_x * params.tiles_y
 
 
-def split_levels(params: ctypes.Structure, levels: int, count: int, full_tiles: int = 0) -> None:
-    """Divide every tile's levels into ``count`` items (1 to 4): the finest levels apart, the others together.
+def split_levels_into_items(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
+    """Divide every tile's levels into ``item_count`` items (1 to 4): the finest levels apart, the others together.
 
     The first ``full_tiles`` tiles are one item each.
     """
-    ends = sorted({min(end, levels) for end in (*range(1, count), levels)})
+    ends = sorted({min(end, levels) for end in (*range(1, item_count), levels)})
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         params.part_begin[index], params.part_end[index] = start, end
     params.whole = full_tiles
@@ -98,7 +100,7 @@ SLOT = 16  # bytes, of which the kernel uses eight
 COUNT = 4096
 
 
-class Queues:
+class LookupCounters:
     """Counters of one device, which must be current in every call, as must be ``stream`` there."""
 
     def __init__(self, device: torch.device) -> None:
@@ -108,9 +110,9 @@ class Queues:
         self._used = 0
         self._slots: dict[tuple[int, int], int] = {}
 
-    def take_counters(self, stream: int) -> tuple[int, Tensor | None]:
+    def take_zeroed_counters(self, stream: int) -> tuple[int, Tensor | None]:
         """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
-        key = (stream, find_capture_id(stream))
+        key = (stream, find_current_capture_id(stream))
         address = self._slots.get(key)
         if address is not None:
             return address, None
@@ -126,11 +128,11 @@ class Queues:
         return own.data_ptr(), own
 
 
-_devices: dict[int, Queues] = {}
+_devices: dict[int, LookupCounters] = {}
 _lock = threading.Lock()
 
 
-def get_queues(device: torch.device, index: int) -> Queues:
+def get_lookup_counters(device: torch.device, index: int) -> LookupCounters:
     """Return the device's counters, shared by the whole process."""
     with _lock:
-        return _devices.setdefault(index, Queues(device))
+        return _devices.setdefault(index, LookupCounters(device))
