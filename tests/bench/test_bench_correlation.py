@@ -97,7 +97,7 @@ def test_correlation_gives_no_time_to_wrong_result(backward: bool) -> None:
     assert not failed(peer)
 
 
-def test_check_names_what_differs() -> None:
+def test_truth_check_names_difference() -> None:
     inputs = Inputs.make(SMALL, Scene("smooth"))
     truth = Truth.of(inputs, "highest")
     (who,) = contenders.our_contenders(["reference"])
@@ -118,7 +118,7 @@ def test_check_names_what_differs() -> None:
 
 @gpu
 @needs_gpu
-def test_harness_measures_graph_replay_events_and_memory() -> None:
+def test_harness_captured_and_peak_bytes_match_known_values() -> None:
     source = torch.ones(1 << 20, device="cuda")
     replay = run.captured(lambda: source * 2)
     source.fill_(3)
@@ -132,7 +132,9 @@ def test_harness_measures_graph_replay_events_and_memory() -> None:
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("more", [[], ["--backward"], ["--out-dtype", "float16", "--layout", "channels-last"]])
-def test_correlation_on_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_correlation_command_on_gpu_reports_times_and_memory(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     rows = {row["name"]: row for row in case["rows"]}
@@ -145,7 +147,9 @@ def test_correlation_on_gpu(more: list[str], capsys: pytest.CaptureFixture[str])
 # --- the verb, its tables and pictures
 
 
-def test_correlation_command(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_correlation_command_writes_results_and_figures(
+    tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "r.json"
     line = ["correlation", "--sweep", "size", "--sizes", "20x12", "40x24", "--channels", "32", "--updates", "2"]
@@ -164,7 +168,7 @@ def test_correlation_command(tmp_path: Path, recording: Path, capsys: pytest.Cap
     assert (tmp_path / "figure10_hardware.png").is_file()
 
 
-def test_command_exits_1_after_failed_check(
+def test_correlation_command_exits_1_after_failed_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(contenders, "our_contenders", lambda _: [wrong_by(1.5)])

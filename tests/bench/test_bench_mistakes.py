@@ -64,7 +64,7 @@ def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line.replace(STORED, "r.json") for line, _ in MISTAKES])
-def test_command_names_mistakes(
+def test_benchmarks_main_refuses_mistakes_in_one_line(
     line: str, words: str, wrong_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(wrong_files)
@@ -77,7 +77,7 @@ def test_command_names_mistakes(
     assert not notes
 
 
-def test_page_names_every_benchmark_and_option() -> None:
+def test_readme_lists_every_benchmark_and_option() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
     (targets,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     assert set(targets.choices) == {*(bench.name for bench in BENCHES), "analyze", "record", "reproduce"}

@@ -86,7 +86,7 @@ def test_models_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> 
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
 
 
-def test_models_states_the_error_beside_the_time() -> None:
+def test_models_reports_error_with_time() -> None:
     scene = textured_scene(64, 96)
     known = scene.flow.clone()
     known[:, :8] = torch.nan
@@ -100,7 +100,7 @@ def test_models_states_the_error_beside_the_time() -> None:
     assert float(large[0, 1].mean()) == pytest.approx(2 * float(scene.flow[1].mean()), rel=0.01)
 
 
-def test_models_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_command_writes_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
     asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
     asked += ["--repeats", "1", "--forms", "module"]
@@ -113,7 +113,7 @@ def test_models_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert stored["environment"]["versions"]["torch"] == torch.__version__
 
 
-def test_models_command_takes_the_true_flow_of_its_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_command_reads_true_flow_of_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scene = textured_scene(64, 96)
     pair = [tmp_path / f"{name}.png" for name in "ab"]
     for path, frame in zip(pair, (scene.frame1, scene.frame2), strict=True):

@@ -35,7 +35,7 @@ def quiet(_: object) -> None:
     pass
 
 
-def test_patched_times_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patched_measures_original_and_patched_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["patched", "raft_small", "--sizes", "136x128", "--train", "--repeats", "1", "--device", "cpu", "-q"]
     assert main([*command, "-o", str(tmp_path / "results.json")]) == 0
     stored = json.loads((tmp_path / "results.json").read_text())
@@ -63,7 +63,7 @@ def test_patched_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) ->
     assert len(failed([case])) == 1
 
 
-def test_patched_names_models_it_cannot_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patched_refuses_unmeasurable_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patched", "raftt"]) == 2
     assert "expected names of ptlflow's models" in capsys.readouterr().err
     assert main(["patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2

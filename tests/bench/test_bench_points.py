@@ -81,7 +81,7 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 # ---- clouds
 
 
-def test_voxel_clouds_and_copies_do_not_overlap() -> None:
+def test_voxels_of_keeps_copies_apart() -> None:
     """Every copy has the triplets that it has alone, and none with another."""
     scene = points_clouds.join("two", [ROOM.points, ROOM.points[::2] + 1.0])
     alone, _ = points_clouds.voxels_of(scene, 0.03)
@@ -140,7 +140,7 @@ def results() -> dict[str, Any]:
     return {"bench": "points", "cases": cases, "absent": {"spconv": "is not here"}, "environment": {"cpu": "a test"}}
 
 
-def test_points_measures_every_part(results: dict[str, Any]) -> None:
+def test_points_command_measures_every_part(results: dict[str, Any]) -> None:
     parts = [case["part"] for case in results["cases"]]
     assert set(parts) == set(points.PARTS) == set(bench_points.PARTS)
     assert parts.count("limit") == 2
@@ -200,7 +200,7 @@ def test_triton_listing_equals_convolution() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_points_reports(results: dict[str, Any]) -> None:
+def test_points_report_names_unmeasured_peers(results: dict[str, Any]) -> None:
     lines, page = "\n".join(report(results)), markdown(results)
     assert "spconv: not measured: is not here" in lines
     assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
@@ -208,7 +208,7 @@ def test_points_reports(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_points_draws_figures(results: dict[str, Any], tmp_path: Path) -> None:
+def test_points_draw_writes_figures(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
     assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}

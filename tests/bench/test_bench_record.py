@@ -17,7 +17,7 @@ from fullfield.models import RAFT, RAFTConfig
 
 
 @pytest.mark.usefixtures("scene")
-def test_record_command(cli: Callable[..., Any]) -> None:
+def test_record_command_writes_recorded_positions(cli: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     model = RAFT(RAFTConfig.small()).eval()
     torch.save(model.state_dict(), "small.pth")

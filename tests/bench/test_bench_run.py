@@ -22,7 +22,7 @@ def quiet(text: str) -> None:
     del text
 
 
-def test_candidates_take_turns() -> None:
+def test_interleaved_runs_candidates_in_turn() -> None:
     order: list[str] = []
 
     def candidate(name: str) -> Candidate:
@@ -34,7 +34,7 @@ def test_candidates_take_turns() -> None:
     assert all(len(t.seconds) == 3 and min(t.seconds) <= t.median <= max(t.seconds) for t in timings)
 
 
-def test_failed_check_gives_no_time() -> None:
+def test_interleaved_raises_for_wrong_result() -> None:
     calls = 0
 
     def call() -> int:
@@ -47,7 +47,7 @@ def test_failed_check_gives_no_time() -> None:
     assert calls == 1
 
 
-def test_check_of_flow_can_fail() -> None:
+def test_tvl1_check_refuses_wrong_flow() -> None:
     pair = tvl1.synthetic_pair(48, 64)
     check = tvl1._check(pair, {}, "x")
     assert check(pair.flow) is None
@@ -65,7 +65,7 @@ def test_write_results_stores_environment(tmp_path: Path) -> None:
         write_results(tmp_path / "none" / "r.json", {})
 
 
-def test_benchmarks_command(
+def test_tvl1_command_writes_and_prints_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = tvl1.synthetic_pair(64, 96)

@@ -24,7 +24,9 @@ def _few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "PairGenerator", partial(steps.PairGenerator, style=SceneStyle(instants=1)))
 
 
-def test_training_steps_of_both_correlations_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_command_first_losses_of_correlations_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stored = tmp_path / "results.json"
     assert main([*CALL, "--correlations", "fullfield", "dense", "-o", str(stored)]) == 0
     (case,) = json.loads(stored.read_text())["cases"]

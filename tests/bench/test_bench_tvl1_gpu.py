@@ -111,7 +111,7 @@ def test_tvl1_gives_no_time_to_wrong_schedule() -> None:
 # ---- whole frames
 
 
-def test_floors_sum_over_levels_and_warps() -> None:
+def test_floors_equal_sum_over_levels_and_warps() -> None:
     config = PRESETS["fast"].replace(scales=2)
     found = tvl1_solver.floors((100, 200), config, {"bytes_per_s": 1e9, "special_per_s": 1e15})
     assert found is not None
@@ -167,7 +167,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("plots", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_tvl1_command_on_gpu(
+def test_tvl1_command_on_gpu_writes_results_and_tables(
     on_cpu: Callable[..., int], middlebury: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], plots: bool
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -19,7 +19,7 @@ from fullfield.ops import _launching
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def test_schedule_costs_equal_counts() -> None:
+def test_cost_equals_bytes_counted_by_hand() -> None:
     """Deeper passes move fewer bytes; the one that keeps everything in registers the fewest: 9 planes in, 6 out."""
     found = {name: cost(name, torch.float32, 10, CANDIDATES[name, torch.float32][0]) for name in SCHEDULES}
     assert found["register_pipeline"].read * 10 == pytest.approx(9 * 4)
@@ -34,7 +34,7 @@ def test_schedule_costs_equal_counts() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_tuning_selects_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_selects_fastest_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}

@@ -34,7 +34,7 @@ class Ticking:
         pass
 
 
-def test_energy_of_call_from_ticking_counter() -> None:
+def test_energy_of_measures_power_of_discrete_counter() -> None:
     clock = Clock()
 
     def call() -> None:
@@ -46,7 +46,7 @@ def test_energy_of_call_from_ticking_counter() -> None:
     assert found["seconds"] >= 0.5
 
 
-def test_energy_is_none_for_stopped_meter() -> None:
+def test_energy_of_raises_for_stopped_meter() -> None:
     clock = Clock()
 
     class Still(Ticking):

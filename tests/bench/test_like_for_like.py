@@ -36,7 +36,7 @@ def row(name: str, seconds: float, **facts: Any) -> dict[str, Any]:
     return {"name": name, "status": "ok", "median_s": seconds, "peak_bytes": 2 << 30, "first_call_s": 27.0, **facts}
 
 
-def test_like_for_like_compares_equal_precision_only(tables: ModuleType) -> None:
+def test_networks_table_compares_equal_precision_only(tables: ModuleType) -> None:
     rows = [
         row("fast", 0.0111),
         row("module", 0.0222),
@@ -60,7 +60,7 @@ def test_like_for_like_compares_equal_precision_only(tables: ModuleType) -> None
     assert "its first call takes 27 to 27 s" in tables.networks_table()
 
 
-def test_diverged_network_is_shown_in_cascade_with_errors(tables: ModuleType) -> None:
+def test_networks_table_shows_cascade_of_diverged_network(tables: ModuleType) -> None:
     rows = [
         row("fast", 0.0111, epe_px=31.0),
         row("fast, cascaded", 0.0222, epe_px=1.25),

@@ -98,14 +98,14 @@ OURS = {"updates": 32, "coarse_updates": None, "cascade": False, "precision": "e
     ],
     ids=str,
 )
-def test_run_matches_one_cell(tmp_path: Path, change: dict[str, Any], place: str | None) -> None:
+def test_runs_find_matches_one_cell(tmp_path: Path, change: dict[str, Any], place: str | None) -> None:
     store(tmp_path / "run", **{"method": "raft", **OURS, "scale": "1/4", **change})
     runs = Runs(read_runs([tmp_path]))
     found = {v for v in ("default", "on_demand", "mixed", "ours") if runs.find("raft", "charge-8k", "1/4", v)}
     assert found == ({place} if place else set())
 
 
-def test_tables_show_measured_under_published(tmp_path: Path) -> None:
+def test_paper_tables_show_measured_below_published(tmp_path: Path) -> None:
     store(tmp_path / "a", "raft", **OURS, scale="1/4", seconds=0.2, gib=4.0, scores=scores(20.0))
     store(tmp_path / "b", "raft", **OURS, scale="1/4", backend="dense", used="dense", seconds=0.25, gib=8.0)
     store(tmp_path / "c", "raft", **OURS, scale="1/2", backend="dense", failure="out of memory")
@@ -128,7 +128,7 @@ def test_tables_show_measured_under_published(tmp_path: Path) -> None:
     assert "| 0.20 ± 0.25 " in markdown(TABLES["11"](runs))
 
 
-def test_tables_without_runs_say_not_run() -> None:
+def test_paper_tables_without_runs_show_not_run() -> None:
     for number, make in TABLES.items():
         table = make(Runs([]))
         assert len(table.lines) == len(published.rows(number))

@@ -29,7 +29,7 @@ OURS = row("cuda", (1.0, 3.0), (10.0, 50.0), 60.0)
 SLOW = row("slow", (8.0, 9.0), (20.0, 100.0), 180.0)
 
 
-def test_verdict_ahead_in_all_cases() -> None:
+def test_judged_reports_ahead_in_all_ratios() -> None:
     verdict = judged(case_of(OURS, SLOW))
     assert verdict is not None
     assert verdict["ahead"]
@@ -43,7 +43,7 @@ def test_verdict_ahead_in_all_cases() -> None:
     ]
 
 
-def test_verdict_behind_in_one_case() -> None:
+def test_judged_names_measure_that_is_behind() -> None:
     """The best of all baselines counts, in each measure another."""
     lean = row("lean", (99.0, 99.0), (20.0, 48.0), 180.0)
     verdict = judged(case_of(OURS, SLOW, lean))

@@ -29,7 +29,7 @@ except SystemExit as end:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [20, pytest.param(400, marks=pytest.mark.long)])
-def test_any_command_line_ends_with_an_exit_code(tmp_path: Path, fresh: Callable[..., str], cases: int) -> None:
+def test_main_returns_exit_code_for_random_arguments(tmp_path: Path, fresh: Callable[..., str], cases: int) -> None:
     """In a process of its own: one that hangs is ended, and says where."""
     said = fresh(SCRIPT, tmp_path, fuzz_arguments.__file__, "--cases", cases, "--seed", 3)
     found = json.loads(said.splitlines()[-1])

@@ -34,7 +34,7 @@ def ramp(height: int = 12, width: int = 16) -> torch.Tensor:
     return torch.stack([x, -torch.arange(height, dtype=torch.float32)[:, None].expand(height, width)])
 
 
-def test_convert_takes_a_pattern(run: Run) -> None:
+def test_convert_pattern_writes_every_file(run: Run) -> None:
     for number in (3, 5, 6):
         write_flow(f"a.{number:04d}.flo", ramp() + number)
     code, out, _ = run("a.%04d.flo", "b.%03d.exr", "--frames", "5-6", "--json")
@@ -46,7 +46,7 @@ def test_convert_takes_a_pattern(run: Run) -> None:
     assert (code, out) == (0, "c.####.flo5: 3 files, 0 unknown vectors\n")
 
 
-def test_convert_of_a_pattern_names_mistakes(run: Run) -> None:
+def test_convert_pattern_refuses_mistakes(run: Run) -> None:
     write_flow("a.0001.flo", ramp())
     for words, message in (
         (("a.%04d.flo", "b.exr"), "expected a pattern"),
@@ -93,7 +93,7 @@ def test_resize_flow_averages_known_vectors_only() -> None:
         resize_flow(flow, 3)  # type: ignore[arg-type]
 
 
-def test_convert_of_renderers_vectors(run: Run) -> None:
+def test_convert_channels_reads_renderer_vectors(run: Run) -> None:
     spec = oiio.ImageSpec(8, 6, 4, "float")
     spec.channelnames = ("ViewLayer.Vector.X", "ViewLayer.Vector.Y", "ViewLayer.Vector.Z", "ViewLayer.Vector.W")
     output = oiio.ImageOutput.create("openexr")

@@ -14,7 +14,7 @@ from fullfield.viz import flow_to_image
 
 
 @pytest.mark.parametrize("suffix", [".flo", ".flo5", ".pfm", ".npy", ".exr"])
-def test_convert_reports_nothing_for_lossless_formats(cli: Any, made: Scene, suffix: str) -> None:
+def test_convert_prints_no_rounding_for_lossless_formats(cli: Any, made: Scene, suffix: str) -> None:
     ran = cli("convert", "truth.flo", f"out{suffix}")
     assert (ran.code, ran.err) == (0, "")
     assert torch.equal(read_flow(f"out{suffix}").flow, made.flow)
@@ -70,7 +70,7 @@ def test_convert_keeps_old_file_when_flow_exceeds_format(refused: Any, scene: Pa
         ("sheet", ()),
     ],
 )
-def test_viz_draws_every_kind(cli: Any, kind: str, options: tuple[str, ...]) -> None:
+def test_viz_writes_picture_of_every_kind(cli: Any, kind: str, options: tuple[str, ...]) -> None:
     ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *options)
     assert (ran.code, ran.err) == (0, "")
     picture = read_frame("v.png")

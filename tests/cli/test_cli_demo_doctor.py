@@ -94,7 +94,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_describe_colour_management", COLOURS)
 
 
-def test_doctor_on_a_machine_that_works(cli: Any) -> None:
+def test_doctor_json_reports_backends_and_versions(cli: Any) -> None:
     ran = cli("doctor", "--json")
     report = ran.json
     assert ran.code == 0
@@ -124,7 +124,7 @@ def test_doctor_names_purpose_of_each_package(cli: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("quickly")
-def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_purpose_of_every_extra(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     declared = set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
@@ -141,7 +141,7 @@ def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: p
 
 @pytest.mark.parametrize("directory", ["checkout", "with space", "vanished"])
 @pytest.mark.parametrize("how", ["index", "file", "checkout", "editable"])
-def test_extras_are_installed_from_where_the_package_came(
+def test_build_install_command_matches_installation_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, directory: str
 ) -> None:
     checkout = tmp_path / directory
@@ -239,7 +239,7 @@ def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPa
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "NVRTC was not found"
 
 
-def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("illegal\ninstruction")
 

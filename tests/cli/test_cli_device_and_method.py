@@ -33,7 +33,7 @@ def _frames(cli: Any) -> None:  # noqa: ARG001 - works in its folder
     write_image("b.png", scene.frame2)
 
 
-def test_method_option_takes_user_class(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_method_accepts_user_class(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_method.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_method", raising=False)
@@ -48,7 +48,7 @@ def test_method_option_takes_user_class(cli: Any, tmp_path: Path, monkeypatch: p
     assert "--iterations: belongs to --method tvl1, not to own_method:Shift" in ran.err
 
 
-def test_device_auto_is_the_default(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_device_defaults_to_auto(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[str] = []
 
     def resolve(device: str, name: str = "device") -> torch.device:  # noqa: ARG001 - as the original

@@ -76,7 +76,7 @@ def test_evaluate_refuses_other_settings_of_folder(refused: Callable[..., str], 
     )
 
 
-def test_evaluate_scale_has_own_folder(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def test_evaluate_scale_writes_to_own_folder(cli: Any, pairs: Path) -> None:  # noqa: ARG001
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/2", "--warm-start", "--json").json
     assert ran["run"] == "runs/mine/tvl1-1of2"
     assert ran["config"]["parameters"]["scale"] == "1/2"
@@ -158,7 +158,7 @@ def test_evaluate_lists_names_for_wrong_data_set(refused: Callable[..., str], pa
     assert all(name in told for name in DATASETS)
 
 
-def test_evaluate_names_too_many_processes(
+def test_evaluate_refuses_more_processes_than_gpus(
     refused: Callable[..., str],
     pairs: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ def weights(path: Path, seed: int) -> None:
     torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
 
 
-def test_evaluate_keeps_weights_of_one_name_apart(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
+def test_evaluate_refuses_other_weights_of_same_name(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     write_wide(pairs)
     common = ("evaluate", "raft-small", "pairs:mine", "--weights", "w.pth", "--updates", "1")
     weights(Path("w.pth"), 1)
@@ -219,7 +219,7 @@ def test_evaluate_keeps_weights_of_one_name_apart(cli: Any, refused: Callable[..
         ("raft-small", ("--backend", "reference"), "on_demand"),
     ],
 )
-def test_evaluate_score_only_checks_variant_of_stored_run(
+def test_read_runs_returns_variant_of_evaluate_run(
     cli: Any, pairs: Path, model: str, options: tuple[str, ...], variant: str
 ) -> None:
     write_wide(pairs)

@@ -104,7 +104,7 @@ def _plates(corners: dict[str, tuple[int, int]]) -> None:
         write_picture(Path(f"{name}.exr"), "openexr", pixels, ("R", "G", "B"), Header(window=window))
 
 
-def test_flow_places_data_windows(cli: Any) -> None:
+def test_flow_window_data_writes_union_of_data_windows(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
     ran = cli("flow", "a.exr", "b.exr", "-o", "out.exr", "--st-map", "st.exr", "--window", "data", *FAST[:4])
     assert ran.code == 0, ran.err
@@ -185,7 +185,7 @@ def test_flow_viz_writes_pictures(cli: Any, kind: str) -> None:
         assert picture.shape[-2:] == (48, 64)
 
 
-def test_flow_viz_warped_resembles_first_frame(cli: Any, made: Scene) -> None:
+def test_flow_viz_warped_matches_first_frame(cli: Any, made: Scene) -> None:
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--viz-kind", "warped").code == 0
     warped, first = read_frame("v.png"), read_frame("a.png")
     seen = ~made.occluded
@@ -231,7 +231,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("far")
-def test_flow_beyond_format_range_is_stored_in_other_file(cli: Any) -> None:
+def test_flow_exceeding_format_range_is_written_as_npy(cli: Any) -> None:
     write_flow("out.png.npy", torch.full((2, 48, 64), 0.5))
     before = Path("out.png.npy").read_bytes()
     others = ("--st-map", "st.exr", "--viz", "v.png", "--initial-flow", "out.png.npy", "--json")
@@ -291,13 +291,13 @@ def test_flow_refine_writes_occlusion_and_confidence(cli: Any, refused: Callable
 
 
 @pytest.mark.parametrize("kind", ["occlusion", "confidence"])
-def test_viz_kind_writes_a_map_with_any_format_of_the_flow(cli: Any, kind: str) -> None:
+def test_flow_viz_kind_draws_occlusion_and_confidence(cli: Any, kind: str) -> None:
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "map.png", "--viz-kind", kind, *FAST).code == 0
     expected = estimate("a.png", "b.png", "tvl1", config=CONFIG, reliability=True)
     assert torch.allclose(read_frame("map.png")[0], getattr(expected, kind), atol=0.003)
 
 
-def test_flow_refuses_shot_and_names_shot_command(refused: Callable[..., str]) -> None:
+def test_flow_refuses_shot_and_suggests_shot_command(refused: Callable[..., str]) -> None:
     for arguments, message in (
         (("plate.%04d.png",), "plate.%04d.png: is a whole shot; use fullfield shot plate.%04d.png -o OUT"),
         (("a.png",), "B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN"),
@@ -313,7 +313,7 @@ def test_flow_refuses_shot_and_names_shot_command(refused: Callable[..., str]) -
 
 
 @pytest.mark.parametrize("verb", ["flow", "shot"])
-def test_help_shows_the_usual_options_first(cli: Any, verb: str) -> None:
+def test_flow_and_shot_help_lists_common_options_first(cli: Any, verb: str) -> None:
     lines = cli(verb, "--help").out.splitlines()
     first_screen = "\n".join(lines[:40])
     for option in ("--output", "--method", "--preset", "--device", "--refine", "--half", "--occlusion", "--overwrite"):
@@ -324,7 +324,7 @@ def test_help_shows_the_usual_options_first(cli: Any, verb: str) -> None:
 
 
 @pytest.mark.long
-def test_flow_of_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
+def test_flow_of_rubberwhale_has_small_error(cli: Any, data_dir: Path, tmp_path: Path) -> None:
     scene = data_dir / "flow" / "middlebury" / "RubberWhale"
     out = tmp_path / "out.flo"
     assert cli("flow", scene / "frame10.png", scene / "frame11.png", "-o", out, "--preset", "fast").code == 0

@@ -71,7 +71,7 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_writes_st_maps_of_stored_frames_without_following(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_writes_st_maps_from_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reference", "1002", "-o", "ref.%04d.exr"]
     assert follow(*words) == 0
     before = {number: read_vectors(f"ref.{number}.exr") for number in range(1001, 1005)}
@@ -90,7 +90,7 @@ def test_follow_writes_st_maps_of_stored_frames_without_following(capsys: pytest
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_replaces_st_maps_that_do_not_belong_to_stored_frames(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_replaces_outdated_st_maps(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reference", "1002", "-o", "ref.%04d.exr", "--frames", "1001-1002"]
     assert follow(*words) == 0
     Path("st.1001.exr").write_bytes(b"other")
@@ -102,7 +102,7 @@ def test_follow_replaces_st_maps_that_do_not_belong_to_stored_frames(capsys: pyt
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_ends_with_the_command_that_shows_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_prints_view_command_that_works(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr"]
     assert main(["follow", "plate.%04d.png", *words, *QUICK[:-1]]) == 0
     last_line = capsys.readouterr().out.splitlines()[-1]
@@ -112,7 +112,7 @@ def test_follow_ends_with_the_command_that_shows_its_files(capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_of_several_references_names_their_files() -> None:
+def test_follow_several_references_writes_files_of_each() -> None:
     assert follow("--reference", "1001", "1004", "-o", "ref{reference}.%04d.exr", "--frames", "1002-1003") == 0
     assert sorted(path.name for path in Path().glob("ref*.exr")) == [
         f"ref{reference}.{number}.exr" for reference in (1001, 1004) for number in (1002, 1003)
@@ -138,7 +138,9 @@ def test_follow_of_several_references_names_their_files() -> None:
         ),
     ],
 )
-def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_refuses_bad_options_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert follow(*words) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -146,9 +148,7 @@ def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pyte
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_of_a_shot_with_bad_plates_writes_the_other_frames(
-    shot: SyntheticShot, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_follow_skips_bad_plates(shot: SyntheticShot, capsys: pytest.CaptureFixture[str]) -> None:
     write_image("plate.1002.png", shot.render_frame(1)[:, :40])
     write_image("plate.1006.png", shot.render_frame(5))
     assert (
@@ -165,14 +165,14 @@ def test_follow_of_a_shot_with_bad_plates_writes_the_other_frames(
     assert "plate.1005.png: no such file" in output.err
 
 
-def test_help_of_follow_shows_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_help_lists_common_options_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["follow", "--help"]) == 0
     first_screen = "\n".join(capsys.readouterr().out.splitlines()[:40])
     usual = "reference output method preset device frames st-map points tracks half overwrite"
     assert [name for name in usual.split() if f"--{name}" not in first_screen] == []
 
 
-def test_tracks_of_3dequalizer_count_from_the_lower_left_corner(tmp_path: Path) -> None:
+def test_write_tracks_3dequalizer_counts_from_lower_left(tmp_path: Path) -> None:
     tracks = [
         TrackedPoint("a", 1, 0.0, 0.0, True, 1.0),
         TrackedPoint("a", 2, 3.25, 9.0, False, 0.1),
@@ -183,7 +183,7 @@ def test_tracks_of_3dequalizer_count_from_the_lower_left_corner(tmp_path: Path) 
     assert (tmp_path / "tracks.txt").read_text() == expected
 
 
-def test_tracks_of_nuke_are_read_back_by_tcl(tmp_path: Path) -> None:
+def test_write_tracks_nuke_is_readable_by_tcl(tmp_path: Path) -> None:
     tkinter = pytest.importorskip("tkinter")  # the reader of the language that Nuke's scripts are written in
     tracks = [
         *(TrackedPoint("a {x}", frame, frame + 0.25, 2.0, frame not in (3, 4), 1.0) for frame in range(1, 7)),
@@ -207,7 +207,7 @@ def test_tracks_of_nuke_are_read_back_by_tcl(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plates")
-def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_points_refuses_outside_positions_and_unreadable_tables(capsys: pytest.CaptureFixture[str]) -> None:
     Path("points.csv").write_text("x,y\n200,3\n")
     words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr", "--points", "points.csv"]
     assert follow(*words, "--tracks", "tracks.csv") == 2
@@ -219,7 +219,7 @@ def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pyte
 
 
 @pytest.mark.usefixtures("plates")
-def test_points_are_checked_without_reading_the_reference(
+def test_follow_points_are_checked_before_plates_are_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fullfield.io.image.FrameReader.read", lambda *_: pytest.fail("a plate was read"))
@@ -230,7 +230,7 @@ def test_points_are_checked_without_reading_the_reference(
 
 
 @pytest.mark.usefixtures("plates")
-def test_tracks_leave_out_frames_whose_files_are_of_an_earlier_run(shot: SyntheticShot) -> None:
+def test_follow_tracks_skip_frames_of_failed_plates(shot: SyntheticShot) -> None:
     Path("points.csv").write_text("x,y\n20,30\n")
     words = ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "points.csv", "--tracks", "tracks.csv"]
     assert follow(*words) == 0
@@ -241,7 +241,7 @@ def test_tracks_leave_out_frames_whose_files_are_of_an_earlier_run(shot: Synthet
         assert [row["frame"] for row in csv.DictReader(file)] == ["1001", "1002", "1004"]
 
 
-def test_track_points_follows_the_forward_motion(tmp_path: Path) -> None:
+def test_track_points_adds_forward_flow(tmp_path: Path) -> None:
     from fullfield.io import write_vectors
 
     flow = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(10.0), indexing="ij"))
@@ -254,7 +254,7 @@ def test_track_points_follows_the_forward_motion(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plates")
-def test_warp_moves_a_picture_of_the_reference_along_followed_files(
+def test_warp_moves_reference_picture_along_followed_files(
     shot: SyntheticShot, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paint = torch.zeros(3, 48, 64)
@@ -278,7 +278,7 @@ def test_warp_moves_a_picture_of_the_reference_along_followed_files(
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_of_several_references_is_refused_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_several_references_refuses_mistakes_before_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert follow("--reference", "1001", "1050", "-o", "ref{reference}.%04d.exr") == 2
     assert "got 1050" in capsys.readouterr().err
     assert not list(Path().glob("ref*"))
@@ -315,7 +315,7 @@ def read_page(path: str) -> tuple[dict[str, Any], dict[int, Tensor]]:
 
 
 @pytest.mark.usefixtures("plates")
-def test_view_shows_a_grid_or_a_paint_that_follows(shot: SyntheticShot, capsys: pytest.CaptureFixture[str]) -> None:
+def test_view_of_followed_files_draws_grid_or_paint(shot: SyntheticShot, capsys: pytest.CaptureFixture[str]) -> None:
     assert follow("--reference", "1002", "-o", "ref.%04d.exr") == 0
     paint = torch.zeros(4, 48, 64)
     paint[0, 10:30, 15:40] = paint[3, 10:30, 15:40] = 1.0
@@ -350,7 +350,9 @@ def test_view_shows_a_grid_or_a_paint_that_follows(shot: SyntheticShot, capsys: 
         (["mv.%04d.exr", "--grid", "9"], "--grid: expected files of fullfield follow, got mv.%04d.exr"),
     ],
 )
-def test_view_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_view_paint_refuses_bad_input_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     layers = {"backward": torch.zeros(2, 48, 64)}
     layers |= {f"{name}.backward": torch.zeros(48, 64) for name in ("occlusion", "confidence")}
     write_vectors("ref.1001.exr", layers)

@@ -58,7 +58,7 @@ def test_live_rate_max_computes_every_pair(cli: Any, film: str) -> None:
     assert min(green, blue) > red + 60
 
 
-def test_live_plays_file_at_its_rate(cli: Any, film: str) -> None:
+def test_live_rate_limits_flows_per_second(cli: Any, film: str) -> None:
     told = cli("live", film, "--rate", "40", *QUICK, "--json").json
     assert told["rate"]["requested"] == 40.0
     assert told["flows"] + told["dropped"] == told["pairs"] == 7
@@ -105,7 +105,7 @@ def test_live_keeps_recording_after_interrupt(
     assert len(list(open_video("old.mp4"))) == 3
 
 
-def test_live_reports_wait_for_missing_frames(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_warns_about_long_wait_for_frame(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.estimators.live._LONG_WAIT", 0.4)
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 8):

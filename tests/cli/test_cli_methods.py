@@ -41,12 +41,12 @@ def _chosen(*options: str) -> methods.MethodChoice:
     return methods.choose_method(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
 
 
-def test_every_field_is_an_option() -> None:
+def test_list_parameters_covers_every_config_field() -> None:
     assert {p.field for p in methods.list_parameters("tvl1").values()} == {f.name for f in fields(TVL1Config)}
     assert {"--lambda", "--scale-factor"} <= methods.list_parameters("tvl1").keys()
 
 
-def test_method_options_change_preset() -> None:
+def test_choose_method_options_override_preset() -> None:
     assert _chosen("--method", "tvl1").config == PRESETS["default"]
     assert _chosen("--method", "tvl1", "--preset", "paper", "--lambda", "0.2", "--scales", "auto").config == PRESETS[
         "paper"
@@ -59,7 +59,7 @@ def test_method_options_change_preset() -> None:
 
 
 @pytest.mark.usefixtures("two_methods")
-def test_every_kind_of_field() -> None:
+def test_choose_method_parses_every_field_type() -> None:
     options = ("--sides", "7,9", "--shares", "1,2.5", "--extent", "large", "--no-warm", "--limit", "3", "--warps", "4")
     chosen = _chosen("--method", "other", *options)
     assert chosen.config == OtherConfig(sides=(7, 9), shares=(1.0, 2.5), extent="large", warm=False, limit=3.0, warps=4)
@@ -70,7 +70,7 @@ def test_every_kind_of_field() -> None:
 
 
 @pytest.mark.usefixtures("two_methods")
-def test_options_of_another_method_are_refused() -> None:
+def test_choose_method_refuses_options_of_other_method() -> None:
     with pytest.raises(InputError, match=r"^--rounds: belongs to --method other, not to auto"):
         _chosen("--rounds", "3")
     with pytest.raises(InputError, match=r"^--padding: belongs to --method raft, raft-small, not to sea-raft-m"):
@@ -85,7 +85,7 @@ def test_options_of_another_method_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("two_methods")
-def test_help_names_what_the_presets_set(cli: Any) -> None:
+def test_flow_help_shows_preset_values(cli: Any) -> None:
     ran = cli("flow", "--help")
     text = " ".join(ran.out.split())
     assert ran.code == 0

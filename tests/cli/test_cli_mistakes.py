@@ -381,7 +381,7 @@ def test_commands_refuse_bad_input_in_one_line(
     assert contents(furnished) == listed
 
 
-def test_unwritable_folder_is_refused_before_work(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_refuses_unwritable_folder_before_work(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -421,7 +421,7 @@ def test_commands_report_missing_package_in_one_line(refused: Refused, monkeypat
     assert "pip install OpenImageIO" in refused("flow", "a.png", "b.png", "-o", "out.flo")
 
 
-def test_internal_error_keeps_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_internal_error_raises_with_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for bug in (RuntimeError("shape mismatch"), KeyError("x"), ImportError("fullfield.nothing")):
 
         def broken(*_: object, bug: Exception = bug, **__: object) -> None:
@@ -466,7 +466,7 @@ def test_flow_refuses_nonfinite_result(refused: Refused, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send SIGTERM to itself")
-def test_terminated_while_writing_leaves_no_temporary_file(cli: Any, scene: Path) -> None:
+def test_commands_leave_no_temporary_file_when_terminated(cli: Any, scene: Path) -> None:
     def killed(path: Path, *_: object) -> None:
         path.write_text("half of it")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -505,7 +505,7 @@ def test_commands_escape_control_characters_in_names(cli: Any, scene: Path) -> N
         assert SHOWN in ran.out + ran.err or argv[0] in ("score", "register"), (argv, ran)
 
 
-def test_names_in_json_and_tables_are_escaped_too(cli: Any, scene: Path) -> None:
+def test_convert_json_escapes_control_characters_in_names(cli: Any, scene: Path) -> None:
     (scene / "truth.flo").rename(scene / f"{HOSTILE}.flo")
     ran = cli("convert", f"{HOSTILE}.flo", "x.pfm", "--json")
     assert "\x1b" not in ran.out
@@ -530,12 +530,12 @@ def test_commands_warn_once_about_value_range(cli: Any, scene: Path) -> None:
     assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in told[0]
 
 
-def test_unknown_name_without_near_match_suggests_none(refused: Refused) -> None:
+def test_commands_suggest_nothing_for_unlike_names(refused: Refused) -> None:
     assert "did you mean" not in refused("score", "truth.flo", "truth.flo", "--zzz")
     assert "did you mean" not in refused("zzz")
 
 
-def test_help_starts_with_working_example(cli: Callable[..., Any]) -> None:
+def test_main_help_starts_with_working_example(cli: Callable[..., Any]) -> None:
     first = cli("--help").out.splitlines()[0]
     assert first.startswith("example: fullfield flow ")
     words = first.replace("frame_0001.png", "a.png").replace("frame_0002.png", "b.png").split()[2:]

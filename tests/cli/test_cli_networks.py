@@ -88,7 +88,7 @@ def test_flow_json_describes_network(cli: Any, weights: str) -> None:
     assert report["seconds"].keys() == {"load", "compile", "estimate", "write", "total"}
 
 
-def test_random_weights_are_marked(cli: Any) -> None:
+def test_flow_reports_random_weights(cli: Any) -> None:
     ran = cli(*PAIR, "--method", "sea-raft", "--weights", "random", "--updates", "1")
     assert ran.code == 0, ran.err
     assert "64x48, sea-raft-m (preset default), random weights, on cpu (" in ran.out
@@ -117,7 +117,7 @@ def test_flow_direction_both_loads_network_once(cli: Any, weights: str, monkeypa
 
 
 @pytest.mark.usefixtures("ptlflow")
-def test_models_of_ptlflow(cli: Any, refused: Callable[..., str]) -> None:
+def test_flow_runs_ptlflow_models(cli: Any, refused: Callable[..., str]) -> None:
     chosen = ("--method", "ptlflow:raft_small", "--weights", "random", "--updates", "1")
     ran = cli(*PAIR, *chosen)
     assert ran.code == 0, ran.err

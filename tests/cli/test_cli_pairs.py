@@ -24,7 +24,7 @@ def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "usual", PRESETS["usual"].replace(instants=2))
 
 
-def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
+def test_pairs_writes_set_that_evaluate_reads(cli: Any, scene: Path) -> None:
     ran = cli(*OUT, 2, "--seed", "5", "--json", "-q")
     assert ran.code == 0
     assert (ran.json["made"], ran.json["kept"]) == (2, 0)

@@ -15,7 +15,7 @@ import pytest
 COMMAND = (sys.executable, "-m", "fullfield")
 
 
-def test_usage_errors_need_no_torch_import(scene: Path, spent: Callable[[], float]) -> None:
+def test_flow_usage_error_imports_no_torch(scene: Path, spent: Callable[[], float]) -> None:
     start = spent()
     ran = subprocess.run(
         [*COMMAND, "flow", "a.png", "none.png", "-o", "c.flo"], capture_output=True, text=True, cwd=scene
@@ -26,7 +26,7 @@ def test_usage_errors_need_no_torch_import(scene: Path, spent: Callable[[], floa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX shell")
-def test_without_stdin_home_or_utf8(scene: Path) -> None:
+def test_flow_works_without_stdin_home_or_utf8(scene: Path) -> None:
     kept = ("PATH", "LD_LIBRARY_PATH", "FULLFIELD_CACHE_DIR", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment["LC_ALL"] = "C"
@@ -40,7 +40,7 @@ def test_without_stdin_home_or_utf8(scene: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX streams")
-def test_with_stdout_closed_and_an_encoding_without_the_letters(scene: Path) -> None:
+def test_flow_error_is_escaped_for_ascii_stderr(scene: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     line = f"'{sys.executable}' -m fullfield flow a.png 'née.png' -o c.flo >&-"
     ran = subprocess.run(line, shell=True, capture_output=True, env=environment, cwd=scene)
@@ -49,7 +49,7 @@ def test_with_stdout_closed_and_an_encoding_without_the_letters(scene: Path) -> 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
-def test_closed_stdout_ends_without_traceback(scene: Path) -> None:
+def test_score_ends_without_traceback_when_stdout_closes(scene: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ran = subprocess.run(
@@ -71,7 +71,7 @@ def test_commands_survive_full_streams(scene: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are told by /proc")
-def test_child_processes_end_with_command(tmp_path: Path) -> None:
+def test_main_ends_child_processes(tmp_path: Path) -> None:
     """As the workers of a training do that something still refers to when it is done."""
     script = tmp_path / "verb.py"
     script.write_text(

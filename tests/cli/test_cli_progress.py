@@ -42,27 +42,27 @@ def _run(
     return stream.getvalue()
 
 
-def test_progress_of_short_work_prints_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_prints_nothing_for_short_work(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert _run(monkeypatch, clock, live=True, seconds=0.9) == ""
     assert _run(monkeypatch, clock, live=False, seconds=0.9) == ""
 
 
-def test_progress_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_quiet_prints_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert _run(monkeypatch, clock, live=True, seconds=90, quiet=True) == ""
 
 
-def test_progress_in_file_prints_line_per_tenth(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_in_file_prints_line_per_tenth(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     lines = _run(monkeypatch, clock, live=False, seconds=200).splitlines()
     assert len(lines) == 10
     assert lines[2] == "fullfield: flow  30%  1:00 min, 2:20 min left  level 1"
     assert lines[-1].startswith("fullfield: flow 100%  3:20 min  level 1")
 
 
-def test_progress_in_file_prints_at_most_line_per_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_in_file_prints_one_line_per_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert len(_run(monkeypatch, clock, live=False, seconds=3).splitlines()) == 2
 
 
-def test_progress_on_terminal_redraws_and_clears_line(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_on_terminal_redraws_and_clears_line(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     text = _run(monkeypatch, clock, live=True, seconds=200)
     assert "\n" not in text
     drawn = [line for line in text.split("\r") if line]
@@ -71,7 +71,7 @@ def test_progress_on_terminal_redraws_and_clears_line(monkeypatch: pytest.Monkey
     assert drawn[-1].strip() == ""
 
 
-def test_progress_spans_share_bar(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_bar_build_span_maps_to_part(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     stream = Stream(False)
     monkeypatch.setattr("sys.stderr", stream)
     progress = ProgressBar("flow")

@@ -105,7 +105,7 @@ def test_register_viz_marks_refused_pose(cli: Any, scans: Path, titles: list[str
     assert told["untried"] == ["descriptor", "voxel", "init"]
 
 
-def test_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_prints_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scans
     monkeypatch.setattr(progress, "_SILENT_SECONDS", 0.0)
     ran = cli("register", "a.ply", "b.npy", "--viz", "check.png", "--voxel", "0.09")
@@ -114,7 +114,7 @@ def test_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.Monkey
     assert cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--quiet").err == ""
 
 
-def test_register_reports_lossy_output_before_search(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_refuses_lossy_output_before_search(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 
@@ -125,7 +125,7 @@ def test_register_reports_lossy_output_before_search(cli: Any, scans: Path, monk
     assert not (scans / "out.npy").exists()
 
 
-def test_register_gives_the_poses_of_several_clouds(cli: Any, scans: Path) -> None:
+def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: Path) -> None:
     third = room_scan(3, 4500, scan=2) + np.array([0.0, 1.0, 0.0])
     write_point_cloud(scans / "d.ply", PointCloud(third))
     ran = cli("register", "a.ply", "b.npy", "d.ply", "--voxel", "0.09", "--merge", "all.las", "--json")
@@ -154,7 +154,7 @@ def test_register_gives_the_poses_of_several_clouds(cli: Any, scans: Path) -> No
     assert "--output: is for two clouds" in ran.err
 
 
-def test_register_advice_fits_the_reason(cli: Any, scans: Path) -> None:
+def test_register_advice_matches_refusal_reason(cli: Any, scans: Path) -> None:
     for voxel in ("2", "20"):
         said = cli("register", "a.ply", "b.npy", "--voxel", voxel).err.splitlines()[-1]
         assert "; try a smaller --voxel: without the option it is 0." in said
@@ -176,7 +176,7 @@ def test_register_advice_fits_the_reason(cli: Any, scans: Path) -> None:
     assert said.endswith("; try a scan with something across that direction")
 
 
-def test_third_cloud_connects_two_that_share_too_little(cli: Any, scans: Path) -> None:
+def test_register_third_cloud_connects_two_without_overlap(cli: Any, scans: Path) -> None:
     """The advice of the refusal works."""
     first, between, last = (room_scan(3, 9000, scan=number) for number in range(3))
     for name, points in (("x", first[first[:, 0] < 1.9]), ("y", between), ("z", last[last[:, 0] > 2.1])):
@@ -190,7 +190,7 @@ def test_third_cloud_connects_two_that_share_too_little(cli: Any, scans: Path) -
         assert np.abs(np.array(pose["pose"]) - np.eye(4)).max() < 0.03
 
 
-def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -> None:
+def test_register_apply_moves_cloud_by_stored_pose(cli: Any, scans: Path) -> None:
     assert cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--pose", "pose.txt", "--merge", "both.pcd").code == 0
     merged, first, second = (read_point_cloud(scans / name) for name in ("both.pcd", "a.ply", "b.npy"))
     assert len(merged) == len(first) + len(second)
@@ -211,7 +211,7 @@ def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -
         assert message in ran.err
 
 
-def test_register_columns_decides_how_a_bin_is_read(cli: Any, scene: Path) -> None:
+def test_register_columns_selects_layout_of_bin(cli: Any, scene: Path) -> None:
     numbers = np.random.default_rng(1).integers(0, 9, 4000).astype("<f4")  # rows of 4 and of 5 both make sense
     numbers.tofile(scene / "a.bin")
     refused = cli("register", "a.bin", "a.bin")

@@ -14,7 +14,7 @@ from fullfield.metrics import FlowMetrics
 from fullfield.testing.scenes import Scene
 
 
-def test_score_json_keys_and_values(cli: Any, made: Scene) -> None:
+def test_score_json_equals_flow_metrics(cli: Any, made: Scene) -> None:
     ran = cli("score", "close.flo", "truth.flo", "--occlusion", "occluded.png", "--json")
     report = ran.json
     metrics = FlowMetrics()
@@ -63,7 +63,7 @@ def test_score_masks_select_pixels(cli: Any) -> None:
     assert "no pixel is scored" in both.err
 
 
-def test_pixels_without_prediction_are_never_dropped_in_silence(cli: Any, refused: Any) -> None:
+def test_score_refuses_missing_vectors_without_skip_missing(cli: Any, refused: Any) -> None:
     there = torch.ones(48, 64, dtype=torch.bool)
     there[:2] = False
     write_flow("holes.png", read_flow("close.flo").flow, there)
@@ -72,7 +72,7 @@ def test_pixels_without_prediction_are_never_dropped_in_silence(cli: Any, refuse
     assert (ran.json["pixels"], ran.json["missing"]) == (3072 - 128, 128)
 
 
-def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
+def test_score_truth_of_double_size_uses_four_values(cli: Any, made: Scene) -> None:
     fine = made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2)
     fine[:, 1::2, 1::2] += 0.25
     write_flow("fine.flo5", fine)
@@ -86,7 +86,7 @@ def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
     assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
 
 
-def test_score_requires_option_for_truth_of_twice_the_size(cli: Any, refused: Any, made: Scene) -> None:
+def test_score_requires_option_for_truth_of_double_size(cli: Any, refused: Any, made: Scene) -> None:
     write_flow("fine.flo", made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2))
     for verb in (("score",), ("viz", "--kind", "error", "-o", "v.png")):
         files = ("close.flo", *(() if verb == ("score",) else ("--truth",)), "fine.flo")
@@ -131,14 +131,14 @@ def test_score_matches_folders_by_name(cli: Any, refused: Any, scene: Path, made
     assert "one.flo has the same name" in refused("score", "pred", "truth")
 
 
-def test_score_draws_error_map(cli: Any) -> None:
+def test_score_error_map_writes_picture(cli: Any) -> None:
     assert cli("score", "close.flo", "truth.flo", "--error-map", "e.png", "--max-error", "2").code == 0
     picture = read_frame("e.png")
     assert picture.shape == (3, 48, 64)
     assert (picture == picture[:, :1, :1]).all()
 
 
-def test_score_of_sintel_pair(cli: Any, data_dir: Path) -> None:
+def test_score_of_sintel_truth_with_itself_is_zero(cli: Any, data_dir: Path) -> None:
     truth = data_dir / "flow" / "sintel" / "truth"
     masks = ("--occlusion", truth / "occlusions_0002.png", "--invalid", truth / "invalid_0002.png")
     report = cli("score", truth / "frame_0002.flo", truth / "frame_0002.flo", *masks, "--json").json
@@ -146,7 +146,7 @@ def test_score_of_sintel_pair(cli: Any, data_dir: Path) -> None:
     assert 0 < report["pixels"] <= 1024 * 436
 
 
-def test_swapped_arguments_are_hinted_at(cli: Any, made: Scene) -> None:
+def test_score_warns_about_swapped_arguments(cli: Any, made: Scene) -> None:
     known = torch.ones(made.flow.shape[-2:], dtype=torch.bool)
     known[:5] = False
     write_flow("sparse.flo", made.flow, known)

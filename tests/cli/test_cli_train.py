@@ -24,7 +24,7 @@ def scans(scene: Path) -> Path:
     return scene
 
 
-def test_train_then_register(cli: Any, scans: Path) -> None:
+def test_train_descriptor_writes_weights_that_register_reads(cli: Any, scans: Path) -> None:
     pytest.importorskip("small_gicp")
     ran = cli("train", "descriptor", "-o", "run", "--clouds", "a.npy", *TINY, "--json", "-q")
     assert ran.code == 0

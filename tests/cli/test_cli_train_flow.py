@@ -46,7 +46,7 @@ def test_train_flow_default_pairs_mix_styles() -> None:
     assert shares == {SceneStyle.preset(name): share for name, share in MIXTURE.items()}
 
 
-def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures.procedural_pictures(count=4, size=64, shapes=4)
     monkeypatch.setattr(pictures, "procedural_pictures", lambda **_options: few)
     for name in ("usual", "figures"):  # exposures of twelve instants take seconds
@@ -106,7 +106,7 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     assert "scenes.figures.blur was 0.125, is " in ran.err
 
 
-def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Path) -> None:
+def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> None:
     torch.manual_seed(11)
     start = build_model("raft-small").state_dict()
     write_tensors(pairs / "start.safetensors", start)
@@ -147,7 +147,7 @@ def test_train_flow_exits_with_1_on_divergence(cli: Any, pairs: Path) -> None:
     assert not (pairs / "run" / "weights.safetensors").exists()
 
 
-def test_weights_that_are_not_finite_are_refused(refused: Any, pairs: Path) -> None:
+def test_train_flow_init_refuses_nonfinite_weights(refused: Any, pairs: Path) -> None:
     state = build_model("raft-small").state_dict()
     state["fnet.conv1.weight"][0, 0, 0, 0] = float("nan")
     write_tensors(pairs / "nan.safetensors", state)

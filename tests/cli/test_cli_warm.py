@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 
-def test_warm_prepares_the_method_and_reports(cli: Any) -> None:
+def test_warm_reports_prepared_method(cli: Any) -> None:
     ran = cli("warm", "--method", "tvl1", "--preset", "fast", "--json")
     assert ran.code == 0, ran.err
     assert (ran.json["method"], ran.json["device"]) == ("tvl1", "cpu")
@@ -23,7 +23,7 @@ def test_warm_prepares_the_method_and_reports(cli: Any) -> None:
 
 
 @pytest.mark.long
-def test_after_warm_the_next_process_compiles_nothing(tmp_path: Path) -> None:
+def test_warm_lets_next_process_compile_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "FULLFIELD_CACHE_DIR": str(tmp_path / "cache"), "FULLFIELD_QUIET": ""}
     command = [sys.executable, "-m", "fullfield", "warm", "--method", "tvl1", "--preset", "fast"]
     cold, warm = (subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in "12")

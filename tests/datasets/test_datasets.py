@@ -111,7 +111,7 @@ def test_sintel_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     assert [sample.name for sample in pairs[:2]] == [r.name for r in pairs.records[:2]]
 
 
-def test_sintel_without_truth_masks_or_frame(tmp_path: Path) -> None:
+def test_sintel_test_split_has_no_truth(tmp_path: Path) -> None:
     sintel(tmp_path)
     pairs = open_dataset("sintel-clean-test", tmp_path)
     assert pairs.name == "sintel-clean-test"
@@ -351,7 +351,7 @@ def test_pairs_lists_numbered_frames(tmp_path: Path) -> None:
     refuses(r"flow: expected a file for x_10\.png", Pairs, tmp_path / "mine")
 
 
-def test_pairs_do_not_cross_gap(tmp_path: Path) -> None:
+def test_pairs_lists_no_pair_across_gap(tmp_path: Path) -> None:
     for name in ("x_1", "x_2", "x_3", "x_7", "x_8", "y_8", "y_9"):
         picture(tmp_path / "frames" / f"{name}.png", 1)
     pairs = Pairs(tmp_path)
@@ -364,7 +364,7 @@ def test_pairs_do_not_cross_gap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", ["sintel", "things", "rendered"])
-def test_pairs_accept_unusual_numbers(tmp_path: Path, make: str) -> None:
+def test_folder_datasets_accept_unusual_numbers(tmp_path: Path, make: str) -> None:
     folder = {"sintel": "test/clean/a", "things": "frames_cleanpass/TEST/A/0000/left", "rendered": "a/frames"}[make]
     for i in (6, 7):
         picture(tmp_path / folder / f"img{i:04d}x.png", i)
@@ -433,7 +433,7 @@ def test_open_dataset_reads_real_samples(data_dir: Path) -> None:
     assert float(sample.flow.abs().mean()) > 1
 
 
-def test_flow_sample_repr_and_batch() -> None:
+def test_flow_sample_repr_is_short_and_batches_collate() -> None:
     flow = torch.zeros(2, 300, 400)
     sample = FlowSample("a/1", torch.zeros(3, 300, 400), torch.zeros(3, 300, 400), flow, None, None)
     assert "\n" not in str(sample)

@@ -48,7 +48,7 @@ def split(command: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("command", [*FLOW, *SCANS])
-def test_command_runs_on_layout_of_data_set(
+def test_not_run_command_works_on_layout_of_dataset(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, name = split(command)
@@ -64,11 +64,11 @@ def test_command_runs_on_layout_of_data_set(
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python")])
-def test_benchmark_of_page_has_its_options(command: str) -> None:
+def test_not_run_benchmark_commands_parse(command: str) -> None:
     words = shlex.split(command)[3:]
     assert runner.build_parser().parse_known_args(words)[1] == []
 
 
-def test_every_command_of_page_is_tried() -> None:
+def test_not_run_tests_cover_every_command() -> None:
     assert {split(command)[1] for command in (*FLOW, *SCANS)} == LAYOUTS.keys()
     assert all(command in (*FLOW, *SCANS) or command.startswith("python") for command in COMMANDS)

@@ -159,7 +159,7 @@ def test_kitti_odometry_lists_pairs_and_poses(tmp_path: Path, below: str) -> Non
     assert torch.allclose(sample.truth, torch.from_numpy(expected), atol=1e-6)
 
 
-def test_kitti_odometry_without_distant_scans(tmp_path: Path) -> None:
+def test_kitti_odometry_skips_scans_without_distant_partner(tmp_path: Path) -> None:
     kitti(tmp_path / "a", [0.0, 0.1, 0.2, *(4.0 * i for i in range(1, 6))], ("06", "07"))
     names = [r.name for r in open_scans("kitti-odometry-val", tmp_path / "a").records]
     assert names == ["06/000000_000004", "07/000000_000004"]
@@ -173,7 +173,7 @@ def test_kitti_odometry_without_distant_scans(tmp_path: Path) -> None:
     ]
 
 
-def test_kitti_odometry_leaves_out_published_exception(tmp_path: Path) -> None:
+def test_kitti_odometry_omits_published_exception(tmp_path: Path) -> None:
     places = [
         *(20.0 * i for i in range(16)),
         *(300 + 0.2 * i for i in range(1, 44)),

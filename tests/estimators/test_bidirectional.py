@@ -24,7 +24,9 @@ NETWORKS = {
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", NETWORKS)
-def test_bidirectional_flow_equals_two_calls(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_bidirectional_equals_two_calls(
+    method: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision=precision))
     start = 0.5 * SCENE.flow[None]
@@ -53,7 +55,9 @@ def test_bidirectional_flow_equals_two_calls(method: str, precision: str, monkey
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
-def test_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_cascaded_bidirectional_equals_two_calls(
+    method: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
@@ -71,7 +75,7 @@ def test_cascade_computes_both_directions(method: str, precision: str, monkeypat
 
 
 @pytest.mark.unit
-def test_estimator_without_bidirectional_call_runs_twice() -> None:
+def test_refined_estimator_without_bidirectional_runs_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.bidirectional(*PAIR) is None
     found = RefinedEstimator(estimator, refine=False).estimate_directions(*PAIR)
@@ -80,7 +84,7 @@ def test_estimator_without_bidirectional_call_runs_twice() -> None:
 
 
 @pytest.mark.unit
-def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
+def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
     network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
@@ -89,7 +93,7 @@ def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
             run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
-def test_refined_bidirectional_network_runs_once() -> None:
+def test_refined_estimator_runs_bidirectional_network_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     told: list[float] = []
     found = refined.estimate_directions(*PAIR, progress=lambda part, _: told.append(part))
@@ -100,7 +104,7 @@ def test_refined_bidirectional_network_runs_once() -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize(("threshold", "fewest"), [(200, {"updates": 4}), (60, {"updates": 3, "coarse_updates": 4})])
-def test_guide_takes_the_fewest_updates(
+def test_estimate_with_rough_backward_uses_fewest_updates(
     precision: str, threshold: int, fewest: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
@@ -126,7 +130,7 @@ def test_guide_takes_the_fewest_updates(
 
 
 @pytest.mark.unit
-def test_networks_without_a_measured_guide_have_none() -> None:
+def test_estimate_with_rough_backward_returns_none_if_unmeasured() -> None:
     for method, settings in (
         ("raft-small", NETWORKS["raft-small"]),
         ("fullfield-s", NetworkSettings(updates=0)),

@@ -9,7 +9,7 @@ from fullfield.estimators import _devices as copies
 
 
 @pytest.mark.unit
-def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_host_and_to_device_copy_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def plain(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_to_device_copies_only_between_devices(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_to_device_and_to_host_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_device_and_to_host_keep_values_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(copies, "_CHUNK", 1 << 20)
     values = torch.rand(3, 1000, 1003)

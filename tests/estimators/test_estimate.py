@@ -71,7 +71,7 @@ def test_estimate_reads_both_files_in_parallel(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(flow.flow, estimate(*frames, TVL1Estimator(TVL1Config(scales=1))).flow)
 
 
-def test_estimate_takes_pil_images() -> None:
+def test_estimate_accepts_pil_images() -> None:
     image = pytest.importorskip("PIL.Image")
     eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
     arrays = [f.permute(1, 2, 0).numpy() for f in eight]
@@ -121,7 +121,7 @@ def test_flow_to_moves_all_tensors() -> None:
     refuses("valid: expected device meta", Flow, flow.flow.to("meta"), flow.valid)
 
 
-def test_estimate_checks_values_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_checks_values_with_one_host_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy of a few numbers to the host for the frames, none for integers, and one of a bool for the flow."""
     asked: list[tuple[int, ...]] = []
     real = torch.Tensor.tolist
@@ -153,7 +153,7 @@ def test_estimate_keeps_result_on_gpu(tmp_path: Path) -> None:
     assert again.device.type == "cuda"
 
 
-def test_estimate_takes_grey_frames() -> None:
+def test_estimate_accepts_grey_frames() -> None:
     grey = [f.mean(0) for f in (SCENE.frame1, SCENE.frame2)]
     expected = estimate(*[g[None] for g in grey], **FAST).flow
     assert torch.equal(estimate(*[g.numpy() for g in grey], **FAST).flow, expected)
@@ -162,7 +162,7 @@ def test_estimate_takes_grey_frames() -> None:
     assert torch.allclose(mixed, expected, atol=1e-2)
 
 
-def test_flow_states_method_and_parameters(tmp_path: Path) -> None:
+def test_estimate_result_names_method_and_parameters(tmp_path: Path) -> None:
     flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=TVL1Config.preset("fast").replace(lambda_=0.2))
     assert isinstance(flow, Flow)
     assert (flow.height, flow.width) == (48, 64)
@@ -188,7 +188,7 @@ def test_estimate_solves_textured_scene() -> None:
     assert (flow - scene.flow).norm(dim=0)[seen].mean() < 0.5 * scene.flow.norm(dim=0)[seen].mean()
 
 
-def test_estimate_takes_estimator_and_initial_flow(tmp_path: Path) -> None:
+def test_estimate_accepts_estimator_and_initial_flow(tmp_path: Path) -> None:
     estimator = TVL1Estimator()
     assert isinstance(estimator, Estimator)
     first = estimate(SCENE.frame1, SCENE.frame2, estimator)
@@ -255,7 +255,7 @@ def test_estimate_refuses_bad_names_and_configurations(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("low", "high"), [(255.0, 255.0), (0.0, 127.0), (0.0, 200.0)])
-def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
+def test_estimate_refuses_floats_of_0_to_255(low: float, high: float) -> None:
     values = np.tile(np.array([low, high], np.float32), (4, 2))
     told = (
         rf"^frame: expected values of 0 \.\.\. 1, got {low:g} to {high:g}, .* on average; divide by 255 or pass uint8"

@@ -38,7 +38,7 @@ forked(2)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_estimate_refuses_forked_child_after_parent_computed(forked: Callable[..., str]) -> None:
+def test_estimate_refuses_forked_child_of_computing_parent(forked: Callable[..., str]) -> None:
     before, one_thread, two_threads = forked(SCRIPT).splitlines()
     assert before == one_thread == "estimated"
     assert two_threads.startswith("process: was forked after its parent had computed")

@@ -29,7 +29,7 @@ QUICK = TVL1Config.preset("fast").replace(warps=1, iterations=2)
 
 
 @pytest.mark.unit
-def test_estimate_and_estimate_batch_have_the_same_keywords() -> None:
+def test_estimate_and_estimate_batch_have_equal_keywords() -> None:
     single, batch = (inspect.signature(function).parameters for function in (estimate, estimate_batch))
     assert [*single][3:] == [*batch][3:]
     kinds = {parameter.kind for parameters in (single, batch) for parameter in parameters.values()}
@@ -37,7 +37,7 @@ def test_estimate_and_estimate_batch_have_the_same_keywords() -> None:
     assert single["device"].default == batch["device"].default == "auto"
 
 
-def test_estimate_batch_takes_an_initial_flow_for_each_pair() -> None:
+def test_estimate_batch_accepts_initial_flow_per_pair() -> None:
     start = torch.randn(2, 2, 48, 64)
     frames = [torch.stack([frame, frame.flip(-1)]) for frame in FRAMES]
     flows = estimate_batch(*frames, "tvl1", config=QUICK, initial_flow=start)
@@ -66,20 +66,20 @@ def test_estimate_batch_takes_an_initial_flow_for_each_pair() -> None:
         (-1e30, "vectors of at most 256 px for frames of 64×48, got one of 1e\\+30 px"),
     ],
 )
-def test_estimate_names_an_initial_flow_that_cannot_be_meant(method: str, value: float, came: str) -> None:
+def test_estimate_refuses_nonfinite_or_huge_initial_flow(method: str, value: float, came: str) -> None:
     start = torch.zeros(2, 48, 64)
     start[1, 20, 30] = value
     refuses(f"^initial_flow: expected {came}$", estimate, *FRAMES, method, initial_flow=start)
 
 
 @pytest.mark.unit
-def test_estimate_refuses_a_meta_context() -> None:
+def test_estimate_refuses_meta_device_context() -> None:
     with torch.device("meta"):
         refuses("device: expected a device that holds values", estimate, *FRAMES, "tvl1")
 
 
 @pytest.mark.unit
-def test_automatic_device_is_the_tensors_own_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_device_returns_device_of_tensors_or_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.estimators._devices.resolve_device", lambda _: torch.device("cuda", 1))
     assert choose_device(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
     assert choose_device(["a.png", torch.zeros(1)]) == torch.device("cpu")
@@ -103,7 +103,7 @@ def test_estimate_sets_threads_for_the_call_only(monkeypatch: pytest.MonkeyPatch
     refuses("threads: expected an integer >= 1", estimate, *FRAMES, "tvl1", threads=0)
 
 
-def test_color_order_bgr_is_opencvs() -> None:
+def test_read_or_convert_frame_bgr_equals_rgb() -> None:
     bgr = [(frame.flip(0).permute(1, 2, 0).numpy() * 255).astype(np.uint8) for frame in FRAMES]
     rgb = [np.ascontiguousarray(frame[..., ::-1]) for frame in bgr]
     assert torch.equal(read_or_convert_frame(bgr[0], color_order="bgr"), read_or_convert_frame(rgb[0]))
@@ -117,7 +117,7 @@ def test_color_order_bgr_is_opencvs() -> None:
     refuses("color_order: expected one of rgb, bgr, got 'grb'", read_or_convert_frame, bgr[0], color_order="grb")
 
 
-def test_estimate_prepares_nothing_at_the_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_second_call_creates_no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     created: list[type] = []
     for kind in (TVL1Solver, FlowRefiner):
         start = kind.__init__
@@ -140,7 +140,7 @@ def test_estimate_prepares_nothing_at_the_second_call(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.unit
-def test_solver_pool_is_bounded_and_never_shares_a_solver() -> None:
+def test_solver_pool_is_bounded_and_shares_no_solver() -> None:
     created: list[SolverSize] = []
     device = torch.device("cpu")
     sizes = [SolverSize(16, 16 + index, device, torch.float32) for index in range(6)]
@@ -166,7 +166,7 @@ def test_solver_pool_is_bounded_and_never_shares_a_solver() -> None:
     assert not pool._idle
 
 
-def test_threads_estimate_at_the_same_time_with_one_method() -> None:
+def test_estimate_runs_in_two_threads_at_once() -> None:
     barrier, flows = threading.Barrier(2), {}
 
     def progress(_: float, __: str) -> None:
@@ -232,7 +232,7 @@ def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.unit
-def test_messages_about_compilation_pass_logging(
+def test_log_or_print_uses_configured_logging(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fullfield._kernels.cache_folder import log_or_print

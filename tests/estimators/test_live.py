@@ -94,7 +94,7 @@ def simulate(
 
 
 @pytest.mark.unit
-def test_live_drops_no_pair_when_fast_enough() -> None:
+def test_compute_newest_pairs_drops_none_when_fast_enough() -> None:
     statistics, computed = simulate(11, 0.1, 0.04)
     assert [pair.second.number for pair in computed] == list(range(1, 11))
     told = statistics.as_dict()
@@ -106,7 +106,7 @@ def test_live_drops_no_pair_when_fast_enough() -> None:
 
 
 @pytest.mark.unit
-def test_slot_returns_newest_pair_and_counts_drops() -> None:
+def test_compute_newest_pairs_returns_newest_and_counts_drops() -> None:
     """Flows of 0.25 s, a frame every 0.1 s: after frame 1 comes the newest when it is done, frame 3, then 6, ..."""
     statistics, computed = simulate(12, 0.1, 0.25)
     assert [pair.second.number for pair in computed] == [1, 3, 6, 8, 11]
@@ -133,7 +133,7 @@ def test_live_statistics_count_missing_frames() -> None:
 
 
 @pytest.mark.unit
-def test_played_at_rate_waits_for_time_stamps() -> None:
+def test_play_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
     taken = list(play_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
@@ -152,14 +152,14 @@ def test_played_at_rate_waits_for_time_stamps() -> None:
         ((0.0, 19.0, 41.0), 10.0, (2, 11.0)),  # two intervals
     ],
 )
-def test_played_at_rate_reports_long_wait(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
+def test_play_at_rate_reports_long_wait(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
     clock, found = Clock(), []
     list(play_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
     assert found == [(told[0], pytest.approx(told[1]))]
 
 
 @pytest.mark.unit
-def test_played_at_rate_counts_late_decoding() -> None:
+def test_play_at_rate_marks_late_frames() -> None:
     clock, statistics = Clock(), LiveStatistics()
 
     def decoded() -> Iterator[Frame]:
@@ -174,7 +174,7 @@ def test_played_at_rate_counts_late_decoding() -> None:
 
 
 @pytest.mark.unit
-def test_frames_of_a_camera_are_captured_when_they_come() -> None:
+def test_stamp_on_arrival_returns_time_of_arrival() -> None:
     clock = Clock()
 
     def frames() -> Iterator[Frame]:
@@ -186,7 +186,7 @@ def test_frames_of_a_camera_are_captured_when_they_come() -> None:
 
 
 @pytest.mark.unit
-def test_waiting_drops_nothing_between_real_threads() -> None:
+def test_one_item_buffer_drops_nothing_between_threads() -> None:
     statistics = LiveStatistics()
     pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=True)
     results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=True)
@@ -213,7 +213,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
 
 
 @pytest.mark.unit
-def test_slot_close_ends_waiting_threads() -> None:
+def test_one_item_buffer_close_ends_waiting_threads() -> None:
     pairs: OneItemBuffer[int] = OneItemBuffer(wait=True)
     assert pairs.put_item(1)
     blocked = threading.Thread(target=pairs.put_item, args=(2,), daemon=True)
@@ -228,7 +228,7 @@ def test_slot_close_ends_waiting_threads() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("where", ["source", "computation"])
-def test_slot_take_raises_error_of_producer(where: str) -> None:
+def test_one_item_buffer_take_raises_error_of_producer(where: str) -> None:
     def frames() -> Iterator[CapturedFrame]:
         yield from (CapturedFrame(Frame(n), n, 0.0) for n in range(2))
         if where == "source":

@@ -109,7 +109,7 @@ def test_network_estimator_equals_model(make: Made, model: RAFT, weights: Path) 
     assert result.parameters == estimator.parameters
 
 
-def test_network_estimator_takes_grey_frames_and_batches(make: Made, model: RAFT) -> None:
+def test_network_estimator_accepts_grey_frames_and_batches(make: Made, model: RAFT) -> None:
     grey = [frame.mean(1, keepdim=True) for frame in PAIR]
     estimator = make(updates=2)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_prepare_compiles_everything_of_first_call(make: Made, precision: str, m
     assert looked_up == [(1, 2, 2, 2)]
 
 
-def test_network_is_cached_until_file_changes(make: Made, weights: Path, loads: list[nn.Module]) -> None:
+def test_estimate_caches_network_until_file_changes(make: Made, weights: Path, loads: list[nn.Module]) -> None:
     estimator = make(updates=1)
     estimator.prepare()
     first = estimator(*PAIR)
@@ -203,7 +203,7 @@ def test_network_estimator_copies_load_weights(make: Made, loads: list[nn.Module
     assert len({id(network) for network in loads}) == 3
 
 
-def test_estimate_keeps_the_last_two_networks(weights: Path, loads: list[nn.Module]) -> None:
+def test_estimate_caches_last_two_networks(weights: Path, loads: list[nn.Module]) -> None:
     release_memory()
     for _ in range(2):
         estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=1)
@@ -239,7 +239,7 @@ def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lower_threshold")
-def test_cascaded_network_equals_two_calls(make: Made, model: RAFT) -> None:
+def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> None:
     frames = (torch.rand(1, 3, 104, 106), torch.rand(1, 3, 104, 106))
     told: list[float] = []
     estimator = make(updates=1, cascade=True, coarse_updates=2)
@@ -256,7 +256,7 @@ def test_cascaded_network_equals_two_calls(make: Made, model: RAFT) -> None:
     assert torch.equal(make(updates=2, cascade=True, coarse_updates=9)(*PAIR), make(updates=2)(*PAIR))
 
 
-def test_fullfield_s_cascades_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=400))
     far = textured_scene(450, 520, seed=2, max_motion=200)
@@ -275,7 +275,7 @@ def test_fullfield_s_cascades_by_default(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("lower_threshold")
-def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> None:
+def test_network_estimator_double_with_cascade_matches_levels() -> None:
     scene = textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
     found = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
@@ -291,7 +291,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
         assert 0.5 < near[1].float().mean() < 1
 
 
-def test_double_selects_more_confident_flow() -> None:
+def test_network_estimator_double_selects_more_confident_flow() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
     told: list[tuple[float, str]] = []
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=2))
@@ -328,7 +328,7 @@ def test_double_selects_more_confident_flow() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fast", "bfloat16"])
-def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_double_fast_matches_exact(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     config = NetworkSettings(double=True, updates=2)
     exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
@@ -341,7 +341,7 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
     assert both.log_scales is not None
 
 
-def test_auto_estimates_at_one_size_and_accurate_at_two() -> None:
+def test_auto_accurate_estimates_at_two_sizes() -> None:
     def sizes(preset: str, **config: Any) -> list[str]:
         steps: list[str] = []
         frames = [frame[..., :40, :64] for frame in PAIR]
@@ -355,7 +355,7 @@ def test_auto_estimates_at_one_size_and_accurate_at_two() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_auto_takes_the_fast_form_on_a_cpu_with_bfloat16(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_bfloat16_on_cpus_that_support_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A named network computes in float32, and so does auto with precision "exact" or a requested backend."""
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: dtype)
     flows = {}
@@ -375,7 +375,7 @@ def test_auto_takes_the_fast_form_on_a_cpu_with_bfloat16(dtype: torch.dtype, mon
     assert float((flows["auto"] - flows["exact"]).norm(dim=1).mean()) < 0.05
 
 
-def test_double_takes_bytes_as_numbers() -> None:
+def test_network_estimator_double_uint8_equals_float() -> None:
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=1))
     bytes_ = [(frame.expand(-1, 3, -1, -1) * 255).round().to(torch.uint8) for frame in PAIR]
     assert torch.allclose(estimator(*bytes_), estimator(*(frame / 255 for frame in bytes_)), atol=1e-4)
@@ -392,7 +392,9 @@ WHOLE = slice(None), slice(None)
         pytest.param("ambush_2", WHOLE, marks=pytest.mark.long),
     ],
 )
-def test_double_finds_thin_objects_and_long_motion(data_dir: Path, pair: str, part: tuple[slice, slice]) -> None:
+def test_network_estimator_double_reduces_error_of_thin_objects(
+    data_dir: Path, pair: str, part: tuple[slice, slice]
+) -> None:
     rows, columns = part
     folder = data_dir / "flow" / "sintel" / "hard" / pair
     known = read_flow(folder / "frame_0001.flo")
@@ -405,7 +407,7 @@ def test_double_finds_thin_objects_and_long_motion(data_dir: Path, pair: str, pa
         assert errors[1] < 1.1 * errors[0]
 
 
-def test_every_estimator_can_be_cascaded(make: Made) -> None:
+def test_cascaded_estimator_accepts_any_estimator(make: Made) -> None:
     large = textured_scene(160, 200, seed=1)
     frames = (large.frame1[None], large.frame2[None])
     told: list[float] = []
@@ -448,7 +450,7 @@ def test_network_estimator_uses_requested_backend(make: Made, monkeypatch: pytes
         refuses("backend: 'cuda' cannot serve this request", make("cuda"), *PAIR)
 
 
-def test_prepared_networks_are_cached_for_last_sizes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_caches_prepared_networks_by_size(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.models.prepared import runner
 
     monkeypatch.setattr(runner, "choose_cpu_dtype", lambda: torch.float32)
@@ -468,7 +470,7 @@ def test_prepared_networks_are_cached_for_last_sizes(make: Made, monkeypatch: py
     assert told == [0, 1]
 
 
-def test_automatic_precision_is_half_on_a_gpu_with_kernels(
+def test_network_estimator_auto_precision_follows_kernels(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reasons: list[str | None] = [None]
@@ -494,7 +496,7 @@ def test_automatic_precision_is_half_on_a_gpu_with_kernels(
     assert make(precision="exact")._is_exact(gpu)
 
 
-def test_backends_and_weights_are_logged(make: Made, weights: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_estimate_logs_backends_and_weights(make: Made, weights: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "fullfield"):
         estimate(SCENE.frame1, SCENE.frame2, make(updates=1))
     told = "\n".join(record.getMessage() for record in caplog.records)
@@ -503,7 +505,7 @@ def test_backends_and_weights_are_logged(make: Made, weights: Path, caplog: pyte
     assert "raft-small at 64x48 on cpu: backend" in told
 
 
-def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_estimator_keeps_last_four_small_sizes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     estimator = make(updates=1, precision="fast")
     sizes = [(16, 24), (24, 16), (16, 32), (32, 16), (24, 24)]
@@ -559,7 +561,7 @@ def test_exact_precision_ignores_global_torch_flags(data_dir: Path, name: str, r
     assert errors[1] == pytest.approx(errors[0], rel=1e-3)
 
 
-def test_random_weights_are_seeded() -> None:
+def test_estimate_random_weights_are_seeded() -> None:
     state = torch.random.get_rng_state()
     flows = [estimate(SCENE.frame1, SCENE.frame2, m, weights="random", updates=1) for m in ("raft", "raft", "sea-raft")]
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -620,7 +622,7 @@ def test_network_estimator_refuses_bad_arguments(weights: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, "raft", preset="paper")
 
 
-def test_padding_reaches_the_network(weights: Path) -> None:
+def test_estimate_padding_changes_network_input(weights: Path) -> None:
     frames = [frame[:, :45, :61] for frame in (SCENE.frame1, SCENE.frame2)]
     both = [
         estimate(*frames, "raft-small", config=RAFTSettings(weights=str(weights), updates=2, padding=padding)).flow
@@ -632,7 +634,7 @@ def test_padding_reaches_the_network(weights: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
-def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None:
+def test_disable_tf32_convolutions_restores_setting(kind: str) -> None:
     from fullfield.estimators.network import disable_tf32_convolutions
 
     cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
@@ -662,7 +664,7 @@ def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None
         setattr(owner, name, fast)
 
 
-def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
+def test_estimate_refuses_network_with_nonfinite_weights(tmp_path: Path) -> None:
     model = RAFT(RAFTConfig.small())
     model.state_dict()["fnet.conv1.weight"].fill_(torch.nan)
     torch.save(model.state_dict(), tmp_path / "nan.pth")
@@ -673,7 +675,7 @@ def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
-def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> None:
+def test_build_lookup_request_matches_encoded_features(model: RAFT | SEARAFT) -> None:
     frame, padding = torch.rand(2, 3, 45, 83), choose_padding(45, 83)
     request = _build_lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
@@ -684,7 +686,7 @@ def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> Non
     assert request.device == frame.device
 
 
-def test_log_names_dtype_of_fast_networks(
+def test_network_estimator_logs_dtype_of_fast_precision(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)

@@ -68,7 +68,7 @@ def test_ptlflow_estimator_passes_bgr_frames(frames: Any, ptlflow: Any) -> None:
     assert torch.equal(estimator(*grey), estimator(*grey.expand(-1, -1, 3, -1, -1)))
 
 
-def test_ptlflow_model_without_correlation_runs_unpatched(frames: Any) -> None:
+def test_ptlflow_estimator_runs_unpatched_without_correlation(frames: Any) -> None:
     estimator = PtlflowEstimator("flownets", PtlflowSettings(weights="random"))
     assert estimator(*frames).shape == (1, 2, 130, 141)
     assert estimator.backend == "ptlflow"
@@ -92,7 +92,7 @@ def test_ptlflow_estimator_loads_weights_file(tmp_path: Path, frames: Any) -> No
         PtlflowEstimator("raft", RANDOM.replace(weights=tmp_path / "mine.ckpt"))(*frames)
 
 
-def test_ptlflow_checkpoint_is_fetched_once(
+def test_ptlflow_estimator_downloads_checkpoint_once(
     tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
@@ -107,7 +107,7 @@ def test_ptlflow_checkpoint_is_fetched_once(
     assert torch.equal(PtlflowEstimator("raft_small", PtlflowSettings(updates=1))(*frames), flow)
 
 
-def test_ptlflow_offline_names_url_and_target_file(
+def test_ptlflow_estimator_offline_names_url_and_file(
     tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
@@ -119,7 +119,7 @@ def test_ptlflow_offline_names_url_and_target_file(
     assert "\n" not in str(error.value)
 
 
-def test_frames_too_small_for_a_model_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptlflow_estimator_refuses_too_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     small = torch.rand(2, 1, 3, 40, 60)
     plain = PtlflowEstimator("raft_small", RANDOM.replace(patched=False))
     refuses(r"frame1: .* fails on frames of 60x40 \(.*\); .* sides of 128 at", plain, *small)
@@ -145,7 +145,7 @@ def test_ptlflow_estimator_restores_output_and_warnings(frames: Any, capsys: pyt
     assert warnings.filters == filters
 
 
-def test_random_weights_leave_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptlflow_estimator_random_weights_keep_generator_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def seeded(_: int) -> None:
         raise AssertionError("the GPUs' generators were set")
 
@@ -178,7 +178,7 @@ def test_ptlflow_estimator_refuses_bad_arguments(tmp_path: Path, frames: Any, mo
     refuses("needs the package ptlflow, which cannot be imported", PtlflowEstimator, "raft")
 
 
-def test_ptlflow_parameters_report_patch_after_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptlflow_estimator_parameters_report_patch_after_memory_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration that a run out of memory is noted with."""
 
     def no_room(*_: Any, **__: Any) -> None:

@@ -22,7 +22,7 @@ SCENE = textured_scene(60, 80, seed=3)
 FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
 
 
-def test_refine_is_the_operator_on_both_directions() -> None:
+def test_estimate_refine_equals_refine_flow() -> None:
     plain = estimate(SCENE.frame1, SCENE.frame2, **FAST)
     back = estimate(SCENE.frame2, SCENE.frame1, **FAST)
     expected = refine_flow(SCENE.frame1[None], SCENE.frame2[None], plain.flow[None], back.flow[None])[0]
@@ -38,7 +38,7 @@ def test_refine_is_the_operator_on_both_directions() -> None:
     assert told[-1] == 1
 
 
-def test_reliability_without_refinement_leaves_the_flow() -> None:
+def test_estimate_reliability_keeps_flow() -> None:
     found = estimate(SCENE.frame1, SCENE.frame2, **FAST, reliability=True)
     assert torch.equal(found.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
     assert found.parameters["refinement"] is None
@@ -47,7 +47,7 @@ def test_reliability_without_refinement_leaves_the_flow() -> None:
         assert 0 <= plane.min() <= plane.max() <= 1
 
 
-def test_occlusion_and_confidence_mark_hidden_and_wrong_pixels() -> None:
+def test_estimate_occlusion_and_confidence_marks_hidden_pixels() -> None:
     """The true flows both ways of a square that moves over a background."""
     texture = torch.rand(3, 60, 90, generator=torch.Generator().manual_seed(0))
     front = torch.rand(3, 20, 20, generator=torch.Generator().manual_seed(1))
@@ -71,7 +71,7 @@ def test_occlusion_and_confidence_mark_hidden_and_wrong_pixels() -> None:
     assert (estimate_occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
 
 
-def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
+def test_compute_backward_coverage_equals_values_by_hand() -> None:
     back = torch.zeros(2, 2, 5, 8)
     back[0, 0, :, 4:] = -0.25
     back[1, 1] = 40.0
@@ -87,7 +87,7 @@ def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
     assert hidden[:15].max() < 0.05
 
 
-def test_refined_estimator_checks_its_arguments() -> None:
+def test_refined_estimator_refuses_bad_arguments() -> None:
     refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
     frames = SCENE.frame1[None], SCENE.frame2[None]
     assert torch.equal(pickle.loads(pickle.dumps(refined))(*frames), refined(*frames))
@@ -96,7 +96,7 @@ def test_refined_estimator_checks_its_arguments() -> None:
     refuses(r"^estimator", RefinedEstimator, TVL1Estimator)
 
 
-def test_confidence_falls_with_network_uncertainty() -> None:
+def test_estimate_confidence_falls_with_network_uncertainty() -> None:
     first, second = (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     flow = torch.zeros(1, 2, 24, 32)
     scale = torch.full((1, 24, 32), -1.0)
@@ -109,7 +109,7 @@ def test_confidence_falls_with_network_uncertainty() -> None:
     assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()
 
 
-def test_noise_adds_no_occlusion() -> None:
+def test_estimate_occlusion_ignores_noise() -> None:
     noise = torch.Generator().manual_seed(0)
     first, second = (0.5 + 0.15 * torch.randn(2, 3, 48, 64, generator=noise) for _ in range(2))
     second[1] = first[1]
@@ -132,7 +132,7 @@ _NETWORK = METHODS["auto"].network or ""
 QUICK: dict[str, Any] = {"updates": 1, "weights": "random"}
 
 
-def test_auto_is_the_network_refined() -> None:
+def test_auto_equals_refined_network() -> None:
     assert DEFAULT_METHOD == "auto"
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build_estimator("auto", precision="exact", **QUICK))
     network = build_estimator(_NETWORK, **QUICK)
@@ -156,7 +156,7 @@ def test_auto_fast_on_cpu_equals_network() -> None:
     assert estimator.parameters["refinement"] is None, "to ask changes nothing"
 
 
-def test_refine_option_always_refines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_refine_true_always_refines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, refine=True, **QUICK)

@@ -44,7 +44,7 @@ class Shift:
         return torch.full_like(frame1[:, :2], self.config.pixels)
 
 
-def test_new_method_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_accept_new_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(ShiftConfig=ShiftConfig, PRESETS={"default": ShiftConfig()}, Shift=Shift)
     monkeypatch.setitem(__import__("sys").modules, "shift_method", module)
     entry = Method("Shift", "shift_method", "ShiftConfig", estimator="shift_method:Shift")
@@ -54,7 +54,7 @@ def test_new_method_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) ->
     assert build_estimator("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
 
 
-def test_entries_agree_with_the_networks() -> None:
+def test_methods_match_networks_and_weights() -> None:
     for name, entry in METHODS.items():
         if entry.network is not None and entry.network not in DEFAULTS:  # not trained yet
             message = f"^weights: expected a file for {name}, which has no published weights, got None"
@@ -65,7 +65,7 @@ def test_entries_agree_with_the_networks() -> None:
     assert {entry.network for entry in METHODS.values()} - {None} == NETWORKS.keys()
 
 
-def test_nearest_names() -> None:
+def test_get_canonical_method_suggests_nearest_name() -> None:
     refuses("got 'TVL1'; did you mean tvl1", get_canonical_method, "TVL1")
     refuses("raft-smal'; did you mean raft-small", get_canonical_method, "raft-smal")
     with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):

@@ -30,7 +30,7 @@ def noise(height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("frame", [torch.zeros(3, 45, 61), torch.ones(3, 45, 61), SCENE.frame1[:, :45, :61]])
-def test_identical_frames_have_no_motion(method: str, frame: Tensor) -> None:
+def test_estimate_identical_frames_returns_zero_flow(method: str, frame: Tensor) -> None:
     flow = estimate(frame, frame.clone(), method, reliability=True)
     assert not flow.flow.any()
     assert flow.confidence is not None
@@ -40,14 +40,14 @@ def test_identical_frames_have_no_motion(method: str, frame: Tensor) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_still_slate_has_zero_flow_in_moving_picture(method: str) -> None:
+def test_estimate_still_slate_has_zero_flow(method: str) -> None:
     before = estimate(*FRAMES, method).flow
     after = estimate(*paste(noise(56, 96), 40, 48), method).flow
     assert not after[:, 64:80, 72:128].any()
     assert (after - before)[:, :, :16].norm(dim=0).mean() < 0.5, "far from the slate the picture moves as before"
 
 
-def test_flat_areas_take_the_motion_around_them() -> None:
+def test_estimate_flat_areas_take_surrounding_motion() -> None:
     """A caption on black, with a moving picture at the right: the network alone finds motion in the black."""
     frames = paste(torch.zeros(3, 136, 160), 0, 0)
     for frame in frames:
@@ -61,7 +61,7 @@ def test_flat_areas_take_the_motion_around_them() -> None:
     assert flow.confidence[:, 168:].mean() > 0.5
 
 
-def test_edges_prove_nothing_along_themselves() -> None:
+def test_find_still_areas_ignores_straight_edges() -> None:
     frame = torch.zeros(1, 1, 64, 96)
     frame[..., 48:] = 1.0
     other = frame.clone()
@@ -73,7 +73,7 @@ def test_edges_prove_nothing_along_themselves() -> None:
     assert not still.flat[0, 0, 40, 48]
 
 
-def test_only_agreeing_areas_are_still() -> None:
+def test_find_still_areas_marks_only_equal_areas() -> None:
     assert find_still_areas(*(frame[None] for frame in FRAMES)) is None
     first, second = (frame[None] for frame in paste(noise(40, 40), 48, 80))
     still = find_still_areas(first, second)
@@ -84,7 +84,7 @@ def test_only_agreeing_areas_are_still() -> None:
     assert not outside.any()
 
 
-def test_pairs_of_a_batch_are_judged_one_by_one() -> None:
+def test_network_estimator_treats_still_pairs_separately() -> None:
     estimator = NetworkEstimator("fullfield-s")
     first = torch.stack((FRAMES[0], FRAMES[0]))[..., :48, :64]
     second = torch.stack((FRAMES[0], FRAMES[1]))[..., :48, :64]
