@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 
 from fullfield.cli.main import main as run_command
 from fullfield.io import read_frame, read_vectors, write_image
-from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.sequences.follow_pictures import draw_grid
 from fullfield.viz import frame_to_image
 
@@ -53,10 +53,10 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         run_page((ROOT / "docs" / "follow.md").read_text("utf-8"))
         for number in NUMBERS:
-            plate, paint = read_raw(f"plate.{number}.exr"), read_raw(f"paint_on.{number}.exr")
+            plate, paint = read_all_channels(f"plate.{number}.exr"), read_all_channels(f"paint_on.{number}.exr")
             *colors, alpha = (paint.pixels[paint.channels.index(name)] for name in "RGBA")
             over = torch.stack(colors) + plate.pixels[[plate.channels.index(name) for name in "RGB"]] * (1 - alpha)
-            write_raw("over.exr", Raw(over, ("R", "G", "B"), "float"))
+            write_all_channels("over.exr", ChannelPicture(over, ("R", "G", "B"), "float"))
             layers = read_vectors(f"ref.{number}.exr")
             painted.append(read_frame("over.exr"))
             grids.append(

@@ -20,7 +20,7 @@ from fullfield.estimators.estimation import estimate, estimate_tensors
 from fullfield.io import read_flow, read_frame, write_flow, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
-from fullfield.io.oiio import Header, write_picture
+from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.io.windows import FrameWindow
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config
@@ -101,7 +101,7 @@ def _plates(corners: dict[str, tuple[int, int]]) -> None:
     for name, (x, y) in corners.items():
         pixels = np.ascontiguousarray(texture[:, y : y + 48, x : x + 64].permute(1, 2, 0).numpy())
         window = FrameWindow((x, y, 64, 48), (10, 0, 100, 90), 2.0)
-        write_picture(Path(f"{name}.exr"), "openexr", pixels, ("R", "G", "B"), Header(window=window))
+        write_and_verify_picture(Path(f"{name}.exr"), "openexr", pixels, ("R", "G", "B"), Header(window=window))
 
 
 def test_flow_window_data_writes_union_of_data_windows(cli: Any) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fullfield.cli.main import main
 from fullfield.io import read_vectors, write_image, write_vectors
-from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.ops.warping import warp
 from fullfield.sequences.tracks import TrackedPoint, read_points, track_points, write_tracks
 from fullfield.testing.shots import SyntheticShot
@@ -81,7 +81,9 @@ def test_follow_writes_st_maps_from_existing_files(capsys: pytest.CaptureFixture
     assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 4, 4)
     assert follow("--reference", "1002", "-o", "again.%04d.exr", "--st-map", "st_again.%04d.exr") == 0
     for number, layers in before.items():
-        assert torch.equal(read_raw(f"st.{number}.exr").pixels, read_raw(f"st_again.{number}.exr").pixels), number
+        assert torch.equal(
+            read_all_channels(f"st.{number}.exr").pixels, read_all_channels(f"st_again.{number}.exr").pixels
+        ), number
         assert torch.equal(read_vectors(f"ref.{number}.exr")["backward"], layers["backward"])
     capsys.readouterr()
     assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
@@ -98,7 +100,7 @@ def test_follow_replaces_outdated_st_maps(capsys: pytest.CaptureFixture[str]) ->
     assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 2, 2)
-    assert read_raw("st.1001.exr").pixels.shape[-2:] == (48, 64)
+    assert read_all_channels("st.1001.exr").pixels.shape[-2:] == (48, 64)
 
 
 @pytest.mark.usefixtures("plates")
@@ -259,11 +261,11 @@ def test_warp_moves_reference_picture_along_followed_files(
 ) -> None:
     paint = torch.zeros(3, 48, 64)
     paint[:, 10:30, 15:40] = 1.0
-    write_raw("paint.exr", Raw(paint, ("R", "G", "B"), "float"))
+    write_all_channels("paint.exr", ChannelPicture(paint, ("R", "G", "B"), "float"))
     assert follow("--reference", "1002", "-o", "ref.%04d.exr") == 0
     assert main(["warp", "paint.exr", "--flow", "ref.%04d.exr", "-o", "on.%04d.exr", "--quiet"]) == 0
-    assert torch.equal(read_raw("on.1002.exr").pixels, paint)
-    painted = read_raw("on.1004.exr").pixels[0] > 0.5
+    assert torch.equal(read_all_channels("on.1002.exr").pixels, paint)
+    painted = read_all_channels("on.1004.exr").pixels[0] > 0.5
     truth = shot.compute_truth(3, 1)
     expected = warp(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
     shared = float((painted & expected & truth.visible).sum())
@@ -319,7 +321,7 @@ def test_view_of_followed_files_draws_grid_or_paint(shot: SyntheticShot, capsys:
     assert follow("--reference", "1002", "-o", "ref.%04d.exr") == 0
     paint = torch.zeros(4, 48, 64)
     paint[0, 10:30, 15:40] = paint[3, 10:30, 15:40] = 1.0
-    write_raw("paint.exr", Raw(paint, ("R", "G", "B", "A"), "float"))
+    write_all_channels("paint.exr", ChannelPicture(paint, ("R", "G", "B", "A"), "float"))
     assert main(["view", "ref.%04d.exr", "--paint", "paint.exr", "-o", "page.html", "--quiet"]) == 0
     data, pictures = read_page("page.html")
     assert (data["reference"], list(pictures)) == (1002, [1001, 1002, 1003, 1004])

@@ -543,7 +543,7 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
 
 def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> None:
     pytest.importorskip("OpenImageIO")
-    from fullfield.io.oiio import Header, write_picture
+    from fullfield.io.oiio import Header, write_and_verify_picture
     from fullfield.io.windows import FrameWindow
 
     for folder in ("frames", "flow"):
@@ -553,7 +553,7 @@ def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> Non
         pixels[1, 1] = math.nan
         window = FrameWindow(box, (0, 0, W, H))
         path = tmp_path / "shot" / "frames" / f"f_{number}.exr"
-        write_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
+        write_and_verify_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
     write_flow(tmp_path / "shot" / "flow" / "f_0.flo", torch.zeros(2, H, W))
     dataset = Pairs(tmp_path, name="mine")
     received: list[Tensor] = []

@@ -213,7 +213,7 @@ def _bombs(folder: Path) -> None:
 
 def _frame(path: Path) -> Any:
     from fullfield.io import frame_window, read_frame, read_metadata
-    from fullfield.io.raw import read_raw
+    from fullfield.io.all_channels import read_all_channels
 
     frame_window(path)
     frame = read_frame(path)
@@ -222,7 +222,7 @@ def _frame(path: Path) -> Any:
     assert frame.shape[0] in (1, 3)
     assert frame.numel() > _LARGE or frame.isfinite().all()
     read_metadata(path)
-    raw = read_raw(path)
+    raw = read_all_channels(path)
     assert raw.pixels.shape[0] == len(raw.channels)
     return frame
 

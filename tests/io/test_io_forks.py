@@ -65,14 +65,14 @@ def test_old_openmp_leaves_the_child_one_thread(monkeypatch: pytest.MonkeyPatch)
 
     threads = torch.get_num_threads()
     guard = forks._ForkGuard()
-    monkeypatch.setattr(forks, "_end_openmp_teams", lambda: False)
+    monkeypatch.setattr(forks, "_stop_openmp_threads", lambda: False)
     try:
         torch.set_num_threads(2)
-        guard.empty_pools()
-        guard.restore_pools()
+        guard.stop_pool_threads()
+        guard.restore_pool_sizes()
         assert torch.get_num_threads() == 2
-        guard.empty_pools()
-        guard.keep_one_thread()
+        guard.stop_pool_threads()
+        guard.reset_to_one_thread()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)

@@ -19,10 +19,10 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import frame_window, read_frame, write_image
-from fullfield.io.channels import find_colour
+from fullfield.io.channels import find_colour_channels
 from fullfield.io.files import check_pixel_count
 from fullfield.io.names import FRAME_SUFFIXES
-from fullfield.io.oiio import Part, write_picture
+from fullfield.io.oiio import Part, write_and_verify_picture
 from fullfield.io.windows import FrameWindow
 from peak_memory import PeakMemory
 
@@ -646,14 +646,14 @@ def test_find_colour_prefers_a_part_that_is_not_deep(tmp_path: Path) -> None:
 
     parts = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
     source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(parts))
-    assert find_colour(source, None, None).part.index == 1
+    assert find_colour_channels(source, None, None).part.index == 1
     parts.pop()
-    assert find_colour(source, None, None).part.index == 0
+    assert find_colour_channels(source, None, None).part.index == 0
 
 
 def test_read_frame_of_layers_alone_names_the_option(tmp_path: Path) -> None:
     names = tuple(f"{layer}.{channel}" for layer in ("diffuse", "specular") for channel in "RGB")
-    write_picture(tmp_path / "a.exr", "openexr", np.zeros((4, 4, 6), np.float32), names)
+    write_and_verify_picture(tmp_path / "a.exr", "openexr", np.zeros((4, 4, 6), np.float32), names)
     with pytest.raises(InputError, match=r"choose a layer with layer= \(--layer\): 'diffuse', 'specular'"):
         read_frame(tmp_path / "a.exr")
     assert read_frame(tmp_path / "a.exr", layer="diffuse").shape == (3, 4, 4)

@@ -12,10 +12,17 @@ import torch
 
 from fullfield.io import read_frame, write_vectors
 from fullfield.io.flow_formats import FlowRangeError, exr
-from fullfield.io.oiio import Header, one_thread_a_file, open_source, read_metadata, write_picture, write_scanlines
-from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out_lines
-from fullfield.io.transfer import encode_srgb
-from fullfield.io.vectors import lay_out_on_device, lay_out_vectors
+from fullfield.io.oiio import (
+    Header,
+    one_thread_a_file,
+    open_source,
+    read_metadata,
+    write_and_verify_picture,
+    write_and_verify_scanlines,
+)
+from fullfield.io.scanlines import HEAD, Channel, Scanlines, pack_lines
+from fullfield.io.transfer import encode_srgb_in_place
+from fullfield.io.vectors import pack_vector_lines, pack_vector_lines_on_device
 from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
@@ -43,23 +50,23 @@ def test_lines_are_what_openimageio_writes(
 ) -> None:
     found = planes(len(names))
     channels = [Channel(name, plane, name.endswith("v")) for name, plane in zip(names, found, strict=True)]
-    lines = lay_out_lines(channels, half)
+    lines = pack_lines(channels, half)
     assert lines.names == tuple(sorted(names))
     notes = {"compression": "none", "fullfield/y": "up"}
-    write_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
+    write_and_verify_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
     stored = [-plane if name.endswith("v") else plane for name, plane in zip(names, found, strict=True)]
     pixels = np.stack(stored, axis=-1).astype(np.float16 if half else np.float32)
-    write_picture(tmp_path / "theirs.exr", "openexr", pixels, names, Header(notes, window))
+    write_and_verify_picture(tmp_path / "theirs.exr", "openexr", pixels, names, Header(notes, window))
     assert without_time(tmp_path / "ours.exr") == without_time(tmp_path / "theirs.exr")
 
 
 def test_scanlines_header_has_frame_metadata(tmp_path: Path) -> None:
     pixels = np.zeros((4, 5, 3), np.float16)
     plate = tmp_path / "plate.exr"
-    write_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
+    write_and_verify_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
     kept = read_metadata(plate)
-    write_scanlines(
-        tmp_path / "mv.exr", lay_out_lines([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
+    write_and_verify_scanlines(
+        tmp_path / "mv.exr", pack_lines([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
     )
     assert {entry.name: entry.value for entry in read_metadata(tmp_path / "mv.exr")} == {
         entry.name: entry.value for entry in kept
@@ -67,7 +74,7 @@ def test_scanlines_header_has_frame_metadata(tmp_path: Path) -> None:
 
 
 def test_scanlines_detect_foreign_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = lay_out_lines([Channel("u", np.ones((6, 5), np.float32))], False)
+    lines = pack_lines([Channel("u", np.ones((6, 5), np.float32))], False)
     real = Path.open
 
     class Forgetful:
@@ -96,16 +103,16 @@ def test_scanlines_detect_foreign_file(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "open", harmed)
     with pytest.raises(OSError, match="something else than was written"):
-        write_scanlines(tmp_path / "mv.exr", lines)
+        write_and_verify_scanlines(tmp_path / "mv.exr", lines)
 
 
 def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
     flow = planes(2)
     room = np.empty((7, HEAD + 2 * 9 * 4), np.uint8)
-    channels = exr.list_vector_channels("forward", flow)
-    assert lay_out_lines(channels, False, room).body is room
-    assert lay_out_lines(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
-    assert np.array_equal(lay_out_lines(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
+    channels = exr.build_vector_channels("forward", flow)
+    assert pack_lines(channels, False, room).body is room
+    assert pack_lines(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
+    assert np.array_equal(pack_lines(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [None, "half"])
@@ -113,9 +120,9 @@ def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
 def test_lines_laid_out_on_device_have_same_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
-    names, body, good = lay_out_on_device(parts, dtype, y)
+    names, body, good = pack_vector_lines_on_device(parts, dtype, y)
     there = Scanlines(names, body.numpy(), dtype == "half")
-    here = lay_out_vectors({name: part.numpy() for name, part in parts.items()}, dtype, y)
+    here = pack_vector_lines({name: part.numpy() for name, part in parts.items()}, dtype, y)
     assert bool(good)
     assert there.names == here.names
     assert there.planes.tobytes() == here.planes.tobytes()
@@ -125,10 +132,10 @@ def test_lines_laid_out_on_device_have_same_bytes(dtype: str | None, y: str) -> 
 def test_vectors_beyond_half_range_are_reported(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
-    assert not bool(lay_out_on_device({"forward": flow}, dtype, "up")[2])
+    assert not bool(pack_vector_lines_on_device({"forward": flow}, dtype, "up")[2])
     if dtype is not None:
         with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
-            lay_out_vectors({"forward": flow.numpy()}, dtype, "up")
+            pack_vector_lines({"forward": flow.numpy()}, dtype, "up")
 
 
 @pytest.mark.parametrize("packing", ["none", "rle", "zips", "zip", "piz", "b44", "dwaa", "dwab"])
@@ -140,12 +147,12 @@ def test_frames_read_few_rows_at_a_time_are_the_same(
 
     pixels = np.random.default_rng(3).random((301, 40, 3)).astype(np.float16)
     path = tmp_path / "plate.exr"
-    write_picture(path, "openexr", pixels, ("R", "G", "B"), Header({"compression": packing}))
+    write_and_verify_picture(path, "openexr", pixels, ("R", "G", "B"), Header({"compression": packing}))
     whole = read_frame(path)
     with open_source(path) as source:
         (band,) = [band for _, band in source.iterate_bands(source.get_first_part(), [0, 1, 2], (0, 301), "float")]
     expected = band.transpose(2, 0, 1).copy()
-    encode_srgb(expected)
+    encode_srgb_in_place(expected)
     np.testing.assert_allclose(whole.numpy(), expected, atol=1e-6)
     monkeypatch.setattr(oiio, "_BAND_PIXELS_ALONE", 40)
     monkeypatch.setattr(image, "_LOOKED_UP", 97)
@@ -156,7 +163,7 @@ def test_frames_read_few_rows_at_a_time_are_the_same(
 def test_vectors_do_not_inherit_the_colour_space(tmp_path: Path) -> None:
     import OpenImageIO as oiio
 
-    from fullfield.io.raw import read_raw
+    from fullfield.io.all_channels import read_all_channels
 
     spec = oiio.ImageSpec(5, 4, 3, "half")
     colour = {"colorInteropID": "lin_ap1_scene", "colorspace": "ACEScg", "whiteLuminance": 100.0}
@@ -174,4 +181,6 @@ def test_vectors_do_not_inherit_the_colour_space(tmp_path: Path) -> None:
     assert "camera" in names
     assert not names & {*colour, "chromaticities"}
     assert stored.get_string_attribute("oiio:ColorSpace") != "lin_ap1_scene"
-    assert {*colour, "chromaticities"} <= {entry.name for entry in read_raw(plate).metadata}, "pictures keep it"
+    assert {*colour, "chromaticities"} <= {entry.name for entry in read_all_channels(plate).metadata}, (
+        "pictures keep it"
+    )

@@ -13,7 +13,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import read_frame, transfer
 from fullfield.io.names import OCIO_TRANSFERS, TRANSFERS
-from fullfield.io.transfer import choose_curve, decode_srgb, encode_srgb
+from fullfield.io.transfer import choose_display_curve, decode_srgb_in_place, encode_srgb_in_place
 
 pytestmark = pytest.mark.unit
 
@@ -142,8 +142,10 @@ def test_primaries_are_converted(tmp_path: Path) -> None:
 
 def test_every_short_name_has_its_space() -> None:
     for name in TRANSFERS:
-        choose_curve(name, "srgb")
-    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_color_spaces(transfer.OCIO_CONFIG)
+        choose_display_curve(name, "srgb")
+    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_ocio_color_spaces(
+        transfer.OCIO_CONFIG
+    )
 
 
 def test_names_of_colour_spaces(tmp_path: Path) -> None:
@@ -217,26 +219,26 @@ def test_light_that_becomes_infinite(tmp_path: Path) -> None:
 def test_transfer_curve_has_inverse() -> None:
     encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
     light = encoded.copy()
-    decode_srgb(light)
+    decode_srgb_in_place(light)
     assert np.allclose(light, to_linear(encoded.astype(np.float64)), rtol=2e-6, atol=1e-9)
-    encode_srgb(light)
+    encode_srgb_in_place(light)
     assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
 
 
 def test_transfer_curve_is_independent_of_position() -> None:
     light = samples((100_003,))
     whole = light.copy()
-    encode_srgb(whole)
+    encode_srgb_in_place(whole)
     for start, stop, step in ((1, 1000, 1), (3, 100_003, 7), (77_777, 77_790, 1)):
         piece = light[start:stop:step].copy()
-        encode_srgb(piece)
+        encode_srgb_in_place(piece)
         assert np.array_equal(piece, whole[start:stop:step])
 
 
 def test_identity_transfer_copies_nothing() -> None:
-    assert choose_curve("srgb", "linear") is None
-    assert choose_curve("auto", "srgb") is None
-    assert choose_curve("auto", "linear") is encode_srgb
+    assert choose_display_curve("srgb", "linear") is None
+    assert choose_display_curve("auto", "srgb") is None
+    assert choose_display_curve("auto", "linear") is encode_srgb_in_place
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])

@@ -15,8 +15,8 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import frame_window, read_frame
+from fullfield.io.all_channels import read_all_channels
 from fullfield.io.image import FrameReader
-from fullfield.io.raw import read_raw
 
 pytestmark = pytest.mark.unit
 
@@ -88,7 +88,7 @@ def test_read_frame_refuses_integers_without_a_white(tmp_path: Path, dtype: type
     assert output.open(str(tmp_path / "a.tif"), spec)
     assert output.write_image(np.arange(60, dtype=dtype).reshape(4, 5, 3))
     assert output.close()
-    for read in (read_frame, read_raw):
+    for read in (read_frame, read_all_channels):
         with pytest.raises(InputError, match=r"expected 8 or 16 bits or floats, got .*int") as error:
             read(tmp_path / "a.tif")
         assert "a.tif" in complaint(error)

@@ -66,7 +66,7 @@ def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
         rgb, luma = frame.rgb(), frame.luma()
         assert (rgb.shape, luma.shape) == ((3, 48, 64), (1, 48, 64))
         assert (rgb.dtype, luma.dtype) == (torch.uint8, torch.uint8)
-        assert torch.equal(frame.values(), rgb.float() / 255)
+        assert torch.equal(frame.to_float_rgb(), rgb.float() / 255)
         assert (rgb.float() - picture.float()).abs().mean() < 6
         weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
         assert ((picture * weights).sum(0) - luma[0]).abs().mean() < 8, "the full range, not 16 ... 235"
@@ -286,9 +286,9 @@ def test_complete_video_is_not_reported_as_truncated(tmp_path: Path, suffix: str
 
 
 def test_damaged_video_frame_is_no_plate() -> None:
-    frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.Turn(), 0.0, "a.mkv, frame 3")
+    frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.DisplayRotation(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
-        frame.values()
+        frame.to_float_rgb()
 
 
 @pytest.mark.parametrize("sides", [(16000, 16000), (64, 48)])
@@ -455,7 +455,7 @@ def test_open_video_turns_frames_as_players_do(tmp_path: Path, matrix: tuple[int
     frames = list(source)
     assert len(frames) == 4
     for frame in frames:
-        for pixels in (frame.rgb().float(), frame.luma().float().expand(3, -1, -1), frame.values() * 255):  # type: ignore[attr-defined]
+        for pixels in (frame.rgb().float(), frame.luma().float().expand(3, -1, -1), frame.to_float_rgb() * 255):  # type: ignore[attr-defined]
             assert np.abs(pixels.permute(1, 2, 0).numpy() - expected).mean() < 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -481,7 +481,7 @@ def test_open_video_without_the_entries_of_a_frame_still_turns(tmp_path: Path) -
             frame = next(container.decode(video=0))
         unreadable = Unreadable()
         unreadable.rotation = frame.rotation  # type: ignore[attr-defined]
-        assert video._read_turn(unreadable) == video._read_turn(frame), matrix
+        assert video._read_display_rotation(unreadable) == video._read_display_rotation(frame), matrix
 
 
 def test_open_video_turned_between_the_quarters_warns(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_is_cut_compares_what_is_known_of_both() -> None:
 def test_shot_of_changing_data_windows_has_no_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    from fullfield.io.oiio import Header, write_picture
+    from fullfield.io.oiio import Header, write_and_verify_picture
     from fullfield.io.windows import FrameWindow
 
     texture = textured_scene(96, 128, seed=3).frame1
@@ -200,7 +200,7 @@ def test_shot_of_changing_data_windows_has_no_cut(
     for number, (x, y, width, height) in enumerate(boxes):
         pixels = texture[:, y : y + height, x : x + width].permute(1, 2, 0).contiguous().numpy()
         header = Header(window=FrameWindow((x, y, width, height), (0, 0, 128, 96)))
-        write_picture(tmp_path / f"p.{number}.exr", "openexr", pixels, ("R", "G", "B"), header)
+        write_and_verify_picture(tmp_path / f"p.{number}.exr", "openexr", pixels, ("R", "G", "B"), header)
     monkeypatch.chdir(tmp_path)
     method = ("--method", "tvl1", "--preset", "fast", "--iterations", "1")
     assert main(["shot", "p.%d.exr", "-o", "mv.%d.exr", *method, *options]) == 0

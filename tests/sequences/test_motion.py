@@ -23,7 +23,7 @@ from fullfield.io import (
     write_image,
     write_vectors,
 )
-from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.io.vectors import VectorReading
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
@@ -59,21 +59,21 @@ def hdr(seed: int = 0) -> torch.Tensor:
 
 def test_raw_picture_round_trip(tmp_path: Path) -> None:
     window = FrameWindow((0, 0, WIDTH, HEIGHT), (0, 0, WIDTH, HEIGHT), 2.0)
-    raw = Raw(hdr() - 0.5, ("R", "G", "B", "A"), "float", window)
-    write_raw(tmp_path / "a.exr", raw)
-    back = read_raw(tmp_path / "a.exr")
+    raw = ChannelPicture(hdr() - 0.5, ("R", "G", "B", "A"), "float", window)
+    write_all_channels(tmp_path / "a.exr", raw)
+    back = read_all_channels(tmp_path / "a.exr")
     assert torch.equal(back.pixels, raw.pixels)
     assert (back.channels, back.value_type, back.window) == (raw.channels, "float", window)
-    write_raw(tmp_path / "h.exr", raw._replace(value_type="half"))
-    assert read_raw(tmp_path / "h.exr").value_type == "half"
-    refuses("PNG holds no floats", write_raw, tmp_path / "a.png", raw)
-    write_raw(tmp_path / "a.tif", raw._replace(pixels=hdr()))
-    torch.testing.assert_close(read_raw(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
+    write_all_channels(tmp_path / "h.exr", raw._replace(value_type="half"))
+    assert read_all_channels(tmp_path / "h.exr").value_type == "half"
+    refuses("PNG holds no floats", write_all_channels, tmp_path / "a.png", raw)
+    write_all_channels(tmp_path / "a.tif", raw._replace(pixels=hdr()))
+    torch.testing.assert_close(read_all_channels(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
     for kind, channels in ((b"PF", ("R", "G", "B")), (b"Pf", ("Y",))):
         planes = hdr()[: len(channels)]
         rows = planes.flip(1).permute(1, 2, 0).contiguous().numpy().tobytes()
         (tmp_path / "a.pfm").write_bytes(kind + b"\n%d %d\n-1\n" % (WIDTH, HEIGHT) + rows)
-        back = read_raw(tmp_path / "a.pfm")
+        back = read_all_channels(tmp_path / "a.pfm")
         assert torch.equal(back.pixels, planes)
         assert (back.channels, back.value_type) == (channels, "float")
 
@@ -85,18 +85,20 @@ def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> 
     codes = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
     codes[..., 3][codes[..., 3] < 128] = 200
     Image.fromarray(codes, "RGBA").save(tmp_path / "a.png")
-    raw = read_raw(tmp_path / "a.png")
+    raw = read_all_channels(tmp_path / "a.png")
     assert raw.alpha == 3
     expected = codes[..., 0] / 255 * (codes[..., 3] / 255)
     np.testing.assert_allclose(raw.pixels[0].numpy(), expected, atol=1e-6)
-    write_raw(tmp_path / "b.png", raw._replace(value_type=depth))
-    again = read_raw(tmp_path / "b.png")
+    write_all_channels(tmp_path / "b.png", raw._replace(value_type=depth))
+    again = read_all_channels(tmp_path / "b.png")
     assert again.value_type == depth
     np.testing.assert_allclose(again.pixels.numpy(), raw.pixels.numpy(), atol=1 / 255)
-    write_raw(tmp_path / "b.exr", raw)
+    write_all_channels(tmp_path / "b.exr", raw)
     opaque = raw.pixels[3] > 0
-    assert torch.allclose(read_raw(tmp_path / "b.exr").pixels[3], raw.pixels[3])
-    assert (read_raw(tmp_path / "b.exr").pixels[0] <= raw.pixels[0] + 1e-6)[opaque].all(), "light, no longer encoded"
+    assert torch.allclose(read_all_channels(tmp_path / "b.exr").pixels[3], raw.pixels[3])
+    assert (read_all_channels(tmp_path / "b.exr").pixels[0] <= raw.pixels[0] + 1e-6)[opaque].all(), (
+        "light, no longer encoded"
+    )
 
 
 def test_add_flows_equals_composition() -> None:
@@ -124,12 +126,12 @@ def test_accumulate_flow_goes_both_ways_and_stops_at_missing_flow() -> None:
 
 def test_warp_keeps_highlights_of_paint(cli: CommandLine) -> None:
     stored(1, 6, 3.0)
-    paint = Raw(hdr(), ("R", "G", "B", "A"), "float")
-    write_raw("paint.exr", paint)
+    paint = ChannelPicture(hdr(), ("R", "G", "B", "A"), "float")
+    write_all_channels("paint.exr", paint)
     out, err = cli.done("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert "6 frames written, paint.exr of frame 3 moved onto each frame" in out
     for number in range(1, 7):
-        moved = read_raw(f"on.{number:04d}.exr")
+        moved = read_all_channels(f"on.{number:04d}.exr")
         assert moved.channels == paint.channels
         shift = 3 * (number - 3)
         expected = torch.zeros_like(paint.pixels)
@@ -138,7 +140,7 @@ def test_warp_keeps_highlights_of_paint(cli: CommandLine) -> None:
         else:
             expected[:, :, :shift] = paint.pixels[:, :, -shift:]
         torch.testing.assert_close(moved.pixels, expected, rtol=1e-5, atol=1e-4)
-    assert read_raw("on.0006.exr").pixels.max() > 40
+    assert read_all_channels("on.0006.exr").pixels.max() > 40
     err = cli.refused("warp", "paint.exr", "--reference", "2", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert "was begun with other settings (reference was 3, is 2)" in err
     Path("on.exr.fullfield.json").unlink()
@@ -155,7 +157,7 @@ def test_warp_moves_neighbors_onto_frames(cli: CommandLine) -> None:
     assert "note: no picture for 3: the shot ends there" in err
     assert "2 frames written, on each frame lies its next frame" in out
     torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
-    assert read_raw("w.1.png").value_type == "uint8"
+    assert read_all_channels("w.1.png").value_type == "uint8"
     cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
                       "--frames", "2-3")  # fmt: skip
     torch.testing.assert_close(read_frame("b.3.png")[:, :, :-2], read_frame("p.3.png")[:, :, :-2], atol=1e-6, rtol=0)
@@ -165,9 +167,9 @@ def test_warp_hide_occluded_leaves_zeros(cli: CommandLine) -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
     write_vectors("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
-    write_raw("m.exr", Raw(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
+    write_all_channels("m.exr", ChannelPicture(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
     assert cli("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
-    assert torch.equal(read_raw("o.exr").pixels[0], 1 - hidden)
+    assert torch.equal(read_all_channels("o.exr").pixels[0], 1 - hidden)
 
 
 @pytest.mark.usefixtures("cli")
@@ -336,11 +338,11 @@ def test_retime_shot_writes_frames_at_factor(cli: CommandLine) -> None:
     for number in range(1, 4):
         light = torch.zeros(4, HEIGHT, WIDTH)
         light[:, 8:30, 4 * number + 6 : 4 * number + 20] = torch.tensor([30.0, 2, 1, 1]).view(4, 1, 1)
-        write_raw(f"p.{number:04d}.exr", Raw(light, ("R", "G", "B", "A"), "half"))
+        write_all_channels(f"p.{number:04d}.exr", ChannelPicture(light, ("R", "G", "B", "A"), "half"))
     out, err = cli.done("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "2.5", "-o", "s.%04d.exr")
     assert "6 frames written" in out
     for number in range(1, 7):
-        made = read_raw(f"s.{number:04d}.exr")
+        made = read_all_channels(f"s.{number:04d}.exr")
         time = 1 + (number - 1) / 2.5
         weight = made.pixels[0].sum(0)
         middle = float((weight * torch.arange(WIDTH)).sum() / weight.sum())
@@ -348,9 +350,9 @@ def test_retime_shot_writes_frames_at_factor(cli: CommandLine) -> None:
         assert made.pixels[0].max() == pytest.approx(30, rel=0.01)
         assert made.pixels[3].max() == pytest.approx(1, rel=0.01)
         assert made.value_type == "half"
-    assert torch.equal(read_raw("s.0001.exr").pixels, read_raw("p.0001.exr").pixels)
+    assert torch.equal(read_all_channels("s.0001.exr").pixels, read_all_channels("p.0001.exr").pixels)
     assert cli("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "0.5", "-o", "f.%04d.exr")[0] == 0
-    assert torch.equal(read_raw("f.0002.exr").pixels, read_raw("p.0003.exr").pixels)
+    assert torch.equal(read_all_channels("f.0002.exr").pixels, read_all_channels("p.0003.exr").pixels)
     Path("p.0002.exr").write_bytes(b"")
     err = cli.refused("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "1", "-o", "t.%04d.exr")
     assert "p.0002.exr: the file is empty" in err
@@ -358,7 +360,7 @@ def test_retime_shot_writes_frames_at_factor(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("verb", ["warp", "retime"])
 def test_retime_continues_stopped_run(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.io import raw
+    from fullfield.io import all_channels
 
     stored(1, 5, 2.0)
     for number, frame in enumerate(moving(5), 1):
@@ -367,15 +369,15 @@ def test_retime_continues_stopped_run(cli: CommandLine, verb: str, monkeypatch: 
     command = (verb, "p.%04d.png", "--flow", "mv.%04d.exr", *more, "-o")
     assert cli(*command, "whole.%04d.png")[0] == 0
     whole = {path.name.replace("whole", "o"): path.read_bytes() for path in Path().glob("whole.*.png")}
-    real = raw.write_raw
+    real = all_channels.write_all_channels
 
-    def stopped(path: str, picture: Raw) -> None:
+    def stopped(path: str, picture: ChannelPicture) -> None:
         if len(list(Path().glob("o.*.png"))) >= 2:
             raise KeyboardInterrupt
         real(path, picture)
 
     with monkeypatch.context() as patch:
-        patch.setattr(raw, "write_raw", stopped)
+        patch.setattr(all_channels, "write_all_channels", stopped)
         assert cli(*command, "o.%04d.png")[0] == 130
     first = {path: path.stat().st_mtime_ns for path in Path().glob("o.*.png")}
     assert 2 <= len(first) <= 3, "two threads write"
@@ -409,12 +411,12 @@ def test_retime_does_not_interpolate_across_cut(cli: CommandLine) -> None:
 def test_warped_exr_keeps_float_values(cli: CommandLine) -> None:
     light = 0.05 * hdr()[:3]  # on average not above white, which would be warned about
     assert light.max() > 1
-    write_raw("b.exr", Raw(light, ("R", "G", "B"), "float"))
+    write_all_channels("b.exr", ChannelPicture(light, ("R", "G", "B"), "float"))
     write_flow("f.flo", steady(2.0))
     assert cli("viz", "f.flo", "-o", "w.exr", "--kind", "warped", "--frame2", "b.exr")[0] == 0
     expected = torch.zeros(3, HEIGHT, WIDTH)
     expected[:, :, :-2] = light[:, :, 2:]
-    torch.testing.assert_close(read_raw("w.exr").pixels, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read_all_channels("w.exr").pixels, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -540,7 +542,9 @@ def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
     for number, frame in enumerate(moving(4), 1):
         write_image(f"p.{number}.png", frame)
     paths: list[str] = []
-    monkeypatch.setattr(picture_files, "read_raw", lambda path, mask: paths.append(path) or read_raw(path, mask))
+    monkeypatch.setattr(
+        picture_files, "read_all_channels", lambda path, mask: paths.append(path) or read_all_channels(path, mask)
+    )
     assert retime_shot("p.%d.png", "mv.%04d.exr", "s.%d.png", RetimeSettings(3)).written == list(range(1, 11))
     assert sorted(paths) == [f"p.{number}.png" for number in range(1, 5)]
 
@@ -650,7 +654,9 @@ def test_pictures_with_light_are_encoded_for_a_video(cli: CommandLine) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     stored(1, 2, 0.0)
     for number in (1, 2):
-        write_raw(f"p.{number}.exr", Raw(torch.full((3, HEIGHT, WIDTH), 0.214), ("R", "G", "B"), "half"))
+        write_all_channels(
+            f"p.{number}.exr", ChannelPicture(torch.full((3, HEIGHT, WIDTH), 0.214), ("R", "G", "B"), "half")
+        )
     cli.done("retime", "p.%d.exr", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "s.mp4")
     assert float(open_plates("s.mp4").read(2).frame.mean()) == pytest.approx(0.5, abs=0.02), "sRGB of 0.214"
 

@@ -19,7 +19,7 @@ from fullfield import sequences
 from fullfield._ledger.records import Journal, Records
 from fullfield.cli.main import main
 from fullfield.io import files, read_vectors, write_image, write_vectors
-from fullfield.io.files import remove_abandoned_files, write_atomically
+from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
 from fullfield.sequences import ShotJob, cluster, outputs
 from fullfield.sequences.names import find_frames
 
@@ -177,7 +177,7 @@ def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> No
         mine.write_bytes(b"x")
         for age in (time.time(), week - 60):
             os.utime(mine, (age, age))
-            remove_abandoned_files(tmp_path)
+            remove_abandoned_temporary_files(tmp_path)
             assert mine.exists(), "its process still runs"
     lines = (
         "import os, sys",
@@ -188,14 +188,14 @@ def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
     (far,) = [path for path in tmp_path.glob(".mv.0001.left.*") if path.name]
-    host = files._identify_host()
+    host = files._hash_host_and_pid_namespace()
     far.rename(far.with_name(far.name.replace(host, "0" * 8)))
-    remove_abandoned_files(tmp_path)
+    remove_abandoned_temporary_files(tmp_path)
     (far,) = tmp_path.glob(".*")
     assert far.name == far.name.replace(host, "0" * 8), "of another machine"
     for age, count in ((week + 60, 1), (week - 60, 0)):
         os.utime(far, (age, age))
-        remove_abandoned_files(tmp_path)
+        remove_abandoned_temporary_files(tmp_path)
         assert len(list(tmp_path.glob(".*"))) == count
 
 
@@ -208,7 +208,7 @@ def test_records_prune_notes_after_last_frame(cli: CommandLine) -> None:
 
     assert made() == 8
     (mine,) = notes.glob("*.jsonl")
-    ended = mine.rename(notes / f"{files._identify_host()}-9999999999-00000000.jsonl")
+    ended = mine.rename(notes / f"{files._hash_host_and_pid_namespace()}-9999999999-00000000.jsonl")
     far = notes / "00000000-9999999999-00000000.jsonl"
     far.write_bytes(ended.read_bytes())
     assert (made(), ended.exists()) == (0, True), "its frames are there"
@@ -222,7 +222,7 @@ def test_records_prune_notes_after_last_frame(cli: CommandLine) -> None:
 def test_records_keep_notes_of_moved_frames(cli: CommandLine, stand_in: str) -> None:
     assert cli(*SHOT, "--frames", "11-12")[0] == 0
     (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
-    mine.rename(mine.with_name(f"{files._identify_host()}-9999999999-00000000.jsonl"))
+    mine.rename(mine.with_name(f"{files._hash_host_and_pid_namespace()}-9999999999-00000000.jsonl"))
     frames = [Path(f"mv.{number:04d}.exr") for number in (11, 12)]
     for frame in frames:
         moved = frame.rename(f"away.{frame.name}")
@@ -239,7 +239,7 @@ def test_records_keep_notes_of_moved_frames(cli: CommandLine, stand_in: str) -> 
 
 def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
-    ended = f"{files._identify_host()}-9999999999-00000000"
+    ended = f"{files._hash_host_and_pid_namespace()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
         with Journal(notes, name).record_file_when_written(str(frame), {}), write_atomically(frame) as temporary:
             temporary.write_text(content)
@@ -354,7 +354,7 @@ def test_records_ignore_damaged_lines_of_shot(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
 def test_shot_stops_at_once_on_full_disk(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.io import raw
+    from fullfield.io import all_channels
 
     assert cli(*SHOT, "--direction", "both")[0] == 0
     tried = []
@@ -363,7 +363,7 @@ def test_shot_stops_at_once_on_full_disk(cli: CommandLine, verb: str, monkeypatc
         tried.append((path, picture))
         raise OSError(28, "cannot write: No space left on device", path)
 
-    monkeypatch.setattr(raw, "write_raw", full)
+    monkeypatch.setattr(all_channels, "write_all_channels", full)
     more = ("--factor", "2") if verb == "retime" else ("--reference", "12")
     err = cli.refused(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more, "-o", "s.%04d.png")
     assert 1 <= len(tried) <= 3, "two threads write, and one picture waits"
@@ -371,10 +371,10 @@ def test_shot_stops_at_once_on_full_disk(cli: CommandLine, verb: str, monkeypatc
 
 
 def test_warp_advises_for_plates_instead_of_flow(cli: CommandLine) -> None:
-    from fullfield.io.raw import Raw, write_raw
+    from fullfield.io.all_channels import ChannelPicture, write_all_channels
 
     for number, frame in enumerate(moving(2), 1):
-        write_raw(f"p.{number}.exr", Raw(frame, ("R", "G", "B"), "float"))
+        write_all_channels(f"p.{number}.exr", ChannelPicture(frame, ("R", "G", "B"), "float"))
     for command in (
         ("retime", "p.%d.exr", "--flow", "p.%d.exr", "--factor", "2", "-o", "s.%d.exr"),
         ("view", "p.%d.exr", "-o", "v.html"),

@@ -453,13 +453,13 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
         return oiio.get_int_attribute("exr_threads"), oiio.get_int_attribute("threads")
 
     seen: list[tuple[int, int]] = []
-    real = outputs.write_vector_lines
+    real = outputs.write_vector_lines_atomically
 
     def watched(*args: Any, **more: Any) -> None:
         seen.append(switches())
         real(*args, **more)
 
-    monkeypatch.setattr(outputs, "write_vector_lines", watched)
+    monkeypatch.setattr(outputs, "write_vector_lines_atomically", watched)
     before = switches()
     assert main(["shot", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
     assert seen == [(-1, 1)] * 3

@@ -12,7 +12,7 @@ from sequence_shots import CHANGED, HEIGHT, WIDTH, moving
 
 from fullfield import estimate_sequence
 from fullfield.cli.main import main
-from fullfield.io.raw import Raw, write_raw
+from fullfield.io.all_channels import ChannelPicture, write_all_channels
 from fullfield.ops.tvl1.config import PRESETS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -27,8 +27,8 @@ def test_sequences_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for number, frame in enumerate(moving(6), 1001):
-        write_raw(f"plate.{number}.exr", Raw(frame, ("R", "G", "B"), "half"))
-    write_raw("paint.1001.exr", Raw(torch.ones(4, HEIGHT, WIDTH), ("R", "G", "B", "A"), "half"))
+        write_all_channels(f"plate.{number}.exr", ChannelPicture(frame, ("R", "G", "B"), "half"))
+    write_all_channels("paint.1001.exr", ChannelPicture(torch.ones(4, HEIGHT, WIDTH), ("R", "G", "B", "A"), "half"))
     commands = blocks("sequences.md")[0].splitlines()
     assert len(commands) == 3
     for command in commands:

@@ -14,7 +14,7 @@ from sequence_shots import CommandLine
 
 from fullfield import InputError
 from fullfield.io import read_frame, write_vectors
-from fullfield.io.raw import read_raw
+from fullfield.io.all_channels import read_all_channels
 from fullfield.sequences import RetimeSettings, retime_shot
 from fullfield.sequences.motion import interpolate_picture, warp_image
 
@@ -77,14 +77,14 @@ def test_read_raw_keeps_the_colour_where_depth_is_infinite(tmp_path: Path) -> No
     names = ("R", "G", "B", "A", "Z", "position.Y")
     pixels[2, 3, 4] = np.inf
     write_exr(str(tmp_path / "a.exr"), pixels, names)
-    raw = read_raw(tmp_path / "a.exr")
+    raw = read_all_channels(tmp_path / "a.exr")
     order = [raw.channels.index(name) for name in names]
     assert raw.valid is None
     assert raw.pixels[order, 2, 3].tolist() == [0.5, 0.5, 0.5, 0.5, 0, 0.5]
     assert "a.exr: Z: 1 pixel is NaN or infinite, the first at x = 3, y = 2" in raw.note
     pixels[5, 6, 1] = np.nan
     write_exr(str(tmp_path / "b.exr"), pixels, names)
-    raw = read_raw(tmp_path / "b.exr")
+    raw = read_all_channels(tmp_path / "b.exr")
     assert raw.valid is not None
     assert (~raw.valid).nonzero().tolist() == [[5, 6]]
     assert raw.pixels[order, 5, 6].tolist() == [0, 0, 0, 0, 0.5, 0.5]

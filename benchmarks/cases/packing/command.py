@@ -97,9 +97,9 @@ def _case(path: str, kind: str, repeats: int, folder: str | None, note: Note) ->
 
 
 def _packed(file: Path, pixels: np.ndarray[Any, Any], packing: str) -> None:
-    from fullfield.io.oiio import Header, write_picture
+    from fullfield.io.oiio import Header, write_and_verify_picture
 
-    write_picture(file, "openexr", pixels, _CHANNELS, Header({"compression": packing}))
+    write_and_verify_picture(file, "openexr", pixels, _CHANNELS, Header({"compression": packing}))
 
 
 def _unpacked(file: Path, kind: str) -> np.ndarray[Any, Any]:

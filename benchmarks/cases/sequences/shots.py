@@ -33,7 +33,7 @@ from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import get_canonical_method, get_method
 from fullfield.io import read_vectors
-from fullfield.io.oiio import Header, write_picture
+from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
 from fullfield.sequences.names import find_frames
 from fullfield.testing import textured_scene
@@ -103,7 +103,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int, compression: st
         grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
         frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
         linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
-        write_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": compression}))
+        write_and_verify_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": compression}))
 
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(write, range(1, min(count, distinct) + 1)):

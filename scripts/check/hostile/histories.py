@@ -111,14 +111,14 @@ class History:
 
     def _write_window(self, path: Path, frame: torch.Tensor) -> None:
         """Write a frame as an EXR, often with a smaller data window."""
-        from fullfield.io.oiio import Header, write_picture
+        from fullfield.io.oiio import Header, write_and_verify_picture
         from fullfield.io.windows import FrameWindow
 
         width, height = (self.draw.choice((side, side, self.draw.randint(side // 2, side))) for side in (WIDTH, HEIGHT))
         left, top = self.draw.randint(0, WIDTH - width), self.draw.randint(0, HEIGHT - height)
         pixels = frame[:, top : top + height, left : left + width].permute(1, 2, 0).contiguous().numpy()
         window = FrameWindow((left, top, width, height), (0, 0, WIDTH, HEIGHT))
-        write_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
+        write_and_verify_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
 
     def write_mask(self, number: int) -> None:
         """Write the mask of a plate: a hole somewhere, or none."""
@@ -322,10 +322,10 @@ def same_content(one: Path, other: Path) -> bool:
 def content(path: Path) -> Any:
     """Return what a file holds."""
     from fullfield.io import read_vectors
-    from fullfield.io.raw import read_raw
+    from fullfield.io.all_channels import read_all_channels
 
     if path.name.startswith("st.") or (path.suffix == ".exr" and not path.name.startswith("mv.")):
-        return read_raw(path).pixels.numpy().tobytes()
+        return read_all_channels(path).pixels.numpy().tobytes()
     if path.name.startswith("mv."):
         return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
     return path.read_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.io.files import check_readable, to_one_line, write_atomically
+from fullfield.io.files import require_nonempty_file, to_one_line, write_atomically
 
 _LARGEST = 1e300
 
@@ -22,7 +22,7 @@ def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]
         InputError: naming the file, if it is not a regular file or holds something other than an object.
         FileNotFoundError: if there is no file.
     """
-    check_readable(path)
+    require_nonempty_file(path)
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_parse_constant, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:  # the second: nested too deeply

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_sampled_checksum, read_stamp
-from fullfield.io.files import call_when_finished, has_process_ended, name_process
+from fullfield.io.files import build_process_name, call_after_each_atomic_write, has_local_process_ended
 
 
 class Record(NamedTuple):
@@ -75,7 +75,7 @@ class Records:
         Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
         """
         for notes, entries in self._by_notes.items():
-            if has_process_ended(notes.stem) and all(
+            if has_local_process_ended(notes.stem) and all(
                 self._has_only_newer_records(name, record) for name, record in entries
             ):
                 notes.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ class Journal:
                 entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
                 self._append_line({**entry, "stamp": stamp, "checksum": compute_sampled_checksum(temporary)})
 
-        with call_when_finished(append_record):
+        with call_after_each_atomic_write(append_record):
             yield
 
     def record_input_once(self, path: str, identity: Identity) -> None:
@@ -133,7 +133,7 @@ class Journal:
         """Append a line; with ``on_disk`` it and those before it are on the disk at the end."""
         line = json.dumps(entry).encode() + b"\n"
         self._folder.mkdir(exist_ok=True)
-        with (self._folder / f"{self._name or name_process()}.jsonl").open("ab", buffering=0) as file:
+        with (self._folder / f"{self._name or build_process_name()}.jsonl").open("ab", buffering=0) as file:
             with self._lock:
                 file.write(line)
             if on_disk:  # not inside the lock: it waits for the disk, and the system writes for all threads at once

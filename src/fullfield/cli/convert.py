@@ -20,7 +20,7 @@ from fullfield.cli.options import (
     get_vector_arguments,
 )
 from fullfield.cli.report import rename_in_errors
-from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
+from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.sequences.names import choose_frames, find_frames, is_pattern
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def _convert_file(args: argparse.Namespace, source: str, output: str, packing: d
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_arguments(args)}
     if "channels" in choice:
         with rename_in_errors(channels="--channels"):
-            choice["channels"] = io.VectorReading(choice["channels"]).arguments_for("forward")["channels"]
-    is_exr_twice = is_exr(source) and is_exr(output)
+            choice["channels"] = io.VectorReading(choice["channels"]).build_read_arguments("forward")["channels"]
+    is_exr_twice = has_exr_suffix(source) and has_exr_suffix(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
     window = read_flow_window(source, **names) if keeps else None
@@ -176,18 +176,18 @@ def _measure_loss(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) 
 
 def _read_backward_layer(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
-    from fullfield.io.vectors import has_backward, read_direction
+    from fullfield.io.vectors import has_backward_flow, read_flow_direction
 
     choice = get_vector_arguments(args)
     channels = choice.get("channels")
-    if args.layer is not None or not is_exr(source) or (channels is not None and len(channels) == 2):
+    if args.layer is not None or not has_exr_suffix(source) or (channels is not None and len(channels) == 2):
         return None
-    if channels is None and not has_backward(source, args.part):
+    if channels is None and not has_backward_flow(source, args.part):
         return None
-    if args.st_map or not is_exr(output):
+    if args.st_map or not has_exr_suffix(output):
         report.print_note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
     reading = build_vector_reading(args, part=args.part)
-    flow = read_direction(source, "backward", reading, window="data" if args.scale is None else "display")
+    flow = read_flow_direction(source, "backward", reading, window="data" if args.scale is None else "display")
     resized, valid = _resize_by_scale(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

@@ -24,7 +24,7 @@ from fullfield.cli.options import (
 )
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import check_same_size, format_size, rename_in_errors
-from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.sequences.names import is_sequence
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _check_files(args: argparse.Namespace) -> None:
 def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
     choice: dict[str, Any] = get_layer_arguments(args, "initial")
-    if window is not None and args.window == "data" and is_exr(args.initial_flow):
+    if window is not None and args.window == "data" and has_exr_suffix(args.initial_flow):
         choice["window"] = window.data
     flow, valid = io.read_flow(args.initial_flow, **choice)
     check_same_size(frame, args.frame1, flow, args.initial_flow)
@@ -224,7 +224,7 @@ def _write_flow(
     args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: FrameWindow | None
 ) -> _Outcome:
     contents: dict[str, Any] = {"valid": scene.valid}
-    if is_exr(args.output):
+    if has_exr_suffix(args.output):
         contents = {"window": window, **layers}
         if not bool(scene.valid.all()):  # vectors from the surroundings, and a channel that says so
             contents["planes"] = {**layers["planes"], "valid": scene.valid.float()}
@@ -233,7 +233,7 @@ def _write_flow(
         with paths.record_output(args.output):
             io.write_flow(args.output, scene.flow, **contents, **get_packing_arguments(args))
     except io.FlowRangeError as error:  # keep the work
-        rescue = paths.find_free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
+        rescue = paths.find_free_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
         with paths.record_output(rescue):
             io.write_flow(rescue, scene.flow, **contents)
         reason = str(error).removeprefix("flow: ")

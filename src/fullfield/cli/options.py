@@ -18,7 +18,7 @@ from fullfield._config import Config
 from fullfield.cli import argtypes
 from fullfield.cli.report import check_same_size, format_size, rename_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
-from fullfield.io.windows import Box, common_window
+from fullfield.io.windows import Box, merge_frame_windows
 from fullfield.sequences.names import format_mask
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = common_window({frame: io.frame_window(frame, **channels) for frame in frames})
+        window = merge_frame_windows({frame: io.frame_window(frame, **channels) for frame in frames})
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data

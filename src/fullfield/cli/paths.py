@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal
-from fullfield.io.files import remove_abandoned_files
+from fullfield.io.files import remove_abandoned_temporary_files
 from fullfield.sequences.names import Pattern, is_pattern
 
 
@@ -67,7 +67,7 @@ def check_folder(folder: Path, option: str) -> None:
     except OSError as error:
         raise InputError(f"{option}: cannot write in folder {folder} ({error.strerror})") from error
     with suppress(OSError):  # a folder may be writable but not readable
-        remove_abandoned_files(folder)
+        remove_abandoned_temporary_files(folder)
 
 
 def check_pattern(text: str, option: str, suffix: str) -> Pattern:

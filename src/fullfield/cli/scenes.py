@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli.argtypes import parse_positive
-from fullfield.io.names import is_exr
+from fullfield.io.names import has_exr_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ class Scene:
         """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]
-        return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw_kind(kind)
+        return self._warped_frame()[0] if kind == "warped" and has_exr_suffix(path) else self.draw_kind(kind)
 
     def _warped(self) -> Tensor:
         return viz.frame_to_image(self._warped_frame()[0])

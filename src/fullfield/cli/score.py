@@ -25,7 +25,7 @@ from fullfield.cli.options import (
     read_truth,
 )
 from fullfield.cli.report import rename_in_errors
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr, mask_path
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_mask_file, has_exr_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,7 +138,7 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, mask_path(mask)) for option, mask in _list_masks(args)]
+    masks = [(option, get_mask_file(mask)) for option, mask in _list_masks(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
@@ -153,7 +153,7 @@ def _list_images(args: argparse.Namespace) -> list[ImageFiles]:
     masks = _list_masks(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
-            file = path if argument in ("PRED", "TRUTH") else mask_path(path)
+            file = path if argument in ("PRED", "TRUTH") else get_mask_file(path)
             if file is not None:
                 paths.check_input(file, argument)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
@@ -178,7 +178,7 @@ def _list_images(args: argparse.Namespace) -> list[ImageFiles]:
 def _find_mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
-    if not Path(folder).is_dir() and mask_path(folder) is None:  # a channel of each true flow
+    if not Path(folder).is_dir() and get_mask_file(folder) is None:  # a channel of each true flow
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
@@ -231,16 +231,16 @@ def _load_image(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Te
 
 def _read_outside_mask(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
-    from fullfield.io.flow import load_flow, read_flow_window
+    from fullfield.io.flow import read_flow_optionally_masked, read_flow_window
 
     outside = predicted.new_zeros(predicted.shape)
-    if not is_exr(path) or bool(predicted.all()):
+    if not has_exr_suffix(path) or bool(predicted.all()):
         return outside
     window = read_flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
     left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
     outside[:] = True
     outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False
-    stored = load_flow(path, **choice, marked=False).valid
+    stored = read_flow_optionally_masked(path, **choice, use_valid_channel=False).valid
     return (outside | (stored & ~predicted)) & ~predicted
 
 
@@ -259,7 +259,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
     with rename_in_errors(mask=f"{option} {mask}"):
-        if mask_path(mask) is not None or not is_exr(truth):
+        if get_mask_file(mask) is not None or not has_exr_suffix(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
         with open_source(Path(truth)) as source:
             display = source.get_first_part().display_window

@@ -25,7 +25,7 @@ from fullfield.cli.options import (
     read_truth,
 )
 from fullfield.cli.report import check_same_size, rename_in_errors
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.io.windows import Box
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     _check_options(args)
 
     choice: dict[str, Any] = get_layer_arguments(args, "flow")
-    if args.window == "data" and is_exr(args.flow):
+    if args.window == "data" and has_exr_suffix(args.flow):
         choice["window"] = read_flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
@@ -103,7 +103,7 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
     unused = list_reading_options(args) if args.frame1 is None and args.frame2 is None else []
-    if is_exr(args.flow) and "--window" in unused:
+    if has_exr_suffix(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
         raise InputError(f"{unused[0]}: applies to frames, and none is given; leave it out")
@@ -115,7 +115,7 @@ def _read_truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tup
     if args.truth is None:
         return None, None
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
-    if area is not None and is_exr(args.truth):
+    if area is not None and has_exr_suffix(args.truth):
         choice["window"] = area
     truth, valid = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
     if count_truth_values(truth) == 4 and not args.four_values:

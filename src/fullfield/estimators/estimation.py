@@ -428,10 +428,10 @@ def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | No
     if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
         return None
     from fullfield.io import frame_window
-    from fullfield.io.windows import select_box
+    from fullfield.io.windows import resolve_window_to_box
 
     window = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
-    return window._replace(data=select_box(reading.get("window", "display"), window.data, window.display))
+    return window._replace(data=resolve_window_to_box(reading.get("window", "display"), window.data, window.display))
 
 
 def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:

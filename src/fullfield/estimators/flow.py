@@ -113,10 +113,10 @@ class Flow:
         ``valid``. See :func:`fullfield.io.write_flow`.
         """
         from fullfield.io import write_flow
-        from fullfield.io.names import is_exr
+        from fullfield.io.names import has_exr_suffix
 
         flow, valid = to_host(_check.check_has_values(self.flow, "flow")), to_host(self.valid)
-        if not is_exr(path):
+        if not has_exr_suffix(path):
             write_flow(path, flow, valid)
         elif self.method and not bool(valid.all()):
             write_flow(path, flow, window=self.window, planes={"valid": valid.float()})
@@ -128,8 +128,8 @@ class Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
         from fullfield.io import read_flow
         from fullfield.io.flow import read_flow_window
-        from fullfield.io.names import is_exr
+        from fullfield.io.names import has_exr_suffix
 
         data = read_flow(path)
-        window = read_flow_window(path) if is_exr(path) else None
+        window = read_flow_window(path) if has_exr_suffix(path) else None
         return cls(data.flow, data.valid, window=None if window is None else window._replace(data=window.display))

@@ -25,7 +25,7 @@ from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import check_readable, remove_abandoned_files, write_atomically
+from fullfield.io.files import remove_abandoned_temporary_files, require_nonempty_file, write_atomically
 from fullfield.metrics.accumulator import AVERAGING
 
 try:
@@ -77,7 +77,7 @@ class RunFolder:
         folders = {path.parent for path in self.folder.rglob("*.part*")}
         for folder in folders:
             with suppress(OSError):
-                remove_abandoned_files(folder)
+                remove_abandoned_temporary_files(folder)
 
     def _has_predictions(self) -> bool:
         """Return whether any prediction was stored."""
@@ -258,7 +258,7 @@ class ScanRun(RunFolder):
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
         path = self.prediction_path(name)
-        points = read_npy(path, check_readable(path), empty=True)
+        points = read_npy(path, require_nonempty_file(path), allow_empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)
@@ -366,7 +366,7 @@ def _fingerprint_inputs(dataset: PairSequence[Any, Any]) -> str:
 
 
 def _read_samples(path: Path) -> bytes:
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:
         for sample in range(_SAMPLES):

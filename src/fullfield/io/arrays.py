@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, check_readable, raise_as_input_errors, to_one_line
+from fullfield.io.files import check_inflated_size, raise_as_input_errors, require_nonempty_file, to_one_line
 
 _BROKEN = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
@@ -35,12 +35,12 @@ _READERS = {
 _LONGEST_HEADER = 10_000  # bytes; NumPy reads as many as a header says before it looks at the number
 
 
-def read_header(
-    path: Path, description: str, stream: IO[bytes], *, empty: bool = False, kinds: str = "fiu"
+def read_array_header(
+    path: Path, description: str, stream: IO[bytes], *, allow_empty: bool = False, dtype_kinds: str = "fiu"
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
 
-    The array may be without elements where ``empty`` is true; ``kinds`` are NumPy's letters of the accepted types.
+    ``allow_empty`` permits an array without elements; ``dtype_kinds`` are NumPy's letters of the accepted types.
     """
     with raise_as_input_errors(path, f"{description} is not in NumPy's format", *_BROKEN, *_PARSING):
         version = np.lib.format.read_magic(stream)
@@ -54,23 +54,25 @@ def read_header(
         shape, fortran, dtype = parse(io.BytesIO(said + stream.read(length)))
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
-    if dtype.kind not in kinds or dtype.itemsize > 8 or dtype.shape:
+    if dtype.kind not in dtype_kinds or dtype.itemsize > 8 or dtype.shape:
         raise InputError(f"{path}: expected {description} to hold real numbers, got {to_one_line(str(dtype), 60)}")
-    if not all((0 if empty else 1) <= n < 1 << 60 for n in shape):
+    if not all((0 if allow_empty else 1) <= n < 1 << 60 for n in shape):
         came = to_one_line(str(list(shape)), 60)
         raise InputError(f"{path}: expected {description} to hold at least one number, got shape {came}")
     return shape, fortran, dtype
 
 
-def read_npy(path: Path, size: int, *, empty: bool = False, kinds: str = "fiu") -> NDArray[Any]:
-    """Return the array of a ``.npy`` file of ``size`` bytes; one without elements only where ``empty`` is true."""
+def read_npy(path: Path, file_bytes: int, *, allow_empty: bool = False, dtype_kinds: str = "fiu") -> NDArray[Any]:
+    """Return the array of a ``.npy`` file of ``file_bytes`` bytes; without elements only with ``allow_empty``."""
     with path.open("rb") as file:
-        shape, fortran, dtype = read_header(path, "the array", file, empty=empty, kinds=kinds)
+        shape, fortran, dtype = read_array_header(
+            path, "the array", file, allow_empty=allow_empty, dtype_kinds=dtype_kinds
+        )
         count = math.prod(shape)
-        if count * dtype.itemsize != size - file.tell():
+        if count * dtype.itemsize != file_bytes - file.tell():
             raise InputError(
                 f"{path}: corrupt .npy file: the header says {dtype} {list(shape)}, "
-                f"{count * dtype.itemsize} bytes; the file holds {size - file.tell()}"
+                f"{count * dtype.itemsize} bytes; the file holds {file_bytes - file.tell()}"
             )
         values: NDArray[Any] = np.fromfile(file, dtype, count).reshape(shape, order="F" if fortran else "C")
     return values
@@ -84,14 +86,14 @@ def write_npy(path: Path, values: NDArray[Any]) -> None:
 
 
 @contextmanager
-def open_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+def open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
-    check_readable(path)
+    require_nonempty_file(path)
     with raise_as_input_errors(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
-        yield archive, _member_names(path, archive)
+        yield archive, _list_distinct_members(path, archive)
 
 
-def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
+def _list_distinct_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
     """Return the names of the arrays; raise InputError where two share a name or bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
@@ -104,17 +106,17 @@ def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
     return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
 
 
-def read_member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+def read_npz_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     """Return the shape of an array of a ``.npz`` file; only its header is unpacked."""
-    with archive.open(_find_member(path, archive, name)) as stream:
-        return read_header(path, f"array {name}", stream)[0]
+    with archive.open(_find_npz_member(path, archive, name)) as stream:
+        return read_array_header(path, f"array {name}", stream)[0]
 
 
-def read_member(path: Path, archive: zipfile.ZipFile, name: str, kinds: str = "fiu") -> NDArray[Any]:
+def read_npz_array(path: Path, archive: zipfile.ZipFile, name: str, dtype_kinds: str = "fiu") -> NDArray[Any]:
     """Return an array of a ``.npz`` file."""
-    info = _find_member(path, archive, name)
+    info = _find_npz_member(path, archive, name)
     with archive.open(info) as stream:
-        shape, fortran, dtype = read_header(path, f"array {name}", stream, kinds=kinds)
+        shape, fortran, dtype = read_array_header(path, f"array {name}", stream, dtype_kinds=dtype_kinds)
         expected_bytes = math.prod(shape) * dtype.itemsize
         check_inflated_size(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
         data = stream.read(expected_bytes)
@@ -123,7 +125,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, name: str, kinds: str = "f
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _find_member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+def _find_npz_member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InputError(f"{path}: array {to_one_line(name, 40)} is packed by a method that NumPy does not use")

@@ -44,13 +44,16 @@ class _Candidate(NamedTuple):
     @property
     def eye(self) -> str:
         """Eye of a stereo picture; empty where none is named."""
-        words = [*_split_name(self.name), *_split_name(self.part.spec.get_string_attribute("view"))]
+        words = [
+            *_split_name_into_words(self.name),
+            *_split_name_into_words(self.part.spec.get_string_attribute("view")),
+        ]
         return next((_EYES[word] for word in reversed(words) if word in _EYES and len(word) > 1), "")
 
     @property
     def rank(self) -> int:
         """Preference: 0 is the best, from 3 on only a name asks for the channels."""
-        words = [word for word in _split_name(self.name) if word not in _EYES]
+        words = [word for word in _split_name_into_words(self.name) if word not in _EYES]
         if not words or words[-1] in _PICTURES:
             return 1 if self.layer else 0
         if self.layer:
@@ -58,11 +61,11 @@ class _Candidate(NamedTuple):
         return 3 if _DATA.fullmatch(words[-1]) else 2
 
 
-def _split_name(name: str) -> list[str]:
+def _split_name_into_words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
 
 
-def find_colour(source: Source, part: int | str | None, layer: str | None) -> ColourChannels:
+def find_colour_channels(source: Source, part: int | str | None, layer: str | None) -> ColourChannels:
     """Return the part to read and its colour channels.
 
     A part or layer that is not named is chosen by its name: ``C``, ``rgba``, ``beauty`` and others that renderers give
@@ -73,7 +76,7 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
     candidates: list[_Candidate] = []
     for listed in [source.find_part(part)] if part is not None else source.iterate_parts():
         seen.append(listed)
-        candidates += _list_candidates(source, listed, layer)
+        candidates += _list_colour_candidates(source, listed, layer)
         if candidates and source.kind != "openexr":
             break
     candidates = [candidate for candidate in candidates if not candidate.part.spec.deep] or candidates
@@ -88,9 +91,9 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
     equals = [candidate for candidate in candidates if candidate.rank == best]
     selected = equals[0]
     if part is None and len(equals) > 1:
-        _warn_about_choice(selected, equals, layer)
+        _warn_which_layer_was_chosen(selected, equals, layer)
     if part is None and layer is None and len(equals) == 1:
-        _warn_about_eye(selected, candidates)
+        _warn_which_eye_was_chosen(selected, candidates)
     if (
         len(selected.indices) == 1
         and {"ry", "by"} & group_by_layer(selected.part.channels).get(selected.layer, {}).keys()
@@ -102,7 +105,7 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
     return ColourChannels(selected.part, selected.indices)
 
 
-def _list_candidates(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
+def _list_colour_candidates(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
     """Return the layers of a part that hold colour; only ``layer`` where it is given."""
     grouped = group_by_layer(part.channels)
     candidates = []
@@ -118,7 +121,7 @@ def _list_candidates(source: Source, part: Part, layer: str | None) -> list[_Can
     return candidates
 
 
-def _warn_about_choice(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
+def _warn_which_layer_was_chosen(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
     names_text = [to_one_line(candidate.name, 40) for candidate in equals[:12]]
     eye = f", the {selected.eye} eye" if selected.eye else ""
@@ -130,7 +133,7 @@ def _warn_about_choice(selected: _Candidate, equals: list[_Candidate], layer: st
     )
 
 
-def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
+def _warn_which_eye_was_chosen(selected: _Candidate, candidates: list[_Candidate]) -> None:
     """Say which eye was taken from a stereo file whose default view has no name in its channels."""
     others = [candidate.layer for candidate in candidates if candidate.layer.lower() in _EYES]
     if not others or selected.layer:
@@ -145,9 +148,9 @@ def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
     )
 
 
-def check_integer_type(path: Path, forms: Collection[str]) -> None:
+def refuse_integers_without_white(path: Path, type_names: Collection[str]) -> None:
     """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
-    integers = {type_name for type_name in forms if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
+    integers = {type_name for type_name in type_names if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
     if integers:
         names = {"uint": "32-bit integers", "int": "32-bit integers with a sign"}
         listed = ", ".join(names.get(type_name, type_name) for type_name in sorted(integers))
@@ -157,9 +160,9 @@ def check_integer_type(path: Path, forms: Collection[str]) -> None:
         )
 
 
-def describe_not_finite(subject: str, dead: Mask) -> str:
+def describe_nonfinite_pixels(subject: str, is_nonfinite: Mask) -> str:
     """Return the message on pixels of a file, or of its channels, that are NaN or infinite."""
-    count = int(dead.sum())
-    y, x = divmod(int(dead.argmax()), dead.shape[1])
+    count = int(is_nonfinite.sum())
+    y, x = divmod(int(is_nonfinite.argmax()), is_nonfinite.shape[1])
     pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
     return f"{subject}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"

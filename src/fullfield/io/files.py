@@ -30,12 +30,12 @@ _WRITER = re.compile(r"([0-9a-f]{8})-([0-9]{1,10})-([0-9a-f]{8})")
 _PIECE = re.compile(rf"\..*\.({_WRITER.pattern})-[0-9a-f]{{8}}\.part(\.[^.]*)?", re.DOTALL)
 _FORGOTTEN_S = 7 * 24 * 3600.0
 
-Finished: TypeAlias = Callable[[Path, Path], None]
+FinishedCallback: TypeAlias = Callable[[Path, Path], None]
 """A callback ``(temporary, target)`` for a file that is complete and about to take its name."""
-_finished: ContextVar[Finished | None] = ContextVar("finished", default=None)
+_finished: ContextVar[FinishedCallback | None] = ContextVar("finished", default=None)
 
 
-def check_readable(path: Path) -> int:
+def require_nonempty_file(path: Path) -> int:
     """Return the size in bytes of a regular file; raise an error that names the path for anything else or no bytes."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
@@ -50,42 +50,49 @@ def check_readable(path: Path) -> int:
 
 
 def check_inflated_size(
-    path: Path, description: str, expected_bytes: int, stored: int, ratio: int = _DEFLATE_RATIO
+    path: Path, description: str, expected_bytes: int, stored_bytes: int, max_ratio: int = _DEFLATE_RATIO
 ) -> None:
-    """Refuse data that claims more bytes than ``stored`` bytes can inflate to."""
-    if expected_bytes > ratio * stored:
+    """Refuse data that claims more bytes than ``stored_bytes`` bytes can inflate to."""
+    if expected_bytes > max_ratio * stored_bytes:
         raise InputError(
-            f"{path}: {description} claims {expected_bytes} bytes of data, but only {stored} bytes are stored"
+            f"{path}: {description} claims {expected_bytes} bytes of data, but only {stored_bytes} bytes are stored"
         )
 
 
 def check_pixel_count(
-    path: Path, width: int, height: int, size: int, per_byte: int = 4096, always: int = _PIXELS_ALWAYS
+    path: Path,
+    width: int,
+    height: int,
+    file_bytes: int,
+    max_pixels_per_byte: int = 4096,
+    always_allowed: int = _PIXELS_ALWAYS,
 ) -> None:
-    """Refuse a picture whose header claims far more pixels than a file of ``size`` bytes can hold.
+    """Refuse a picture whose header claims far more pixels than a file of ``file_bytes`` bytes can hold.
 
-    ``always`` pixels pass in any file, by default 2²²; every byte of the file allows ``per_byte`` more. The densest
-    frame we know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
+    ``always_allowed`` pixels pass in any file, by default 2²²; every byte of the file allows ``max_pixels_per_byte``
+    more. The densest frame we know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
     """
-    _check_claim(path, width, height, size, always + per_byte * size)
+    _check_claimed_size(path, width, height, file_bytes, always_allowed + max_pixels_per_byte * file_bytes)
 
 
-def check_window_size(path: Path, width: int, height: int, size: int) -> None:
+def check_display_window_size(path: Path, width: int, height: int, file_bytes: int) -> None:
     """Refuse a display window that is too large for the file. Most of it may be empty: 2²⁷ pixels always pass."""
-    _check_claim(path, width, height, size, _WINDOW_ALWAYS + 4096 * size)
+    _check_claimed_size(path, width, height, file_bytes, _WINDOW_ALWAYS + 4096 * file_bytes)
 
 
-def _check_claim(path: Path, width: int, height: int, size: int, max_pixels: int) -> None:
+def _check_claimed_size(path: Path, width: int, height: int, file_bytes: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise InputError(f"{path}: the header says {width} × {height} pixels")
     if width * height > max_pixels:
-        raise InputError(f"{path}: the header says {width} × {height} pixels, which a file of {size} bytes cannot hold")
+        raise InputError(
+            f"{path}: the header says {width} × {height} pixels, which a file of {file_bytes} bytes cannot hold"
+        )
 
 
-def to_one_line(text: str, limit: int = 160) -> str:
-    """Return a message of a library as one printable line of at most ``limit`` characters."""
+def to_one_line(text: str, max_characters: int = 160) -> str:
+    """Return a message of a library as one printable line of at most ``max_characters`` characters."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 def describe_error(error: Exception) -> str:
@@ -109,8 +116,8 @@ def write_atomically(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` with its suffix; it becomes ``path`` when the block succeeds.
 
     On any exception the temporary is removed and what stood at ``path`` before is left as it was. A killed run leaves
-    at most a hidden ``.NAME.WRITER-XXXXXXXX.part.SUFFIX``, which :func:`remove_abandoned_files` finds. The mode
-    follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
+    at most a hidden ``.NAME.WRITER-XXXXXXXX.part.SUFFIX``, which :func:`remove_abandoned_temporary_files` finds. The
+    mode follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
     cannot be written.
     """
     path_text = os.fspath(path)
@@ -121,7 +128,7 @@ def write_atomically(path: PathLike) -> Iterator[Path]:
         raise IsADirectoryError(errno.EISDIR, "expected a file name, got a folder", path_text)
     if target.exists() and not target.is_file():
         raise InputError(f"{path_text}: expected a regular file to replace, got a device, pipe or socket")
-    temporary = _create_temporary(target)
+    temporary = _create_temporary_file(target)
     try:
         try:
             yield temporary
@@ -140,19 +147,19 @@ def write_atomically(path: PathLike) -> Iterator[Path]:
 
 
 @contextmanager
-def call_when_finished(finished: Finished) -> Iterator[None]:
-    """Call ``finished`` with every file that :func:`write_atomically` completes inside, in this thread."""
-    token = _finished.set(finished)
+def call_after_each_atomic_write(callback: FinishedCallback) -> Iterator[None]:
+    """Call ``callback`` with every file that :func:`write_atomically` completes inside, in this thread."""
+    token = _finished.set(callback)
     try:
         yield
     finally:
         _finished.reset(token)
 
 
-def _create_temporary(target: Path) -> Path:
+def _create_temporary_file(target: Path) -> Path:
     while True:
         stem = truncate_to_bytes(target.stem, _STEM_BYTES)
-        name = f".{stem}.{name_process()}-{secrets.token_hex(4)}.part{target.suffix}"
+        name = f".{stem}.{build_process_name()}-{secrets.token_hex(4)}.part{target.suffix}"
         temporary = target.with_name(name)
         try:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -169,7 +176,7 @@ def truncate_to_bytes(text: str, max_bytes: int) -> str:
     return os.fsencode(text)[:max_bytes].decode("utf-8", "ignore")
 
 
-def remove_abandoned_files(folder: PathLike) -> None:
+def remove_abandoned_temporary_files(folder: PathLike) -> None:
     """Remove the temporary files that killed processes left in ``folder``.
 
     They are those of processes of this machine that have ended, and those of other machines that have not changed for a
@@ -180,49 +187,55 @@ def remove_abandoned_files(folder: PathLike) -> None:
         if match is None:
             continue
         with suppress(OSError):
-            is_forgotten = match[2] != _identify_host() and time.time() - entry.stat().st_mtime > _FORGOTTEN_S
-            if is_forgotten or has_process_ended(match[1]):
+            is_forgotten = (
+                match[2] != _hash_host_and_pid_namespace() and time.time() - entry.stat().st_mtime > _FORGOTTEN_S
+            )
+            if is_forgotten or has_local_process_ended(match[1]):
                 entry.unlink()
 
 
-def has_process_ended(name: str) -> bool:
-    """Return whether ``name``, from :func:`name_process`, is a local process that has ended; False in doubt."""
+def has_local_process_ended(name: str) -> bool:
+    """Return whether ``name``, from :func:`build_process_name`, is a local process that has ended; False in doubt."""
     match = _WRITER.fullmatch(name)
-    return match is not None and match[1] == _identify_host() and not _is_running(int(match[2]), match[3])
+    return (
+        match is not None
+        and match[1] == _hash_host_and_pid_namespace()
+        and not _is_process_running(int(match[2]), match[3])
+    )
 
 
-def name_process() -> str:
+def build_process_name() -> str:
     """Return the name of this process in temporary files: machine, process id and start time."""
-    return f"{_identify_host()}-{os.getpid()}-{_read_start_time(os.getpid()) or '0' * 8}"
+    return f"{_hash_host_and_pid_namespace()}-{os.getpid()}-{_hash_process_start_time(os.getpid()) or '0' * 8}"
 
 
 @cache
-def _identify_host() -> str:
+def _hash_host_and_pid_namespace() -> str:
     """Return eight digits for this machine and its table of processes, which containers have for themselves."""
     table = ""
     with suppress(OSError):
         table = str(Path("/proc/self/ns/pid").readlink())
-    return _hash_to_digits(f"{socket.gethostname()} {table}")
+    return _hash_to_hex_digits(f"{socket.gethostname()} {table}")
 
 
-def _read_start_time(process: int) -> str | None:
+def _hash_process_start_time(process_id: int) -> str | None:
     """Return eight digits for the time when a process started; None where the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        status = Path(f"/proc/{process}/stat").read_text()
+        status = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
         return None
-    return _hash_to_digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
+    return _hash_to_hex_digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
 
 
-def _is_running(process: int, start: str) -> bool:
+def _is_process_running(process_id: int, start_time_hash: str) -> bool:
     """Return whether a process of this machine runs; True in doubt."""
     if Path("/proc/self/stat").exists():
-        return _read_start_time(process) == start
+        return _hash_process_start_time(process_id) == start_time_hash
     if os.name != "posix":
         return True
     try:
-        os.kill(process, 0)
+        os.kill(process_id, 0)
     except ProcessLookupError:
         return False
     except OSError:
@@ -230,5 +243,5 @@ def _is_running(process: int, start: str) -> bool:
     return True
 
 
-def _hash_to_digits(text: str) -> str:
+def _hash_to_hex_digits(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -14,9 +14,9 @@ from torch import Tensor
 from fullfield._check import InputError, check_has_values, choice, number, require, tensor
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
-from fullfield.io.flow_formats import exr, is_finite, nan_where_invalid, plain
+from fullfield.io.flow_formats import exr, fill_invalid_with_nan, mark_finite_vectors, plain
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
-from fullfield.io.oiio import Header, check_name
+from fullfield.io.oiio import Header, check_name_is_utf8
 from fullfield.io.scanlines import Channel
 from fullfield.io.windows import FrameWindow, Window, check_window_argument
 
@@ -24,7 +24,7 @@ Precision: TypeAlias = Literal["float", "half"]
 Axis: TypeAlias = Literal["up", "down"]
 Encoding: TypeAlias = Literal["kitti", "virtual-kitti", "tartanair"]
 
-_FORMATS = {".flo": "flo", ".png": "kitti", ".flo5": "flo5", ".pfm": "pfm", ".npy": "array", ".npz": "viper"}
+_FORMATS = {".flo": "flo", ".png": "kitti", ".flo5": "flo5", ".pfm": "pfm", ".npy": "npy_flow", ".npz": "npz_flow"}
 """Formats by suffix: the ends of the names of their readers and writers in ``flow_formats/plain.py``."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -74,10 +74,10 @@ def read_flow(
     cannot be opened.
     """
     selection = {"layer": layer, "part": part, "channels": channels, "y_axis": y_axis}
-    return load_flow(path, **selection, scale=scale, encoding=encoding, window=window)  # type: ignore[arg-type]
+    return read_flow_optionally_masked(path, **selection, scale=scale, encoding=encoding, window=window)  # type: ignore[arg-type]
 
 
-def load_flow(
+def read_flow_optionally_masked(
     path: PathLike,
     *,
     layer: str | None = None,
@@ -87,9 +87,9 @@ def load_flow(
     scale: float | tuple[float, float] = 1.0,
     encoding: Encoding | None = None,
     window: Window = "display",
-    marked: bool = True,
+    use_valid_channel: bool = True,
 ) -> FlowData:
-    """Read flow as :func:`read_flow` does; without ``marked``, vectors from the surroundings count as valid.
+    """Read flow as :func:`read_flow` does; without ``use_valid_channel``, vectors from the surroundings count as valid.
 
     They are those of pixels where the channel ``valid`` of an EXR is 0; their values are returned in both cases.
     """
@@ -97,7 +97,9 @@ def load_flow(
     suffix = _check_suffix(where, FLOW_SUFFIXES, "read")
     check_window_argument(window)
     if suffix == ".exr":
-        flow, valid = exr.read_selection(where, _build_selection(layer, part, channels, y_axis), window, marked=marked)
+        flow, valid = exr.read_selected_vectors(
+            where, _build_selection(layer, part, channels, y_axis), window, use_valid_channel=use_valid_channel
+        )
     else:
         if isinstance(window, tuple):
             raise InputError(f"{where}: only OpenEXR files have windows, got window={window!r}")
@@ -140,7 +142,7 @@ def read_flow_window(
     where = Path(path)
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
-    return exr.read_window(where, _build_selection(layer, part, channels, None))
+    return exr.read_selected_window(where, _build_selection(layer, part, channels, None))
 
 
 def write_flow(
@@ -180,22 +182,26 @@ def write_flow(
     where = Path(path)
     suffix = _check_suffix(where, FLOW_WRITE_SUFFIXES, "written")
     values, valid_mask = _check_flow_arrays(flow, valid)
-    _check_options(where, suffix, backward, compression, dtype)
+    _check_format_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
         raise InputError(f"{where}: only .exr holds further planes beside the flow, got {', '.join(planes)}")
     if suffix in (".exr", ".png"):
-        check_name(where)
+        check_name_is_utf8(where)
     with write_atomically(where) as temporary:
         if suffix == ".exr":
-            channels = exr.list_vector_channels("forward", nan_where_invalid(values, valid_mask))
+            channels = exr.build_vector_channels("forward", fill_invalid_with_nan(values, valid_mask))
             if backward is not None:
                 back = _to_float_array(backward, "backward", tuple(flow.shape))
-                channels += exr.list_vector_channels("backward", nan_where_invalid(back, is_finite(back)))
+                channels += exr.build_vector_channels(
+                    "backward", fill_invalid_with_nan(back, mark_finite_vectors(back))
+                )
             channels += [
                 Channel(name, _to_float_array(p, name, values.shape[1:])) for name, p in (planes or {}).items()
             ]
-            exr.write_lines(temporary, exr.to_stored_lines(channels, dtype), compression, Header(window=window))
+            exr.write_compressed_lines(
+                temporary, exr.pack_lines_checking_range(channels, dtype), compression, Header(window=window)
+            )
         else:
             packing = {"compression": compression} if suffix == ".flo5" else {}
             getattr(plain, f"write_{_FORMATS[suffix]}")(temporary, values, valid_mask, **packing)
@@ -214,7 +220,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     suffix = _check_suffix(where, (".exr",), "written as an ST map")
     values, valid_mask = _check_flow_arrays(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
-    check_name(where)
+    check_name_is_utf8(where)
     require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
     with write_atomically(where) as temporary:
         exr.write_st_map(temporary, values, window)
@@ -232,7 +238,7 @@ def _check_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
 
 def _check_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     vectors = _to_float_array(flow, "flow", (2, None, None))
-    valid_mask = is_finite(vectors)
+    valid_mask = mark_finite_vectors(vectors)
     if valid is not None:
         mask = tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
         valid_mask &= check_has_values(mask, "valid").detach().cpu().numpy()
@@ -266,7 +272,7 @@ def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size:
     number(window.pixel_aspect, "window", above=0)
 
 
-def _check_options(
+def _check_format_options(
     path: Path, suffix: str, backward: Tensor | None, compression: str | None, dtype: Precision | None
 ) -> None:
     if suffix == ".exr":

@@ -29,7 +29,7 @@ class _ForkGuard:
         self._before: dict[str, int] | None = None
         self._has_team = False
 
-    def empty_pools(self) -> None:
+    def stop_pool_threads(self) -> None:
         """Stop the threads, in the parent before the fork; nothing where a library is not used."""
         self._lock.acquire()
         oiio: Any = sys.modules.get("OpenImageIO")
@@ -39,9 +39,9 @@ class _ForkGuard:
                 oiio.attribute(name, value)
             oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
         self._has_team = "torch" in sys.modules  # also where the next line fails
-        self._has_team = self._has_team and not _end_openmp_teams()
+        self._has_team = self._has_team and not _stop_openmp_threads()
 
-    def restore_pools(self) -> None:
+    def restore_pool_sizes(self) -> None:
         """Restore the number of threads, in the parent after the fork."""
         oiio: Any = sys.modules.get("OpenImageIO")
         for name, value in (self._before or {}).items():
@@ -49,7 +49,7 @@ class _ForkGuard:
         self._before = None
         self._lock.release()
 
-    def keep_one_thread(self) -> None:
+    def reset_to_one_thread(self) -> None:
         """Forget what other threads of the parent had requested, in the child."""
         self._before = None
         self._lock = threading.Lock()
@@ -57,14 +57,14 @@ class _ForkGuard:
             sys.modules["torch"].set_num_threads(1)  # the team of the parent's thread cannot be used again
 
 
-def _end_openmp_teams() -> bool:
+def _stop_openmp_threads() -> bool:
     """End the threads that GNU OpenMP keeps for the calling thread; return False where its version cannot.
 
     Without this, a parallel loop of PyTorch in the child waits for ever. Other implementations of OpenMP handle forks
     themselves.
     """
     ended = True
-    for path in _list_openmp_libraries():
+    for path in _list_loaded_openmp_libraries():
         try:
             pause: Callable[[int], int] = ctypes.CDLL(path).omp_pause_resource_all
         except (OSError, AttributeError):  # a library of GCC 8 or older
@@ -74,7 +74,7 @@ def _end_openmp_teams() -> bool:
     return ended
 
 
-def _list_openmp_libraries() -> set[str]:
+def _list_loaded_openmp_libraries() -> set[str]:
     """Return the files of GNU OpenMP that this process has loaded; several wheels bring their own."""
     try:
         lines = _MAPS.read_text(errors="surrogateescape").splitlines()
@@ -84,13 +84,15 @@ def _list_openmp_libraries() -> set[str]:
     return {path for path in paths if Path(path).name.startswith("libgomp")}
 
 
-def guard_forks(reset: Callable[[], None]) -> None:
+def stop_thread_pools_at_forks(reset: Callable[[], None]) -> None:
     """Empty the pools whenever this process forks; ``reset`` is called in the child."""
     guard = _ForkGuard()
 
     def start_child() -> None:
-        guard.keep_one_thread()
+        guard.reset_to_one_thread()
         reset()
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=guard.empty_pools, after_in_parent=guard.restore_pools, after_in_child=start_child)
+        os.register_at_fork(
+            before=guard.stop_pool_threads, after_in_parent=guard.restore_pool_sizes, after_in_child=start_child
+        )

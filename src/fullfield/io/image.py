@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require
 from fullfield._check import check_has_values as held
-from fullfield.io.channels import check_integer_type, describe_not_finite, find_colour
-from fullfield.io.files import PathLike, check_window_size, write_atomically
+from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, refuse_integers_without_white
+from fullfield.io.files import PathLike, check_display_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
@@ -25,16 +25,16 @@ from fullfield.io.oiio import (
     Header,
     Part,
     Source,
-    check_name,
+    check_name_is_utf8,
     detect_format,
     group_by_layer,
-    list_metadata,
+    list_inherited_metadata,
     open_source,
-    write_picture,
+    write_and_verify_picture,
 )
-from fullfield.io.orientation import SIDEWAYS, turn_upright
-from fullfield.io.transfer import Curve, Planes, build_half_table, choose_curve, decode_srgb
-from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, select_box
+from fullfield.io.orientation import SIDEWAYS, rotate_upright
+from fullfield.io.transfer import Curve, Planes, build_half_table, choose_display_curve, decode_srgb_in_place
+from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
 _Value = TypeVar("_Value", bound=np.generic)
@@ -125,17 +125,17 @@ class FrameReader:
         where = Path(path)
         kind, _ = detect_format(where)
         if kind == "pfm":
-            _check_pfm(where, self.part, self.layer)
-            pixels = _zero_not_finite(plain.read_pfm_planes(where))
-            _convert_to_display(where, choose_curve(self.transfer, "linear"), pixels.planes)
+            _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
+            pixels = _zero_and_mark_nonfinite(plain.read_pfm_planes(where))
+            _apply_display_curve(where, choose_display_curve(self.transfer, "linear"), pixels.planes)
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
-            part, colour = find_colour(source, self.part, self.layer)
-            metadata = list_metadata(source, part.index)
+            part, colour = find_colour_channels(source, self.part, self.layer)
+            metadata = list_inherited_metadata(source, part.index)
             if kind == "openexr":
-                pixels = _read_planes(source, part, colour, self)
+                pixels = _read_display_pixels(source, part, colour, self)
                 return self._assemble_frame(where, pixels, source, part.window, metadata)
-            pixels = _read_planes(source, part, colour, replace(self, window="data"))
+            pixels = _read_display_pixels(source, part, colour, replace(self, window="data"))
             return self._assemble_frame(where, pixels, None, None, metadata)
 
     def _assemble_frame(
@@ -149,15 +149,17 @@ class FrameReader:
         """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
         planes, valid_mask, dead = pixels
         full = (0, 0, planes.shape[2], planes.shape[1])
-        box = select_box(self.window, *((full, full) if window is None else (window.data, window.display)))
+        box = resolve_window_to_box(self.window, *((full, full) if window is None else (window.data, window.display)))
         if window is None and box != full:
-            valid_mask = _cut_box(np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box)
-            planes = _cut_box(planes, box)
+            valid_mask = _crop_with_zeros(
+                np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box
+            )
+            planes = _crop_with_zeros(planes, box)
         if self.mask is not None:
             mask = read_mask(self.mask, source, box, full if window is None else window.display)
             valid_mask = mask if valid_mask is None else valid_mask & mask
         valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
-        note = "" if dead is None else describe_not_finite(str(path), dead)
+        note = "" if dead is None else describe_nonfinite_pixels(str(path), dead)
         return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
 
@@ -173,11 +175,11 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     where = Path(path)
     kind, _ = detect_format(where)
     if kind == "pfm":
-        _check_pfm(where, part, layer)
+        _refuse_parts_and_layers_of_pfm(where, part, layer)
         full_box = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(full_box, full_box)
     with open_source(where) as source:
-        selected, _ = find_colour(source, part, layer)
+        selected, _ = find_colour_channels(source, part, layer)
         if kind == "openexr":
             return selected.window
         width, height = selected.spec.width, selected.spec.height
@@ -186,7 +188,7 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
         return FrameWindow((0, 0, width, height), (0, 0, width, height), selected.window.pixel_aspect)
 
 
-def _cut_box(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
+def _crop_with_zeros(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
     """Cut the box out of a picture ``[..., H, W]`` at (0, 0); it is 0 beyond the picture."""
     x, y, width, height = box
     cut = np.zeros((*planes.shape[:-2], height, width), planes.dtype)
@@ -196,7 +198,7 @@ def _cut_box(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
     return cut
 
 
-def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
+def _refuse_parts_and_layers_of_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
     for name, value in (("part", part), ("layer", layer)):
         if value is not None:
             raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
@@ -212,8 +214,8 @@ class _Pixels(NamedTuple):
     """[H, W]: stored values that are NaN or infinite; None: nowhere."""
 
 
-def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader) -> _Pixels:
-    path, spec, window = source.path, part.spec, how.window
+def _read_display_pixels(source: Source, part: Part, colour: list[int], reader: FrameReader) -> _Pixels:
+    path, spec, window = source.path, part.spec, reader.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
     if spec.get_int_attribute("tiff:PhotometricInterpretation") in _LAB:
@@ -221,33 +223,33 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
-    check_integer_type(path, forms)
+    refuse_integers_without_white(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = choose_curve(how.transfer, _guess_transfer(source.kind, spec, forms))
+    to_display = choose_display_curve(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
 
-    frame: Box = select_box(window, part.data_window, part.display_window)
+    frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
-        check_window_size(path, frame[2], frame[3], source.size)
+        check_display_window_size(path, frame[2], frame[3], source.size)
     shape = (len(colour), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _find_straight_alpha(part, colour) if how.alpha == "apply" else None
+    opacity = _find_straight_alpha(part, colour) if reader.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
     table = build_half_table(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
     valid_mask = None if covered else np.zeros(shape[1:], np.bool_)
     dead: Mask | None = None
-    for area, pixels in source.iterate_inside(part, channels, frame, value_type):
+    for area, pixels in source.iterate_pixels_in_box(part, channels, frame, value_type):
         if planes is None:  # only now is the size known to be plausible
-            new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=how.pinned)
+            new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=reader.pinned)
             planes = new.numpy() if covered else np.zeros(shape, np.float32)
         slab = planes[:, area[0], area[1]]
         if valid_mask is not None:
             valid_mask[area] = True
         if table is not None:
-            _look_up(table, pixels.view(np.uint16), slab)
+            _look_up_half_values(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
         for channel, plane in enumerate(slab):  # of half floats too, where some are not finite
@@ -259,33 +261,33 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1 and not np.isfinite(slab).all():
             dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
-            dead[area] = _zero_dead_pixels(slab)
-        _convert_to_display(path, to_display, slab)
+            dead[area] = _zero_nonfinite_pixels(slab)
+        _apply_display_curve(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
         valid_mask = ~dead if valid_mask is None else valid_mask & ~dead
     orientation = spec.get_int_attribute("Orientation", 1)
-    masks = (None if mask is None else turn_upright(mask, orientation) for mask in (valid_mask, dead))
-    return _Pixels(turn_upright(planes, orientation), *masks)
+    masks = (None if mask is None else rotate_upright(mask, orientation) for mask in (valid_mask, dead))
+    return _Pixels(rotate_upright(planes, orientation), *masks)
 
 
-def _zero_not_finite(planes: Planes) -> _Pixels:
+def _zero_and_mark_nonfinite(planes: Planes) -> _Pixels:
     """Set values that are not finite to 0, and mark them."""
     if np.isfinite(planes).all():
         return _Pixels(planes)
-    dead = _zero_dead_pixels(planes)
+    dead = _zero_nonfinite_pixels(planes)
     return _Pixels(planes, ~dead, dead)
 
 
-def _zero_dead_pixels(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+def _zero_nonfinite_pixels(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
     """Set pixels with NaN or infinity to 0, in place, and return where they are."""
     dead = ~np.isfinite(planes).all(axis=0)
     planes[:, dead] = 0
     return np.asarray(dead)
 
 
-def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
+def _look_up_half_values(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
     """Set ``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are larger."""
     rows = max(1, _LOOKED_UP // bits.shape[1])
     index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
@@ -296,7 +298,7 @@ def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
             np.take(table, index[: len(some)], out=plane, mode="clip")
 
 
-def _guess_transfer(kind: str, spec: Any, forms: set[str]) -> str:
+def _choose_auto_transfer(kind: str, spec: Any, forms: set[str]) -> str:
     """Return the transfer that ``auto`` stands for."""
     if kind == "dpx":
         return _DPX_TRANSFERS.get(spec.get_string_attribute("dpx:Transfer"), "srgb")
@@ -315,7 +317,7 @@ def _find_straight_alpha(part: Part, colour: list[int]) -> int | None:
     return None
 
 
-def _convert_to_display(path: Path, to_display: Curve | None, planes: Planes) -> None:
+def _apply_display_curve(path: Path, to_display: Curve | None, planes: Planes) -> None:
     if to_display is None:
         return
     to_display(planes)
@@ -341,24 +343,24 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     suffix = where.suffix.lower()
     if suffix not in IMAGE_WRITE_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")
-    pixels = _interleave(image)
+    pixels = _convert_to_interleaved(image)
     if suffix == ".exr":
-        pixels = _to_linear_light(pixels)
+        pixels = _convert_srgb_to_linear(pixels)
     elif pixels.dtype.kind == "f":
         pixels = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
     if suffix in (".jpg", ".jpeg"):
         require(pixels.dtype == np.uint8, "image", "uint8 or floating point for JPEG", image)
         _write_jpeg(where, pixels)
         return
-    check_name(where)
+    check_name_is_utf8(where)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
     attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
     names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)
     with write_atomically(where) as temporary:
-        write_picture(temporary, kind, pixels, names, Header(attributes))
+        write_and_verify_picture(temporary, kind, pixels, names, Header(attributes))
 
 
-def _interleave(image: Tensor | NDArray[Any]) -> NDArray[Any]:
+def _convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     """Return the picture as ``[H, W, C]``, uint8, uint16 or finite float32."""
     expected = "[C, H, W] or [H, W, C] with C = 1 or 3, or [H, W]"
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
@@ -383,10 +385,10 @@ def _interleave(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     return pixels
 
 
-def _to_linear_light(pixels: NDArray[Any]) -> NDArray[Any]:
+def _convert_srgb_to_linear(pixels: NDArray[Any]) -> NDArray[Any]:
     full = {"uint8": 255, "uint16": 65535}.get(str(pixels.dtype), 1)
     light = np.array(pixels, np.float32) / np.float32(full)
-    decode_srgb(light)
+    decode_srgb_in_place(light)
     require(bool(np.isfinite(light).all()), "image", "values whose light is finite", "larger ones")
     return light
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import open_archive, read_member, read_npy
-from fullfield.io.files import check_readable, to_one_line
+from fullfield.io.arrays import open_npz, read_npy, read_npz_array
+from fullfield.io.files import require_nonempty_file, to_one_line
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
-from fullfield.io.names import ARRAY_SUFFIXES, split_mask
+from fullfield.io.names import ARRAY_SUFFIXES, split_mask_name
 from fullfield.io.oiio import Part, Source, describe_parts, detect_format, group_by_layer, open_source
-from fullfield.io.orientation import turn_upright
+from fullfield.io.orientation import rotate_upright
 from fullfield.io.windows import Box
 
 _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",))
@@ -33,26 +33,26 @@ def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:
         box: the pixels of the frame, in coordinates of its windows.
         display: the frame's display window; a mask in another format than OpenEXR covers that.
     """
-    name, channel = split_mask(mask)
+    name, channel = split_mask_name(mask)
     if name is None:
         if source is None:
             raise InputError(f"mask: expected a picture or a channel of an OpenEXR frame, got {mask!r}")
-        return _read_channel(source, list(source.iterate_parts()), mask, box)
+        return _read_mask_channel(source, list(source.iterate_parts()), mask, box)
     path = Path(name)
     if path.suffix.lower() in ARRAY_SUFFIXES:
-        return _cut_to_box(path, read_mask_array(path, channel)[None], box, display)
+        return _crop_mask_to_box(path, read_mask_array(path, channel)[None], box, display)
     if detect_format(path)[0] == "pfm":
-        return _cut_to_box(path, read_pfm_planes(path), box, display)
+        return _crop_mask_to_box(path, read_pfm_planes(path), box, display)
     with open_source(path) as file:
         parts = list(file.iterate_parts())
         if file.kind == "openexr":
             if parts and parts[0].display_window != display:
                 raise _build_size_error(path, parts[0].display_window[2:], display)
-            return _read_channel(file, parts, channel, box)
+            return _read_mask_channel(file, parts, channel, box)
         part = file.get_first_part()
-        planes = file.read_planes(part, _choose_default_channels(part) or [0], part.data_window)
-        planes = turn_upright(planes, part.spec.get_int_attribute("Orientation", 1))
-        return _cut_to_box(path, planes, box, display)
+        planes = file.read_planes(part, _choose_default_mask_channels(part) or [0], part.data_window)
+        planes = rotate_upright(planes, part.spec.get_int_attribute("Orientation", 1))
+        return _crop_mask_to_box(path, planes, box, display)
 
 
 def read_mask_array(path: Path, name: str | None = None) -> Mask:
@@ -61,14 +61,14 @@ def read_mask_array(path: Path, name: str | None = None) -> Mask:
     ``name`` is the array in an archive that has several.
     """
     if path.suffix.lower() == ".npy":
-        values = read_npy(path, check_readable(path), kinds=_MASK_KINDS)
+        values = read_npy(path, require_nonempty_file(path), dtype_kinds=_MASK_KINDS)
     else:
-        with open_archive(path) as (archive, names):
+        with open_npz(path) as (archive, names):
             selected = names[0] if name is None and len(names) == 1 else name
             if selected not in names:
                 listed = ", ".join(to_one_line(n, 40) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected one array, or its name as FILE:NAME, got {listed}")
-            values = read_member(path, archive, selected, _MASK_KINDS)
+            values = read_npz_array(path, archive, selected, _MASK_KINDS)
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
         values = values.reshape(values.shape[1:] if values.shape[0] == 1 else values.shape[:-1])
     if values.ndim != 2:
@@ -77,12 +77,12 @@ def read_mask_array(path: Path, name: str | None = None) -> Mask:
     return mask
 
 
-def _read_channel(source: Source, parts: list[Part], channel: str | None, box: Box) -> Mask:
+def _read_mask_channel(source: Source, parts: list[Part], channel: str | None, box: Box) -> Mask:
     """Return where a channel is not black; without a name the colours, else the alpha, else the only channel."""
     for part in parts:
         names = [name.lower() for name in part.channels]
         if channel is None:
-            indices = _choose_default_channels(part) or ([0] if len(names) == 1 else [])
+            indices = _choose_default_mask_channels(part) or ([0] if len(names) == 1 else [])
         elif channel.lower() in names:
             indices = [names.index(channel.lower())]
         else:
@@ -95,23 +95,23 @@ def _read_channel(source: Source, parts: list[Part], channel: str | None, box: B
             if not indices and part.name.lower() == channel.lower() and len(names) == 1:
                 indices = [0]
         if indices:
-            return _is_not_black(source.read_planes(part, indices, box))
+            return _mark_nonblack(source.read_planes(part, indices, box))
     expected = "one channel, R, G, B or A" if channel is None else f"a channel {to_one_line(channel, 40)!r}"
     raise InputError(f"mask: {source.path}: expected {expected}; the file has {describe_parts(parts)}")
 
 
-def _choose_default_channels(part: Part) -> list[int]:
+def _choose_default_mask_channels(part: Part) -> list[int]:
     channels = group_by_layer(part.channels).get("", {})
     names = next((names for names in _PLANES if all(name in channels for name in names)), ())
     return [channels[name] for name in names]
 
 
-def _cut_to_box(path: Path, planes: NDArray[Any], box: Box, display: Box) -> Mask:
+def _crop_mask_to_box(path: Path, planes: NDArray[Any], box: Box, display: Box) -> Mask:
     """Return a mask that covers the display window on a box."""
     height, width = planes.shape[-2:]
     if (width, height) != display[2:]:
         raise _build_size_error(path, (width, height), display)
-    mask = _is_not_black(planes)
+    mask = _mark_nonblack(planes)
     result = np.zeros((box[3], box[2]), np.bool_)
     left, top = box[0] - display[0], box[1] - display[1]
     inside = mask[max(top, 0) : max(top + box[3], 0), max(left, 0) : max(left + box[2], 0)]
@@ -120,7 +120,7 @@ def _cut_to_box(path: Path, planes: NDArray[Any], box: Box, display: Box) -> Mas
     return result
 
 
-def _is_not_black(planes: NDArray[Any]) -> Mask:
+def _mark_nonblack(planes: NDArray[Any]) -> Mask:
     return np.asarray((planes > 0).any(axis=0))
 
 

@@ -34,7 +34,7 @@ EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
 ARRAY_SUFFIXES = (".npy", ".npz")
 
 
-def split_mask(mask: str) -> tuple[str | None, str | None]:
+def split_mask_name(mask: str) -> tuple[str | None, str | None]:
     """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
     file, colon, channel = mask.rpartition(":")
     if colon and file.lower().endswith((*FRAME_SUFFIXES, ".npz")):
@@ -44,15 +44,15 @@ def split_mask(mask: str) -> tuple[str | None, str | None]:
     return (mask, None) if is_file else (None, mask)
 
 
-def mask_path(mask: str | None) -> str | None:
+def get_mask_file(mask: str | None) -> str | None:
     """Return the file of a mask without its channel; None for a channel of the frame, or no mask."""
-    return None if mask is None else split_mask(mask)[0]
+    return None if mask is None else split_mask_name(mask)[0]
 
 
 DIRECTIONS = ("forward", "backward")
 
 
-def is_exr(path: str | os.PathLike[str]) -> bool:
+def has_exr_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is named as an OpenEXR."""
     return os.fspath(path).lower().endswith(".exr")
 

@@ -22,13 +22,13 @@ from fullfield._check import InputError
 from fullfield._switch import Switch
 from fullfield.io.files import (
     PathLike,
+    check_display_window_size,
     check_inflated_size,
     check_pixel_count,
-    check_readable,
-    check_window_size,
+    require_nonempty_file,
     to_one_line,
 )
-from fullfield.io.forks import ALONE, guard_forks
+from fullfield.io.forks import ALONE, stop_thread_pools_at_forks
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
 
@@ -78,18 +78,18 @@ one_thread_a_file = Switch(_limit_to_one_thread)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
-guard_forks(one_thread_a_file.forget_threads)
+stop_thread_pools_at_forks(one_thread_a_file.forget_threads)
 
 
 def detect_format(path: Path) -> tuple[str, int]:
     """Return the format of the frame at ``path`` by its first bytes, as OpenImageIO names it, and the file's size."""
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         head = file.read(18)
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind, size
-    if path.suffix.lower() == ".tga" and _may_be_targa(head):
+    if path.suffix.lower() == ".tga" and _has_targa_header(head):
         return "targa", size
     raise InputError(
         f"{path}: expected a frame (PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or "
@@ -97,7 +97,7 @@ def detect_format(path: Path) -> tuple[str, int]:
     )
 
 
-def _may_be_targa(head: bytes) -> bool:
+def _has_targa_header(head: bytes) -> bool:
     """Return whether a file may be TGA, which has no magic number; OpenImageIO would try all its readers on others."""
     mapped, image_type, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
     right = image_type in (2, 3, 10, 11) or (image_type in (1, 9) and mapped == 1)
@@ -156,15 +156,19 @@ class Source:
             raise self.build_read_error("it holds no image")
         return part
 
-    def find_part(self, expected: int | str) -> Part:
+    def find_part(self, index_or_name: int | str) -> Part:
         """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.iterate_parts())
-        index = int(expected) if isinstance(expected, int) or (expected.isascii() and expected.isdecimal()) else -1
-        matches = [part for part in parts if part.name == expected != ""] or [p for p in parts if p.index == index]
+        index = (
+            int(index_or_name)
+            if isinstance(index_or_name, int) or (index_or_name.isascii() and index_or_name.isdecimal())
+            else -1
+        )
+        matches = [part for part in parts if part.name == index_or_name != ""] or [p for p in parts if p.index == index]
         if matches:
             return matches[0]
         listed = ", ".join(f"{p.index} {to_one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
-        raise InputError(f"{self.path}: no part {expected!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
+        raise InputError(f"{self.path}: no part {index_or_name!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
     def iterate_bands(
         self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str
@@ -190,7 +194,7 @@ class Source:
             skip = max(rows[0] - top, 0)
             yield top + skip, band[skip : rows[1] - top]
 
-    def iterate_inside(
+    def iterate_pixels_in_box(
         self, part: Part, channels: Sequence[int], box: Box, value_type: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
         """Yield the stored pixels inside a box, by :meth:`iterate_bands`, with their rows and columns in the box."""
@@ -206,9 +210,9 @@ class Source:
 
     def read_planes(self, part: Part, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
         """Return channels ``[C, height, width]`` on a box, 0 outside the data window."""
-        check_window_size(self.path, box[2], box[3], self.size)
+        check_display_window_size(self.path, box[2], box[3], self.size)
         planes = np.zeros((len(channels), box[3], box[2]), np.float32)
-        for (rows, columns), pixels in self.iterate_inside(part, channels, box, "float"):
+        for (rows, columns), pixels in self.iterate_pixels_in_box(part, channels, box, "float"):
             planes[:, rows, columns] = pixels.transpose(2, 0, 1)
         return planes
 
@@ -228,7 +232,7 @@ class Source:
             block = self.handle.read_tiles(part.index, 0, *window, first, last, value_type)
         else:
             block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, value_type)
-        message = self.take_errors()
+        message = self.pop_errors()
         expected = (rows[1] - rows[0], spec.width, last - first)
         if block is None or message:
             raise self.build_read_error(message or "its pixels cannot be decoded")
@@ -236,12 +240,12 @@ class Source:
             raise self.build_read_error(f"its rows have shape {block.shape}")
         return block.reshape(expected)  # type: ignore[no-any-return]
 
-    def read_last_row(self, part: Part) -> NDArray[Any]:
+    def read_last_row_of_first_channel(self, part: Part) -> NDArray[Any]:
         """Return the first channel of the last row; only the rows packed with it are decoded."""
         last = part.spec.y + part.spec.height
         return self._read_lines(part, (last - 1, last), 0, 1, "float")
 
-    def take_errors(self) -> str:
+    def pop_errors(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
         return to_one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
@@ -266,9 +270,9 @@ def open_source(path: Path, expected: str | None = None, description: str = "") 
     kind, size = detect_format(path)
     if expected is not None and kind != expected:
         raise InputError(f"{path}: expected {description}, got a {kind} file")
-    check_name(path)
+    check_name_is_utf8(path)
     if kind == "png":
-        check_png(path)
+        check_png_is_complete(path)
     request = oiio.ImageSpec()
     request.attribute("oiio:UnassociatedAlpha", 1)
     try:
@@ -288,7 +292,7 @@ def open_source(path: Path, expected: str | None = None, description: str = "") 
         raise _build_read_error(path, kind, "it holds text that is not UTF-8") from error
 
 
-def check_name(path: Path) -> None:
+def check_name_is_utf8(path: Path) -> None:
     """Check that the name is UTF-8: OpenImageIO takes no other."""
     try:
         str(path).encode("utf-8")
@@ -297,9 +301,9 @@ def check_name(path: Path) -> None:
         raise InputError(f"{name_text}: the name of the file is not UTF-8; rename it") from None
 
 
-def check_png(path: Path) -> None:
+def check_png_is_complete(path: Path) -> None:
     """Refuse a PNG that is cut short, fails a checksum or claims more pixels than its data can inflate to."""
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         file.seek(8)
         header = b""
@@ -315,7 +319,7 @@ def check_png(path: Path) -> None:
                     f"{path}: truncated PNG file: chunk {chunk} says {length} bytes, the file has "
                     f"{max(size - file.tell() - 4, 0)} left"
                 )
-            body, checksum = _read_chunk(file, length, zlib.crc32(name))
+            body, checksum = _read_png_chunk(file, length, zlib.crc32(name))
             if file.read(4) != struct.pack(">I", checksum):
                 chunk = to_one_line(name.decode("latin-1"))
                 raise InputError(f"{path}: corrupt PNG file: wrong checksum in chunk {chunk}")
@@ -333,7 +337,7 @@ def check_png(path: Path) -> None:
     check_inflated_size(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
 
 
-def _read_chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
+def _read_png_chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
     """Read the body of a chunk; return its first bytes and the checksum continued over all of it."""
     body = b""
     while length > 0:
@@ -385,7 +389,7 @@ class Header(NamedTuple):
 _INCOMPLETE = "the file could not be completed"
 
 
-def write_picture(
+def write_and_verify_picture(
     path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header | None = None
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
@@ -393,12 +397,12 @@ def write_picture(
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
     spec = _build_spec(pixels.shape, pixels.dtype.name, channels, header or Header())
-    _write_file(path, kind, spec, np.ascontiguousarray(pixels))
-    _check_written(path, kind, pixels.nbytes)
+    _write_pixels_or_header(path, kind, spec, np.ascontiguousarray(pixels))
+    _verify_last_row(path, kind, pixels.nbytes)
 
 
-def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) -> None:
-    """Write an OpenEXR that is not packed, the same file as :func:`write_picture` makes of these channels.
+def write_and_verify_scanlines(path: Path, lines: Scanlines, header: Header | None = None) -> None:
+    """Write an OpenEXR that is not packed, the same file as :func:`write_and_verify_picture` makes of these channels.
 
     OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
     themselves, in one piece, behind.
@@ -408,7 +412,7 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) 
     header = header or Header()
     unpacked = header._replace(attributes={**header.attributes, "compression": "none"})
     spec = _build_spec((height, width, count), planes.dtype.name, lines.names, unpacked)
-    _write_file(path, "openexr", spec, None)
+    _write_pixels_or_header(path, "openexr", spec, None)
     rows, size = lines.body.shape
     heads = np.empty((rows, 2), "<i4")
     heads[:, 0], heads[:, 1] = np.arange(spec.y, spec.y + rows), size - HEAD
@@ -418,7 +422,7 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) 
         file.seek(table_end - 8 * rows)
         file.write((table_end + size * np.arange(rows)).astype("<u8").tobytes())
         file.write(lines.body.data)
-    _check_written(path, "openexr", lines.body.nbytes, lines)
+    _verify_last_row(path, "openexr", lines.body.nbytes, lines)
 
 
 def _build_spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
@@ -440,7 +444,7 @@ def _build_spec(shape: Sequence[int], dtype: str, channels: Sequence[str], heade
     return spec
 
 
-def _write_file(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
+def _write_pixels_or_header(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
     """Write a file; where ``pixels`` is None, its header alone."""
     import OpenImageIO as oiio
 
@@ -456,23 +460,23 @@ def _write_file(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -
         raise _build_write_error(path, to_one_line(reason.replace(f' "{path}"', "")), expected)
 
 
-def _build_write_error(path: Path, reason: str, expected: int) -> OSError:
-    """Return the error of a file that is incomplete: "no space" where ``expected`` bytes do not fit on the disk."""
-    if shutil.disk_usage(path.parent).free < expected:  # OpenImageIO does not report it
+def _build_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
+    """Return the error of a file that is incomplete: "no space" where ``expected_bytes`` do not fit on the disk."""
+    if shutil.disk_usage(path.parent).free < expected_bytes:  # OpenImageIO does not report it
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return OSError(errno.EIO, reason, str(path))
 
 
-def _check_written(path: Path, kind: str, size: int, lines: Scanlines | None = None) -> None:
-    """Read the last row of a file of ``size`` bytes of data, and compare it with ``lines`` where they are given."""
+def _verify_last_row(path: Path, kind: str, data_bytes: int, lines: Scanlines | None = None) -> None:
+    """Read the last row of a file of ``data_bytes`` of pixels, and compare it with ``lines`` where they are given."""
     try:
         with open_source(path) as source:
             part = source.get_first_part()
             if kind == "png":  # whose checksums were looked at
                 return
-            matches = source.read_last_row(part).reshape(-1)
+            matches = source.read_last_row_of_first_channel(part).reshape(-1)
     except InputError as error:
-        raise _build_write_error(path, _INCOMPLETE, size) from error
+        raise _build_write_error(path, _INCOMPLETE, data_bytes) from error
     if lines is not None:
         row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(matches, row, equal_nan=True):
@@ -507,18 +511,18 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if detect_format(where)[0] not in _KINDS:
         return ()
     with open_source(where) as source:
-        return list_metadata(source, part)
+        return list_inherited_metadata(source, part)
 
 
-def list_metadata(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_inherited_metadata(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    entries = list_copied_entries((source.get_first_part() if part is None else source.find_part(part)).spec)
+    entries = list_inherited_attributes((source.get_first_part() if part is None else source.find_part(part)).spec)
     return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 
-def list_copied_entries(spec: Any) -> tuple[Attribute, ...]:
+def list_inherited_attributes(spec: Any) -> tuple[Attribute, ...]:
     """Return the entries that pictures made from this part keep, colour space included."""
     entries = []
     for entry in spec.extra_attribs:

@@ -17,10 +17,10 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError, describe_value
 from fullfield._check import check_has_values as held
-from fullfield.io.arrays import open_archive, read_member, read_member_shape, read_npy, write_npy
-from fullfield.io.files import PathLike, check_readable, raise_as_input_errors, to_one_line, write_atomically
+from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
+from fullfield.io.files import PathLike, raise_as_input_errors, require_nonempty_file, to_one_line, write_atomically
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
-from fullfield.io.point_formats import PointCloud, as_coordinates, as_uint8, las, pcd, ply
+from fullfield.io.point_formats import PointCloud, convert_colors_to_uint8, convert_to_float_coordinates, las, pcd, ply
 
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
@@ -36,7 +36,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     file = Path(path)
     suffix = _check_suffix(file, POINT_SUFFIXES)
     if suffix == ".bin":
-        return read_bin(file, columns)
+        return read_bin_cloud(file, columns)
     if columns is not None:
         raise InputError(f"{file}: only .bin has columns to name, got columns={columns!r}")
     return _READERS[suffix](file)
@@ -65,18 +65,18 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     write = _WRITERS[_check_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe_value(cloud)}")
-    full_cloud = _to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
+    full_cloud = _convert_fields_to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
     check_lossless(path, full_cloud)
     with write_atomically(path) as temporary:
         write(temporary, full_cloud)
 
 
-def _to_arrays(cloud: PointCloud) -> PointCloud:
+def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     """Return the cloud with arrays throughout, each of the right length."""
-    points = cloud_from_array(_to_array(cloud.points, "cloud.points"), "cloud.points")
+    points = build_cloud_from_array(_to_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_get_companion(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
+    colors, normals = (_get_colors_or_normals(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
     attributes = {}
     for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
@@ -100,10 +100,10 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
     if isinstance(value, (str, os.PathLike)):
         return read_point_cloud(value)
     if hasattr(value, "points"):
-        points = cloud_from_array(_to_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_get_companion(value, field, len(points), name) for field in ("colors", "normals"))
+        points = build_cloud_from_array(_to_array(value.points, f"{name}.points"), f"{name}.points")
+        colors, normals = (_get_colors_or_normals(value, field, len(points), name) for field in ("colors", "normals"))
         return PointCloud(points.points, colors, normals, points.attributes)
-    return cloud_from_array(_to_array(value, name), name)
+    return build_cloud_from_array(_to_array(value, name), name)
 
 
 def _to_array(value: Any, name: str) -> NDArray[Any]:
@@ -116,7 +116,7 @@ def _to_array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe_value(value)}") from None
 
 
-def _get_companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
+def _get_colors_or_normals(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     values = getattr(value, field, None)
     array = None if values is None else _to_array(values, f"{name}.{field}")
@@ -140,7 +140,7 @@ def transform_cloud(cloud: PointCloud, transform: NDArray[np.float64]) -> PointC
     normals = cloud.normals
     if normals is not None:
         normals = (normals @ transform[:3, :3].T).astype(normals.dtype)
-    return PointCloud(as_coordinates(points), cloud.colors, normals, cloud.attributes)
+    return PointCloud(convert_to_float_coordinates(points), cloud.colors, normals, cloud.attributes)
 
 
 def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
@@ -152,7 +152,7 @@ def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
     common = [name for name in names if all(own.get(name) is not None for own in fields)]
     columns = {name: [own[name] for own in fields] for name in common}
     if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
-        columns["colors"] = [as_uint8(colors) for colors in columns["colors"]]
+        columns["colors"] = [convert_colors_to_uint8(colors) for colors in columns["colors"]]
     joined = {name: np.concatenate(values) for name, values in columns.items()}
     triples = {name: joined.pop(name, None) for name in _TRIPLES}
     points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
@@ -164,35 +164,35 @@ _TRIPLES = ("colors", "normals")
 _MAX_COLUMNS = 256
 
 
-def read_array(path: Path) -> PointCloud:
+def read_npy_cloud(path: Path) -> PointCloud:
     """Read ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on."""
-    return cloud_from_array(read_npy(path, check_readable(path)), str(path))
+    return build_cloud_from_array(read_npy(path, require_nonempty_file(path)), str(path))
 
 
-def cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
+def build_cloud_from_array(values: NDArray[Any], name: str) -> PointCloud:
     """Make a cloud from an array [N, 3] or wider."""
     if values.ndim != 2 or not 3 <= values.shape[1] <= _MAX_COLUMNS or values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected points [N, 3] or wider, got {values.dtype} {list(values.shape)}")
     extra = {f"column_{i}": np.ascontiguousarray(values[:, i]) for i in range(3, values.shape[1])}
-    return PointCloud(as_coordinates(values[:, :3]), attributes=extra)
+    return PointCloud(convert_to_float_coordinates(values[:, :3]), attributes=extra)
 
 
-def read_archive(path: Path) -> PointCloud:
+def read_npz_cloud(path: Path) -> PointCloud:
     """Read ``.npz``: ``points``, ``xyz``, ``pos`` or the only array; ``colors``, ``normals`` and attributes [N]."""
-    with open_archive(path) as (archive, names):
+    with open_npz(path) as (archive, names):
         selected = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
         if selected is None:
             listed = ", ".join(to_one_line(n, 20) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
-        shapes = {name: read_member_shape(path, archive, name) for name in names}
-        _check_shapes(path, selected, shapes)
-        arrays = {name: read_member(path, archive, name) for name in names}
-    cloud = cloud_from_array(arrays.pop(selected), f"{path}: array {selected}")
+        shapes = {name: read_npz_shape(path, archive, name) for name in names}
+        _check_array_shapes(path, selected, shapes)
+        arrays = {name: read_npz_array(path, archive, name) for name in names}
+    cloud = build_cloud_from_array(arrays.pop(selected), f"{path}: array {selected}")
     triples = {name: arrays.pop(name, None) for name in _TRIPLES}
     return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
 
 
-def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_array_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse arrays that do not belong to the array ``points``, before any is unpacked."""
     count = shapes[points][0]
     for name, shape in shapes.items():
@@ -212,11 +212,11 @@ _GUESSED_COLUMNS = (4, 5, 6)
 _MAX_INTENSITY = 65535.0
 
 
-def read_bin(path: Path, columns: int | None = None) -> PointCloud:
+def read_bin_cloud(path: Path, columns: int | None = None) -> PointCloud:
     """Read a ``.bin``: rows of float32 x, y, z and attributes, without a header that says how many."""
     if columns is not None:
         _check.number(columns, "columns", integer=True, low=3, high=_MAX_COLUMNS)
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     if size % (4 * (columns or 1)):
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
         raise InputError(f"{path}: expected rows of {kind}; {size} bytes are no multiple of that")
@@ -225,13 +225,13 @@ def read_bin(path: Path, columns: int | None = None) -> PointCloud:
     rows = values.reshape(-1, count)
     names = _BIN_COLUMNS.get(count, tuple(f"column_{i}" for i in range(3, count)))
     extra = {name: np.ascontiguousarray(rows[:, 3 + i]) for i, name in enumerate(names)}
-    return PointCloud(as_coordinates(rows[:, :3]), attributes=extra)
+    return PointCloud(convert_to_float_coordinates(rows[:, :3]), attributes=extra)
 
 
 def _guess_column_count(path: Path, values: NDArray[np.float32]) -> int:
     """Return the number of values of a point that fits the numbers of a ``.bin``; InputError in doubt."""
     possible = [count for count in _GUESSED_COLUMNS if len(values) % count == 0]
-    plausible = [count for count in possible if _is_plausible(values.reshape(-1, count))]
+    plausible = [count for count in possible if _has_plausible_columns(values.reshape(-1, count))]
     named = 5 if path.name.lower().endswith(".pcd.bin") else 4
     if named in plausible:
         others = [count for count in plausible if count != named]
@@ -248,7 +248,7 @@ def _guess_column_count(path: Path, values: NDArray[np.float32]) -> int:
     )
 
 
-def _is_plausible(rows: NDArray[np.float32]) -> bool:
+def _has_plausible_columns(rows: NDArray[np.float32]) -> bool:
     """Return whether intensities are no negative numbers, and a fifth column holds numbers of rings."""
     with np.errstate(invalid="ignore"):
         intensity = bool(((rows[:, 3] >= 0) & (rows[:, 3] <= _MAX_INTENSITY)).all())
@@ -258,13 +258,13 @@ def _is_plausible(rows: NDArray[np.float32]) -> bool:
         return intensity and bool(((ring == np.floor(ring)) & (ring >= 0) & (ring < 1024)).all())
 
 
-def write_array(path: Path, cloud: PointCloud) -> None:
+def write_npy_cloud(path: Path, cloud: PointCloud) -> None:
     """Write an ``.npy`` file."""
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
     write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
 
 
-def write_archive(path: Path, cloud: PointCloud) -> None:
+def write_npz_cloud(path: Path, cloud: PointCloud) -> None:
     """Write an ``.npz`` file."""
     named = {"points": cloud.points, "colors": cloud.colors, "normals": cloud.normals, **cloud.attributes}
     with zipfile.ZipFile(path, "w") as archive:
@@ -275,11 +275,11 @@ def write_archive(path: Path, cloud: PointCloud) -> None:
 
 
 _READERS = {
-    ".ply": ply.read_ply, ".pcd": pcd.read_pcd, ".npy": read_array, ".npz": read_archive,
+    ".ply": ply.read_ply, ".pcd": pcd.read_pcd, ".npy": read_npy_cloud, ".npz": read_npz_cloud,
     ".las": las.read_las, ".laz": las.read_las,
 }  # fmt: skip
 _WRITERS: dict[str, Callable[[Path, PointCloud], None]] = {
-    ".ply": ply.write_ply, ".pcd": pcd.write_pcd, ".npy": write_array, ".npz": write_archive,
+    ".ply": ply.write_ply, ".pcd": pcd.write_pcd, ".npy": write_npy_cloud, ".npz": write_npz_cloud,
     ".las": las.write_las, ".laz": partial(las.write_las, compress=True),
 }  # fmt: skip
 _MAX_BYTES = 1 << 16  # of a pose
@@ -293,7 +293,7 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     >>> pose = read_pose("pose.txt")  # [4, 4]  # doctest: +SKIP
     """
     file = Path(path)
-    size = check_readable(file)
+    size = require_nonempty_file(file)
     if size > _MAX_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
     with (
@@ -305,18 +305,18 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
         values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
-    return rigid(values.reshape(4, 4) if values.size == 16 else values, str(file))
+    return orthonormalize_pose(values.reshape(4, 4) if values.size == 16 else values, str(file))
 
 
-def rigid(value: Any, name: str = "init") -> NDArray[np.float64]:
-    """Return ``value`` as a float64 [4, 4] rotation and translation; InputError for what :func:`check_pose` refuses."""
-    pose = check_pose(value, name)
+def orthonormalize_pose(value: Any, name: str = "init") -> NDArray[np.float64]:
+    """Return ``value`` as float64 [4, 4] with the nearest rotation; errors as of :func:`convert_to_checked_pose`."""
+    pose = convert_to_checked_pose(value, name)
     left, _, right = np.linalg.svd(pose[:3, :3])
     pose[:3, :3] = left @ right
     return pose
 
 
-def check_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
+def convert_to_checked_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
     """Return ``value`` as a float64 [4, 4] matrix.
 
     InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to ``tolerance``.

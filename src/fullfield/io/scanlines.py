@@ -42,7 +42,7 @@ class Scanlines(NamedTuple):
         return planes
 
 
-def body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
+def compute_body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
     """Return the shape of the lines of a picture of ``size`` (height, width)."""
     height, width = size
     return height, HEAD + channels * width * (2 if half else 4)
@@ -53,10 +53,10 @@ def view_planes(body: Any, channels: int, dtype: Any) -> Any:
     return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
 
 
-def lay_out_lines(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+def pack_lines(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
     """Return channels, which are arrays, as lines; ``buffer`` is used as their memory where its size fits."""
     ordered = sorted(channels, key=lambda channel: channel.name)
-    shape = body_shape(ordered[0].plane.shape, len(ordered), half)
+    shape = compute_body_shape(ordered[0].plane.shape, len(ordered), half)
     body = buffer if buffer is not None and buffer.shape == shape else np.empty(shape, np.uint8)
     lines = Scanlines(tuple(channel.name for channel in ordered), body, half)
     planes = lines.planes

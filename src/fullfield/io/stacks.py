@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import PathLike, check_readable, raise_as_input_errors
+from fullfield.io.files import PathLike, raise_as_input_errors, require_nonempty_file
 from fullfield.io.image import read_frame
 from fullfield.io.names import STACK_SUFFIXES
 
@@ -41,7 +41,7 @@ def read_picture(path: PathLike, index: int, transfer: str | None = None) -> Ten
         return read_frame(where, part=index, transfer=transfer or "auto")
     if transfer not in (None, "auto", "srgb"):
         raise InputError(f"transfer: expected srgb for an animation, got {transfer!r}")
-    check_readable(where)
+    require_nonempty_file(where)
     from PIL import Image
 
     reason = f"cannot read picture {index}"

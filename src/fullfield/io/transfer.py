@@ -28,7 +28,7 @@ _LINEAR_SPACES = (
 )
 
 
-def choose_curve(transfer: str, auto: str) -> Curve | None:
+def choose_display_curve(transfer: str, auto: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
@@ -41,9 +41,9 @@ def choose_curve(transfer: str, auto: str) -> Curve | None:
     if name == "srgb":
         return None
     if name == "linear":
-        return encode_srgb
+        return encode_srgb_in_place
     if name == "cineon":
-        return _decode_cineon
+        return _convert_cineon_to_srgb
     if name in OCIO_TRANSFERS:
         return _build_ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
     return _build_ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
@@ -53,9 +53,9 @@ def choose_curve(transfer: str, auto: str) -> Curve | None:
 def build_half_table(to_display: Curve | None) -> Planes | None:
     """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
 
-    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_curve`.
+    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve`.
     """
-    if to_display not in (None, encode_srgb, _decode_cineon):
+    if to_display not in (None, encode_srgb_in_place, _convert_cineon_to_srgb):
         return None
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = halves.astype(np.float32)
@@ -68,7 +68,7 @@ def build_half_table(to_display: Curve | None) -> Planes | None:
     return values
 
 
-def encode_srgb(light: Planes) -> None:
+def encode_srgb_in_place(light: Planes) -> None:
     """IEC 61966-2-1, in place: negative light becomes 0, light above 1 follows the curve on."""
     # NumPy, not torch: there, a value's last bit depends on its place in the array and on the thread count.
     np.maximum(light, 0, out=light)
@@ -80,8 +80,8 @@ def encode_srgb(light: Planes) -> None:
     light[toe] = low
 
 
-def decode_srgb(values: Planes) -> None:
-    """Apply the inverse of :func:`encode_srgb` in place."""
+def decode_srgb_in_place(values: Planes) -> None:
+    """Apply the inverse of :func:`encode_srgb_in_place` in place."""
     np.maximum(values, 0, out=values)
     toe = values <= 0.04045
     low = values[toe] / np.float32(12.92)
@@ -92,7 +92,7 @@ def decode_srgb(values: Planes) -> None:
     values[toe] = low
 
 
-def _decode_cineon(planes: Planes) -> None:
+def _convert_cineon_to_srgb(planes: Planes) -> None:
     """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
     per_code = 0.002 / 0.6
     black = 10.0 ** ((95 - 685) * per_code)
@@ -103,13 +103,13 @@ def _decode_cineon(planes: Planes) -> None:
         np.power(np.float32(10), planes, out=planes)
     planes -= np.float32(black)
     planes /= np.float32(1 - black)
-    encode_srgb(planes)
+    encode_srgb_in_place(planes)
 
 
 def _build_ocio_curve(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
-    spaces = _list_color_spaces(config)
+    spaces = _list_ocio_color_spaces(config)
     if space.lower() not in spaces:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
@@ -127,13 +127,13 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
             raise InputError(f"transfer: cannot convert from {space!r} to {linear!r}: {to_one_line(buffer.geterror())}")
         light = np.asarray(buffer.get_pixels(oiio.FLOAT), np.float32).transpose(2, 0, 1)
         planes[:] = light if len(planes) == 3 else light[1:2]
-        encode_srgb(planes)
+        encode_srgb_in_place(planes)
 
     return convert
 
 
 @lru_cache(maxsize=4)
-def _list_color_spaces(config: str) -> frozenset[str]:
+def _list_ocio_color_spaces(config: str) -> frozenset[str]:
     """Everything a colour space of the configuration goes by, in lower case, as OpenColorIO compares."""
     import OpenImageIO as oiio
 

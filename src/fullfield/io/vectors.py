@@ -15,11 +15,11 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import check_has_values as held
 from fullfield.io.files import PathLike, write_atomically
-from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, load_flow, read_flow
-from fullfield.io.flow_formats import Y_NOTE, exr, is_finite, nan_where_invalid
+from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
+from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
 from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
-from fullfield.io.oiio import Attribute, Header, check_name, detect_format, group_by_layer, open_source
-from fullfield.io.scanlines import Channel, Scanlines, body_shape, view_planes
+from fullfield.io.oiio import Attribute, Header, check_name_is_utf8, detect_format, group_by_layer, open_source
+from fullfield.io.scanlines import Channel, Scanlines, compute_body_shape, view_planes
 from fullfield.io.windows import FrameWindow, Window
 
 INCOMPLETE_NOTE = "fullfield/incomplete"
@@ -79,10 +79,10 @@ def write_vectors(
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
-    write_vector_lines(where, lay_out_vectors(values, dtype, y), compression, header)
+    write_vector_lines_atomically(where, pack_vector_lines(values, dtype, y), compression, header)
 
 
-def lay_out_vectors(
+def pack_vector_lines(
     layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
@@ -91,12 +91,14 @@ def lay_out_vectors(
         if name not in DIRECTIONS:
             channels.append(Channel(name, values))
             continue
-        finite = is_finite(values)
-        channels += exr.list_vector_channels(name, values if finite.all() else nan_where_invalid(values, finite), y)
-    return exr.to_stored_lines(channels, dtype, buffer)
+        finite = mark_finite_vectors(values)
+        channels += exr.build_vector_channels(
+            name, values if finite.all() else fill_invalid_with_nan(values, finite), y
+        )
+    return exr.pack_lines_checking_range(channels, dtype, buffer)
 
 
-def lay_out_on_device(
+def pack_vector_lines_on_device(
     layers: Mapping[str, Tensor], dtype: str | None, y: str
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
@@ -106,11 +108,11 @@ def lay_out_on_device(
     channels = [
         channel
         for name, layer in layers.items()
-        for channel in (exr.list_vector_channels(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
+        for channel in (exr.build_vector_channels(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
     ]
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"
-    body = torch.empty(body_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device)
+    body = torch.empty(compute_body_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device)
     planes = view_planes(body, len(channels), torch.float16 if half else torch.float32)
     for index, (_, plane, negated) in enumerate(channels):
         planes[:, index] = -plane if negated else plane
@@ -119,13 +121,13 @@ def lay_out_on_device(
     return tuple(channel.name for channel in channels), body, good
 
 
-def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
+def write_vector_lines_atomically(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
     """Write lines of vectors as :func:`write_vectors` does; the header says where y points."""
     where, planes = Path(path), lines.planes
     check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
-    check_name(where)
+    check_name_is_utf8(where)
     with write_atomically(where) as temporary:
-        exr.write_lines(temporary, lines, compression, header)
+        exr.write_compressed_lines(temporary, lines, compression, header)
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class VectorReading:
             are_pairs = len(self.channels) in (2, 4) and len(set(self.channels)) == len(self.channels)
             require(are_pairs, "channels", "two or four different names", ", ".join(self.channels))
 
-    def arguments_for(self, direction: str) -> dict[str, Any]:
+    def build_read_arguments(self, direction: str) -> dict[str, Any]:
         """Return the arguments of :func:`fullfield.io.read_flow` for a direction; InputError where it has none."""
         explicit = {
             name: getattr(self, name) for name in ("part", "y_axis", "encoding") if getattr(self, name) is not None
@@ -171,7 +173,7 @@ class VectorReading:
         return self == VectorReading()
 
 
-def has_backward(path: PathLike, part: int | str | None = None) -> bool:
+def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
     """Return whether an OpenEXR holds flow to the frame before."""
     with open_source(Path(path)) as source:
         if exr.has_blender_vectors(source):
@@ -180,7 +182,7 @@ def has_backward(path: PathLike, part: int | str | None = None) -> bool:
         return any({"u", "v"} <= group_by_layer(listed.channels).get("backward", {}).keys() for listed in parts)
 
 
-def read_direction(
+def read_flow_direction(
     path: PathLike, direction: str, reading: VectorReading | None = None, window: Window = "display"
 ) -> Tensor:
     """Return the flow [2, H, W] of a direction; NaN where there is none.
@@ -189,12 +191,12 @@ def read_direction(
     is requested.
     """
     where, reading = Path(path), reading or VectorReading()
-    arguments = reading.arguments_for(direction)
+    arguments = reading.build_read_arguments(direction)
     if where.suffix.lower() != ".exr":
-        return _set_nan_where_invalid(*read_flow(where, **arguments))
+        return _set_invalid_to_nan(*read_flow(where, **arguments))
     if "channels" not in arguments and "layer" not in arguments:
         arguments["layer"] = direction
-    return _set_nan_where_invalid(*load_flow(where, **arguments, window=window, marked=False))
+    return _set_invalid_to_nan(*read_flow_optionally_masked(where, **arguments, window=window, use_valid_channel=False))
 
 
 def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
@@ -209,27 +211,29 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
     where = Path(path)
     if reading is not None and not reading.is_default:
         count = 2 if len(reading.channels or ()) == 4 else 1
-        return {name: read_direction(where, name, reading) for name in DIRECTIONS[:count]}
+        return {name: read_flow_direction(where, name, reading) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
-        return {"forward": _set_nan_where_invalid(*read_flow(where))}
+        return {"forward": _set_invalid_to_nan(*read_flow(where))}
     layers: dict[str, Tensor] = {}
-    for name in list_layers(where):
-        layers[name] = read_direction(where, name) if name in DIRECTIONS else read_plane(where, name)
+    for name in list_motion_layers(where):
+        layers[name] = read_flow_direction(where, name) if name in DIRECTIONS else read_motion_plane(where, name)
     if not layers.keys() & DIRECTIONS:
         with open_source(where, "openexr", "flow in OpenEXR") as source:
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
-            return layers | {name: read_direction(where, name) for name in DIRECTIONS}
-        layers["forward"] = _set_nan_where_invalid(*load_flow(where, marked=False))  # bare u and v, or the complaint
+            return layers | {name: read_flow_direction(where, name) for name in DIRECTIONS}
+        layers["forward"] = _set_invalid_to_nan(
+            *read_flow_optionally_masked(where, use_valid_channel=False)
+        )  # bare u and v, or the complaint
     return layers
 
 
-def _set_nan_where_invalid(flow: Tensor, valid: Tensor) -> Tensor:
+def _set_invalid_to_nan(flow: Tensor, valid: Tensor) -> Tensor:
     """Set vectors that are not known to NaN, in place."""
     return flow.masked_fill_(~valid, float("nan"))
 
 
-def list_layers(path: PathLike) -> list[str]:
+def list_motion_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
     with open_source(Path(path)) as source:
         grouped = group_by_layer(source.get_first_part().channels)
@@ -240,7 +244,7 @@ def list_layers(path: PathLike) -> list[str]:
     return directions_ + [name for name in (*PLANES, VALID) if name in planes]
 
 
-def read_note(path: PathLike, name: str) -> str:
+def read_header_text(path: PathLike, name: str) -> str:
     """Return an entry of the header as text; empty where there is none."""
     if detect_format(Path(path))[0] != "openexr":
         return ""
@@ -248,8 +252,8 @@ def read_note(path: PathLike, name: str) -> str:
         return str(source.get_first_part().spec.get_string_attribute(name))
 
 
-def read_plane(path: PathLike, name: str) -> Tensor:
-    """Return a channel of :func:`list_layers` on the display window, 0 outside the data window."""
+def read_motion_plane(path: PathLike, name: str) -> Tensor:
+    """Return a channel of :func:`list_motion_layers` on the display window, 0 outside the data window."""
     with open_source(Path(path)) as source:
         part = source.get_first_part()
         names = [have.lower() for have in part.channels]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice
-from fullfield.io.files import PathLike, check_pixel_count, check_readable, describe_error, write_atomically
+from fullfield.io.files import PathLike, check_pixel_count, describe_error, require_nonempty_file, write_atomically
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
@@ -81,15 +81,15 @@ def open_video(source: PathLike) -> VideoSource:
     return CameraSource(name) if name.startswith(CAMERA) else FileSource(name)
 
 
-class Turn(NamedTuple):
-    """Turn that brings stored pixels to the position in which players show them."""
+class DisplayRotation(NamedTuple):
+    """Rotation or reflection that brings stored pixels to the position in which players show them."""
 
     transposed: bool = False
     """Swap rows and columns, before anything is flipped."""
     flipped_x: bool = False
     flipped_y: bool = False
 
-    def turn_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
+    def rotate_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
         """Return ``[H, W, ...]`` turned, without copying."""
         pixels = pixels.swapaxes(0, 1) if self.transposed else pixels
         pixels = pixels[:, ::-1] if self.flipped_x else pixels
@@ -97,15 +97,15 @@ class Turn(NamedTuple):
 
 
 _QUARTERS = {
-    0: Turn(),
-    90: Turn(transposed=True, flipped_y=True),
-    180: Turn(flipped_x=True, flipped_y=True),
-    270: Turn(transposed=True, flipped_x=True),
+    0: DisplayRotation(),
+    90: DisplayRotation(transposed=True, flipped_y=True),
+    180: DisplayRotation(flipped_x=True, flipped_y=True),
+    270: DisplayRotation(transposed=True, flipped_x=True),
 }
 """Turns without a mirror, by PyAV's rotation in degrees, counter-clockwise."""
 
 
-def parse_display_matrix(matrix: bytes) -> Turn | None:
+def parse_display_matrix(matrix: bytes) -> DisplayRotation | None:
     """Return the turn of a display matrix: nine int32, of which the first, second, fourth and fifth turn.
 
     A stored pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift. None for angles between the quarters.
@@ -115,11 +115,11 @@ def parse_display_matrix(matrix: bytes) -> Turn | None:
     if min(across, along) > 0.02 * max(across, along):
         return None
     if across >= along:
-        return Turn(False, a < 0, d < 0)
-    return Turn(True, c < 0, b < 0)
+        return DisplayRotation(False, a < 0, d < 0)
+    return DisplayRotation(True, c < 0, b < 0)
 
 
-def _read_turn(frame: Any) -> Turn | None:
+def _read_display_rotation(frame: Any) -> DisplayRotation | None:
     """Return the turn of PyAV's frame."""
     try:
         for entry in frame.side_data:
@@ -127,13 +127,13 @@ def _read_turn(frame: Any) -> Turn | None:
                 return parse_display_matrix(bytes(entry))
     except ValueError:  # PyAV refuses all entries where it does not know the kind of one
         return _QUARTERS.get(getattr(frame, "rotation", 0) % 360)
-    return Turn()
+    return DisplayRotation()
 
 
 class _Decoded:
     """Frame of PyAV."""
 
-    def __init__(self, frame: Any, turn: Turn, seconds: float, name: str) -> None:
+    def __init__(self, frame: Any, turn: DisplayRotation, seconds: float, name: str) -> None:
         self._frame, self._turn, self._name = frame, turn, name
         self.time = seconds
 
@@ -151,9 +151,9 @@ class _Decoded:
             raise InputError(
                 f"{self._name}: its pixels cannot be converted ({_strip_ffmpeg_message(error)})"
             ) from error
-        return self._turn.turn_pixels(pixels)
+        return self._turn.rotate_pixels(pixels)
 
-    def values(self) -> Tensor:
+    def to_float_rgb(self) -> Tensor:
         """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
         if self._frame.is_corrupt:
             raise InputError(f"{self._name}: is damaged")
@@ -174,7 +174,7 @@ class FileSource:
     def __init__(self, path: PathLike) -> None:
         self._path = str(path)
         self.is_live = "://" in self._path
-        self._bytes = 0 if self.is_live else check_readable(Path(self._path))
+        self._bytes = 0 if self.is_live else require_nonempty_file(Path(self._path))
         av = importlib.import_module("av")
         self._silence, self._broken = av.error.ExitError, av.error.FFmpegError
         try:
@@ -186,12 +186,12 @@ class FileSource:
                 f"{self._path}: expected a video, and PyAV cannot read it ({_strip_ffmpeg_message(error)})"
             ) from error
         try:
-            self._describe()
+            self._read_stream_properties()
         except BaseException:
             self._container.close()
             raise
 
-    def _describe(self) -> None:
+    def _read_stream_properties(self) -> None:
         if not self._container.streams.video:
             raise InputError(f"{self._path}: expected a video, and there is no picture in it")
         self._stream = self._container.streams.video[0]
@@ -214,14 +214,14 @@ class FileSource:
         self._first_packets: list[Any] = []
         self._first_frames: list[Any] = []
         self._first_error: Exception | None = None
-        self._decode_first()
+        self._decode_first_frame()
         if self._first_frames:
-            turn = _read_turn(self._first_frames[0])
+            turn = _read_display_rotation(self._first_frames[0])
             if turn is not None and turn.transposed:
                 self.width, self.height = self.height, self.width
                 self.pixel_aspect = 1 / self.pixel_aspect
 
-    def _decode_first(self) -> None:
+    def _decode_first_frame(self) -> None:
         """Decode the first frame, which alone says how the video is turned; an error waits for the iteration."""
         try:
             for packet in self._demuxed:
@@ -236,7 +236,7 @@ class FileSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
         last, shift, is_warned = -interval, 0.0, False
-        for number, frame in enumerate(self._raise_as_input_errors(self._iterate_decoded(), "frame")):
+        for number, frame in enumerate(self._raise_as_input_errors(self._iterate_decoded_frames(), "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
             shift = -stamp if number == 0 else shift
@@ -250,7 +250,7 @@ class FileSource:
                 shift += last + interval - seconds
                 seconds = last + interval
             last = seconds
-            turn = _read_turn(frame)
+            turn = _read_display_rotation(frame)
             size = (frame.height, frame.width) if turn is not None and turn.transposed else (frame.width, frame.height)
             if size != (self.width, self.height):
                 raise InputError(
@@ -258,10 +258,10 @@ class FileSource:
                     f"{size[0]}×{size[1]} after {seconds:.2f} s"
                 )
             if not is_warned:
-                is_warned = self._warn_about_turn(frame, turn)
-            yield _Decoded(frame, turn or Turn(), seconds, f"{self._path}, frame {number + 1}")
+                is_warned = self._warn_if_interlaced_or_tilted(frame, turn)
+            yield _Decoded(frame, turn or DisplayRotation(), seconds, f"{self._path}, frame {number + 1}")
 
-    def _warn_about_turn(self, frame: Any, turn: Turn | None) -> bool:
+    def _warn_if_interlaced_or_tilted(self, frame: Any, turn: DisplayRotation | None) -> bool:
         """Warn of a frame that is not as players show it, and return whether it is one."""
         problem = ""
         if frame.interlaced_frame:
@@ -272,7 +272,7 @@ class FileSource:
             warnings.warn(f"{self._path}: {problem}", stacklevel=4)
         return bool(problem)
 
-    def _iterate_packets(self) -> Iterator[Any]:
+    def _iterate_complete_packets(self) -> Iterator[Any]:
         """Yield the packets of the stream, without one that the end of a truncated file cuts off."""
         yield from (packet for packet in self._first_packets if not self._is_cut_off(packet))
         yield from self._iterate_later_packets()
@@ -288,7 +288,7 @@ class FileSource:
     def _is_cut_off(self, packet: Any) -> bool:
         return bool(packet.is_corrupt and 0 < self._bytes <= (packet.pos or 0) + packet.size)
 
-    def _iterate_decoded(self) -> Iterator[Any]:
+    def _iterate_decoded_frames(self) -> Iterator[Any]:
         yield from self._first_frames
         self._first_frames = []
         for packet in self._iterate_later_packets():
@@ -312,12 +312,12 @@ class FileSource:
         A file that ends before the time that its header says is warned about.
         """
         number, start, end = 0, math.inf, -math.inf
-        for packet in self._raise_as_input_errors(self._iterate_packets(), "packet"):
+        for packet in self._raise_as_input_errors(self._iterate_complete_packets(), "packet"):
             number += packet.size > 0
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is not None:
                 start, end = min(start, stamp), max(end, stamp + (packet.duration or 0))
-        declared, measured = self._measure_seconds(start, end)
+        declared, measured = self._compute_header_and_packet_seconds(start, end)
         is_asf = self._container.format.name == "asf"
         slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
         if declared - measured > max(slack, _SHORTER * declared):
@@ -328,7 +328,7 @@ class FileSource:
             )
         return number
 
-    def _measure_seconds(self, start: float, end: float) -> tuple[float, float]:
+    def _compute_header_and_packet_seconds(self, start: float, end: float) -> tuple[float, float]:
         """Return the seconds of pictures by the header, 0 where it does not say, and as the packets' stamps have them.
 
         Both are counted from 0 where the header's are.
@@ -406,7 +406,7 @@ class CameraSource:
         self._camera.release()
 
 
-def check_codec(path: PathLike, codec: str) -> None:
+def check_codec_fits_suffix(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
     choice(codec, "codec", VIDEO_CODECS)
     suffix = Path(path).suffix.lower()
@@ -434,7 +434,7 @@ class VideoWriter:
     def __init__(
         self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264", pixel_aspect: float = 1.0
     ) -> None:
-        check_codec(path, codec)
+        check_codec_fits_suffix(path, codec)
         encoders, pixel_format, options = _ENCODINGS[codec]
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
@@ -474,7 +474,7 @@ class VideoWriter:
     def close(self) -> None:
         """Write what the encoder holds, and give the file its name if it has a picture."""
         if self._last < 0:
-            self._discard_file(_NoPicture())
+            self._discard_file(_NoPictureWrittenError())
             return
         with self._stack:
             self._container.mux(self._stream.encode(None))
@@ -495,7 +495,7 @@ class VideoWriter:
         self._stack.__exit__(type(error), error, error.__traceback__)
 
 
-class _NoPicture(Exception):
+class _NoPictureWrittenError(Exception):
     """End of a film to which no picture was written."""
 
 

@@ -35,7 +35,7 @@ class FrameWindow(NamedTuple):
         return all(both[i] < self.data[i] + other.data[i] for i in (2, 3))
 
 
-def common_window(windows: Mapping[str, FrameWindow]) -> FrameWindow:
+def merge_frame_windows(windows: Mapping[str, FrameWindow]) -> FrameWindow:
     """Return the first window, widened to the data windows of all; InputError names the path that does not fit."""
     (first_path, first), *others = windows.items()
     union = first
@@ -65,7 +65,7 @@ def check_window_argument(window: object) -> None:
         raise InputError(f"window: expected one of display, data, or (x, y, width, height), got {window!r}")
 
 
-def select_box(window: Window, data: Box, display: Box) -> Box:
+def resolve_window_to_box(window: Window, data: Box, display: Box) -> Box:
     """Return the box that ``window`` stands for in a file with these windows."""
     if isinstance(window, tuple):
         return window

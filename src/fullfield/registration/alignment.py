@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud, rigid
+from fullfield.io.pointcloud import as_point_cloud, orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import find_median, shift_origins, take_finite_points, thin_points
@@ -24,7 +24,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_dis
         _check.number(max_distance, "max_distance", above=0.0)
     points = as_point_cloud(source, "source").points
     goal = take_finite_points(target, "target", 1)
-    pose = np.eye(4) if transform is None else rigid(transform, "transform")
+    pose = np.eye(4) if transform is None else orthonormalize_pose(transform, "transform")
     middle = find_median(goal)
     is_finite = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
@@ -55,7 +55,7 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     _check.number(voxel, "voxel", above=0.0)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     middles = [find_median(points) for points in clouds]
-    pose = shift_origins(np.eye(4) if transform is None else rigid(transform, "transform"), *middles)
+    pose = shift_origins(np.eye(4) if transform is None else orthonormalize_pose(transform, "transform"), *middles)
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
     for number, points in enumerate(thinned):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.io.pointcloud import rigid
+from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import find_median, select_per_cell, take_finite_points
@@ -98,7 +98,7 @@ def measure_true_overlap(
             by more than 5° or 2 units is dropped.
     """
     _check.number(max_distance, "max_distance", above=0.0)
-    pose = rigid(transform, "transform")
+    pose = orthonormalize_pose(transform, "transform")
     clouds = [take_finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = find_median(clouds[1])
     transformed, goal = (

@@ -11,7 +11,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.io.pointcloud import rigid
+from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
@@ -109,7 +109,7 @@ def register_clouds(
     voxel, init, seed, iterations, samples, descriptor, ransac_only = settings
     descriptor = _load_descriptor(descriptor)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    start = None if init is None else rigid(init)
+    start = None if init is None else orthonormalize_pose(init)
     middles = [find_median(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)

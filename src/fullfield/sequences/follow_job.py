@@ -17,7 +17,7 @@ from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.vectors import ENDS_NOTE, read_note, read_vectors
+from fullfield.io.vectors import ENDS_NOTE, read_header_text, read_vectors
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
 from fullfield.sequences.job import build_prepared_estimator, list_reproducible_parameters
@@ -181,7 +181,7 @@ def run_follow(
 
     def read_stored(number: int) -> dict[str, Tensor]:
         path = job.output.path(number)
-        return {} if read_note(path, ENDS_NOTE) else read_vectors(path)
+        return {} if read_header_text(path, ENDS_NOTE) else read_vectors(path)
 
     def write(result: FrameResult, event: Any, inputs: dict[str, str | None]) -> bool:
         layers = to_cpu(writers.copy_to_host(result.tensors, event))

@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 
 from fullfield._check import InputError
 from fullfield.io import read_frame
-from fullfield.io.raw import read_raw
+from fullfield.io.all_channels import read_all_channels
 from fullfield.ops.warping import warp
 from fullfield.viz.page import ViewFrame
 
@@ -29,7 +29,7 @@ class Paint(NamedTuple):
 
 def read_paint(path: str | os.PathLike[str]) -> Paint:
     """Read a paint; without an alpha channel it covers everything."""
-    raw = read_raw(path)
+    raw = read_all_channels(path)
     color = read_frame(path, alpha="apply")
     alpha = torch.ones_like(color[0]) if raw.alpha is None else raw.pixels[raw.alpha].clamp(0, 1)
     return Paint(color, alpha)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, mask_path
+from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, get_mask_file
 
 MAX_FRAMES = 1_000_000
 """Limit of one range; more is a slip of the keyboard."""
@@ -187,7 +187,7 @@ def is_pattern(text: str) -> bool:
 
 def format_mask(mask: str | None, number: int) -> str | None:
     """Return the mask of a frame: a pattern of files gets the frame's number, anything else stays."""
-    file = mask_path(mask)
+    file = get_mask_file(mask)
     if mask is None or file is None or not is_pattern(file):
         return mask
     return Pattern.parse(file).format_path(number) + mask[len(file) :]
@@ -221,9 +221,9 @@ def find_frames(text: str) -> FrameFiles:
         hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{path.suffix}"
         raise InputError(f"{text}: is one frame; a sequence is a pattern{hint}, a folder or a glob")
     if path.exists() and not path.is_dir():
-        from fullfield.io.files import check_readable
+        from fullfield.io.files import require_nonempty_file
 
-        check_readable(path)  # a pipe, a device or a socket
+        require_nonempty_file(path)  # a pipe, a device or a socket
     if path.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
         raise InputError(f"{text}: no such file")
     if path.is_dir():

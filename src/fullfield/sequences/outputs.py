@@ -25,7 +25,7 @@ from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_digest_of_values, compute_sampled_checksum, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import remove_abandoned_files, to_one_line, truncate_to_bytes, write_atomically
+from fullfield.io.files import remove_abandoned_temporary_files, to_one_line, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Header, open_source
@@ -34,10 +34,10 @@ from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
-    lay_out_vectors,
-    read_note,
+    pack_vector_lines,
+    read_header_text,
     read_vectors,
-    write_vector_lines,
+    write_vector_lines_atomically,
 )
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.results import FrameResult
@@ -115,7 +115,7 @@ class Output:
         if not path.is_file() or path.stat().st_size == 0 or (st_map is not None and not Path(st_map).is_file()):
             return False
         try:
-            return self.suffix != ".exr" or not read_note(path, INCOMPLETE_NOTE)
+            return self.suffix != ".exr" or not read_header_text(path, INCOMPLETE_NOTE)
         except InputError:
             return False
 
@@ -132,9 +132,9 @@ class Output:
         """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
-    def lay_out_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+    def pack_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
         """Return layers on the CPU as lines of an EXR; ``buffer`` is memory that may be used for them."""
-        return lay_out_vectors({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
+        return pack_vector_lines({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
 
     def write(
         self,
@@ -164,9 +164,9 @@ class Output:
                 notes[INCOMPLETE_NOTE] = ",".join(sorted(set(result.missing)))
             if result.shot_ends:
                 notes[ENDS_NOTE] = ",".join(result.shot_ends)
-            lines = self.lay_out_lines(layers) if isinstance(layers, Mapping) else layers
+            lines = self.pack_lines(layers) if isinstance(layers, Mapping) else layers
             header = Header(notes, result.window, () if result.plate is None else result.plate.metadata)
-            write_vector_lines(path, lines, self.compression, header)
+            write_vector_lines_atomically(path, lines, self.compression, header)
 
     # ---- what made them
 
@@ -223,7 +223,7 @@ class Output:
             plan = self._compare_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
-                remove_abandoned_files(folder)
+                remove_abandoned_temporary_files(folder)
         records.remove_outdated_notes()
         return plan
 
@@ -239,7 +239,7 @@ class Output:
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
-            if st_map is None or not stored.is_frame_complete(number) or read_note(path, ENDS_NOTE):
+            if st_map is None or not stored.is_frame_complete(number) or read_header_text(path, ENDS_NOTE):
                 continue
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [

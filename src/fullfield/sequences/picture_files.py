@@ -10,10 +10,10 @@ from torch import Tensor
 from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import choose_reader_count
+from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
-from fullfield.io.raw import Raw, read_raw
-from fullfield.io.transfer import choose_curve
+from fullfield.io.transfer import choose_display_curve
 from fullfield.sequences.changes import GreyPicture, reduce_frame
 from fullfield.sequences.names import choose_frames, find_frames, format_mask
 from fullfield.sequences.plates import open_frame_files
@@ -61,17 +61,17 @@ class PictureFiles:
         """Return the frames of a range; all that exist by default."""
         return self.numbers if self.is_video and frames is None else choose_frames(self._frame_files, frames, "frames")
 
-    def read(self, number: int) -> Raw:
+    def read(self, number: int) -> ChannelPicture:
         """Return a picture; a frame of a video is display-referred colour."""
         if not self.is_video:
-            return read_raw(self.path(number), format_mask(self._mask, number))
+            return read_all_channels(self.path(number), format_mask(self._mask, number))
         if number not in self.numbers:
             raise InputError(f"{self.text}: has no frame {number}")
         plate = self._plates.read(number)
         frame = plate.frame
         codes = frame * 255
         kind_name = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
-        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), kind_name, plate.window)
+        return ChannelPicture(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), kind_name, plate.window)
 
     def read_reduced(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
@@ -101,13 +101,13 @@ def is_video_name(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
 
 
-def encode_for_video(raw: Raw) -> Tensor:
+def encode_for_video(raw: ChannelPicture) -> Tensor:
     """Return display-referred colour for a video: int32 [3, H, W] of 16 bits; light is encoded as sRGB."""
     names = [name.rpartition(".")[2].upper() for name in raw.channels]
     indices = [names.index(name) for name in "RGB" if name in names]
     planes = raw.pixels[indices] if len(indices) == 3 else raw.pixels[:1].expand(3, -1, -1)
     pixels = planes.contiguous().clone()
-    encode = choose_curve("linear", auto="linear")
+    encode = choose_display_curve("linear", auto="linear")
     if raw.value_type not in ("uint8", "uint16") and encode is not None:
         encode(pixels.numpy())
     return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)

@@ -18,11 +18,11 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, read_stamp
 from fullfield._read_ahead import ReadAhead
-from fullfield.io import raw as pictures
-from fullfield.io.names import VIDEO_WRITE_SUFFIXES, is_exr
+from fullfield.io import all_channels as pictures
+from fullfield.io.all_channels import RAW_SUFFIXES, ChannelPicture
+from fullfield.io.names import VIDEO_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.raw import RAW_SUFFIXES, Raw
-from fullfield.io.video import VideoWriter, check_codec
+from fullfield.io.video import VideoWriter, check_codec_fits_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import Pattern, is_pattern
@@ -130,7 +130,7 @@ def _describe_problem(number: int, error: InputError | OSError) -> Problem:
 
 
 def _size_bytes(item: object) -> int:
-    if isinstance(item, Raw):
+    if isinstance(item, ChannelPicture):
         return item.pixels.nbytes
     return int(getattr(item, "nbytes", 1))
 
@@ -175,7 +175,7 @@ class PictureJob(ABC):
     @abstractmethod
     def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
-    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+    ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
 
     @abstractmethod
@@ -217,7 +217,7 @@ class PictureJob(ABC):
         if suffix not in (*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES):
             valid_mask = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
             raise InputError(f"output: expected a suffix out of {valid_mask}, got {self.output}")
-        if suffix == ".png" and is_exr(self.picture_paths[0]):
+        if suffix == ".png" and has_exr_suffix(self.picture_paths[0]):
             raise InputError(f"output: PNG holds no floats, as {self.picture_paths[0]} has; write .exr or .tif")
         if not self.has_records and len(self.numbers) > 1 and suffix in RAW_SUFFIXES:
             raise InputError(f"output: expected a pattern for the files, such as out.%04d{suffix}, got {self.output}")
@@ -231,7 +231,7 @@ class VideoOutput:
     """Video that gets the pictures of a job in the order of their frames; it appears when it is complete."""
 
     def __init__(self, job: PictureJob, codec: str) -> None:
-        check_codec(job.output, codec)
+        check_codec_fits_suffix(job.output, codec)
         self._job, self._codec = job, codec
         self._writer: VideoWriter | None = None
 
@@ -242,7 +242,7 @@ class VideoOutput:
         if self._writer is not None:
             self._writer.__exit__(kind, error, trace)
 
-    def write(self, number: int, raw: Raw) -> None:
+    def write(self, number: int, raw: ChannelPicture) -> None:
         """Add the picture of a frame."""
         picture = encode_for_video(raw)
         if self._writer is None:
@@ -269,7 +269,7 @@ def run_pictures(
     outcome, stages, checksums = Outcome(), StageTimes(), Checksums()
     journal = Output(job.output).journal() if job.has_records else None
 
-    def write(number: int, raw: Raw, event: Any, inputs: Mapping[str, str | None]) -> bool:
+    def write(number: int, raw: ChannelPicture, event: Any, inputs: Mapping[str, str | None]) -> bool:
         with stages.measure("fetch"):
             pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
@@ -282,7 +282,7 @@ def run_pictures(
                 video.write(number, raw._replace(pixels=pixels))
             return True
         with recording, stages.measure("write"):
-            pictures.write_raw(job.path(number), raw._replace(pixels=pixels))
+            pictures.write_all_channels(job.path(number), raw._replace(pixels=pixels))
         return True
 
     writers = None if video is None else 1  # in the order of the frames

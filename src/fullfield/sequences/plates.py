@@ -21,11 +21,11 @@ from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
-from fullfield.io.names import STACK_SUFFIXES, mask_path
+from fullfield.io.names import STACK_SUFFIXES, get_mask_file
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
-from fullfield.io.transfer import choose_curve
-from fullfield.io.windows import FrameWindow, Window, common_window
+from fullfield.io.transfer import choose_display_curve
+from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
 _MAX_LARGER, _MAX_PIXELS = 16, 1 << 24  # how much larger a display window may be than the data window
@@ -187,7 +187,7 @@ class FilePlates(Plates):
         self.readers = choose_reader_count()
         self._dead_pictures = _DeadPictures()
         mask = self._reading.get("mask")
-        self._mask = mask if mask_path(mask) is not None else None
+        self._mask = mask if get_mask_file(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
@@ -201,7 +201,7 @@ class FilePlates(Plates):
         return self.path(number)
 
     def mask_file(self, number: int) -> str | None:
-        return mask_path(format_mask(self._mask, number))
+        return get_mask_file(format_mask(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
@@ -316,7 +316,7 @@ class VideoPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path = frame_files.text
-        self._curve = choose_curve(transfer or "auto", auto="srgb")
+        self._curve = choose_display_curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
@@ -355,7 +355,7 @@ class VideoPlates(Plates):
                 frame = next(self._frames, None)
                 if frame is None:
                     raise InputError(f"{self._path}: has no frame {number}; it ends before")
-            values: Tensor = frame.values()
+            values: Tensor = frame.to_float_rgb()
         if self._curve is not None:
             self._curve(values.numpy())
         return Plate(values, self._describe_window(values), identity=self._identity)
@@ -405,9 +405,9 @@ def cut_display(plate: Plate) -> tuple[Tensor, Tensor | None]:
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
-    """Return :func:`fullfield.io.windows.common_window` of plates, by path."""
+    """Return :func:`fullfield.io.windows.merge_frame_windows` of plates, by path."""
     boxes = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
-    return common_window({path: p.window or FrameWindow(boxes[path], boxes[path]) for path, p in plates.items()})
+    return merge_frame_windows({path: p.window or FrameWindow(boxes[path], boxes[path]) for path, p in plates.items()})
 
 
 def pin_plate(plate: Plate) -> Plate:

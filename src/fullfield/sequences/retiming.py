@@ -15,8 +15,8 @@ import torch
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
-from fullfield.io.names import mask_path
-from fullfield.io.raw import Raw
+from fullfield.io.all_channels import ChannelPicture
+from fullfield.io.names import get_mask_file
 from fullfield.sequences.changes import GreyPicture, is_cut, reduce_frame
 from fullfield.sequences.motion import interpolate_picture
 from fullfield.sequences.names import format_frames, format_mask
@@ -173,7 +173,7 @@ class RetimeJob(PictureJob):
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
             inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._plate_path(plate))
-            mask = mask_path(format_mask(self.mask, plate))
+            mask = get_mask_file(format_mask(self.mask, plate))
             if mask is not None:
                 inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
             inputs[f"flow {index}"] = (
@@ -183,7 +183,7 @@ class RetimeJob(PictureJob):
 
     def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
-    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+    ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
         if self.plates is None:
             raise RuntimeError("a job without plates")
@@ -237,12 +237,14 @@ class RetimeJob(PictureJob):
             return self.plates.read(number) if kind == "plate" else self.plates.read_reduced(number)
         return self.flow.read_flow(number, kind)
 
-    def _compute_picture(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
+    def _compute_picture(
+        self, number: int, device: torch.device, reader: InputReader, outcome: Outcome
+    ) -> ChannelPicture:
         before, fraction = self._locate_between_plates(number)
         time = float(fraction)
         nearest = before if time < 0.5 else before + 1
         if fraction == 0 or self._is_cut(before, reader, outcome):
-            plate: Raw = reader.get_item(("plate", nearest))
+            plate: ChannelPicture = reader.get_item(("plate", nearest))
             reader.add_message(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
         first, second = reader.get_item(("plate", before)), reader.get_item(("plate", before + 1))

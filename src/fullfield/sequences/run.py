@@ -17,8 +17,8 @@ from fullfield._ledger.records import Records
 from fullfield._ledger.versions import Identity, compute_digest_of_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.scanlines import Scanlines, body_shape
-from fullfield.io.vectors import lay_out_on_device
+from fullfield.io.scanlines import Scanlines, compute_body_shape
+from fullfield.io.vectors import pack_vector_lines_on_device
 from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.outputs import to_cpu
@@ -180,7 +180,7 @@ class VectorWriter:
         if self._output.is_vectors:
             with self._buffers.lend_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
-                    lines = self._lay_out_lines(result.tensors, event, buffer)
+                    lines = self._pack_lines(result.tensors, event, buffer)
                 if lines is not None:
                     return self._write_file(result, lines, directions, record)
         with self._stages.measure("fetch"):
@@ -193,14 +193,14 @@ class VectorWriter:
                 return False
         return self._write_file(result, tensors, directions, record)
 
-    def _lay_out_lines(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
+    def _pack_lines(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.lay_out_lines(to_cpu(tensors), buffer.numpy())
+            return output.pack_lines(to_cpu(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.copy_stream(tensors, event):
-            names, body, is_valid_there = lay_out_on_device(tensors, output.dtype, output.y)
+            names, body, is_valid_there = pack_vector_lines_on_device(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
             is_valid.copy_(is_valid_there, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
@@ -251,7 +251,7 @@ class _LineBuffers:
     def lend_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
         """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
         height, width = next(iter(tensors.values())).shape[-2:]
-        shape = body_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
+        shape = compute_body_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
         buffer = None
         with contextlib.suppress(IndexError):  # several writers take from it at once
             buffer = self._free.pop()

@@ -9,16 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.names import FLOW_SUFFIXES, is_exr
+from fullfield.io.names import FLOW_SUFFIXES, has_exr_suffix
 from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
     VectorReading,
-    list_layers,
-    read_direction,
-    read_note,
-    read_plane,
+    list_motion_layers,
+    read_flow_direction,
+    read_header_text,
+    read_motion_plane,
 )
 from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
 from fullfield.sequences.outputs import Output
@@ -101,7 +101,7 @@ class StoredFlow:
     def require_directions(self, *directions: str) -> None:
         """Raise InputError if the files, by their notes or format, have not all of these directions."""
         stored = self._settings.get("direction", "both")
-        if stored == "both" and len(directions) > 1 and not is_exr(self.paths[0]):
+        if stored == "both" and len(directions) > 1 and not has_exr_suffix(self.paths[0]):
             stored = "one"
         if stored != "both" and not {*directions} <= {stored}:
             raise InputError(
@@ -117,19 +117,19 @@ class StoredFlow:
         path = self.path(number)
         if number not in self:
             raise InputError(f"{path}: no such file")
-        if is_exr(path):
-            ends, incomplete = (read_note(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE))
+        if has_exr_suffix(path):
+            ends, incomplete = (read_header_text(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE))
             if direction in ends:
                 raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
             if direction in incomplete:
                 raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
-        flow = read_direction(path, direction, self.reading)
+        flow = read_flow_direction(path, direction, self.reading)
         if not hide_occluded:
             return flow
-        layers, occlusion = list_layers(path) if is_exr(path) else [direction], f"occlusion.{direction}"
+        layers, occlusion = list_motion_layers(path) if has_exr_suffix(path) else [direction], f"occlusion.{direction}"
         if occlusion not in layers:
             raise InputError(f"{path}: has no layer {occlusion}; it has {', '.join(layers) or 'none that is known'}")
-        hidden = read_plane(path, occlusion) > 0.5
+        hidden = read_motion_plane(path, occlusion) > 0.5
         if VALID in layers:  # there, occlusion only says that nothing is known
-            hidden &= read_plane(path, VALID) > 0.5
+            hidden &= read_motion_plane(path, VALID) > 0.5
         return flow.masked_fill_(hidden, float("nan"))

@@ -17,8 +17,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield._read_ahead import choose_reader_count
-from fullfield.io.names import mask_path
-from fullfield.io.raw import Raw, read_raw
+from fullfield.io.all_channels import ChannelPicture, read_all_channels
+from fullfield.io.names import get_mask_file
 from fullfield.sequences.motion import accumulate_flow, warp_image
 from fullfield.sequences.names import choose_frames, find_frames, format_mask, is_sequence
 from fullfield.sequences.picture_files import PictureFiles, is_video_name
@@ -167,7 +167,7 @@ class WarpJob(PictureJob):
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
         inputs = {"picture": checksums.get_or_compute_checksum(self._picture_path(number))}
-        mask = mask_path(self._get_mask(number))
+        mask = get_mask_file(self._get_mask(number))
         if mask is not None:
             inputs["mask"] = checksums.get_or_compute_checksum(mask)
         if self._chain_reference is not None:
@@ -213,7 +213,7 @@ class WarpJob(PictureJob):
 
     def iterate_pictures(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
-    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+    ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
         if not numbers:
             return
@@ -247,7 +247,7 @@ class WarpJob(PictureJob):
         kind, value = key
         if kind == "picture":
             number, mask = value
-            return read_raw(self.source, mask) if self.plates is None else self.plates.read(number)
+            return read_all_channels(self.source, mask) if self.plates is None else self.plates.read(number)
         return self.flow.read_flow(value, kind, hide_occluded=self.settings.hide_occluded)
 
     def _input_path(self, key: tuple[str, Any]) -> str:
@@ -261,10 +261,10 @@ class WarpJob(PictureJob):
 
     def _iterate_single(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
-    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+    ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         direction = self.settings.direction
 
-        def compute(number: int) -> Raw:
+        def compute(number: int) -> ChannelPicture:
             flow = reader.get_item((direction, number))
             return self._warp_picture(number, flow.to(device), device, reader)
 
@@ -285,7 +285,7 @@ class WarpJob(PictureJob):
 
     def _iterate_chain(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
-    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+    ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         taken = set[tuple[str, int]]()
 
         def read(direction: str, number: int) -> Tensor:
@@ -296,7 +296,7 @@ class WarpJob(PictureJob):
                 raise InputError(str(error)) from error
             return flow
 
-        def compute(number: int, flow: Tensor | InputError | None) -> Raw:
+        def compute(number: int, flow: Tensor | InputError | None) -> ChannelPicture:
             if isinstance(flow, InputError):
                 raise flow
             return self._warp_picture(number, flow, device, reader)
@@ -310,10 +310,12 @@ class WarpJob(PictureJob):
                 direction = "backward" if number > reference else "forward"
                 reader.forget_items(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
 
-    def _warp_picture(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
+    def _warp_picture(
+        self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader
+    ) -> ChannelPicture:
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._picture_path(number)
-        raw: Raw = reader.get_item(("picture", self._picture_key(number)))
+        raw: ChannelPicture = reader.get_item(("picture", self._picture_key(number)))
         reader.add_message(self._picture_number(number), raw.note)
         reader.check_unchanged()
         pixels = raw.pixels.to(device)

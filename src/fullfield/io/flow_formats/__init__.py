@@ -22,12 +22,12 @@ class FlowRangeError(InputError):
     """Flow with vectors that are longer than the format can hold; another format can."""
 
 
-def is_finite(flow: Planes) -> Mask:
+def mark_finite_vectors(flow: Planes) -> Mask:
     """Return where both u and v of ``[2, H, W]`` are neither NaN nor infinite."""
     both: Mask = np.isfinite(flow[0]) & np.isfinite(flow[1])
     return both
 
 
-def nan_where_invalid(flow: Planes, valid: Mask) -> Planes:
+def fill_invalid_with_nan(flow: Planes, valid: Mask) -> Planes:
     """Return the flow with NaN where it is not valid."""
     return np.where(valid, flow, np.float32("nan"))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_window_size
+from fullfield.io.files import check_display_window_size
 from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Header,
@@ -25,11 +25,11 @@ from fullfield.io.oiio import (
     describe_parts,
     group_by_layer,
     open_source,
-    write_picture,
-    write_scanlines,
+    write_and_verify_picture,
+    write_and_verify_scanlines,
 )
-from fullfield.io.scanlines import Channel, Scanlines, lay_out_lines
-from fullfield.io.windows import FrameWindow, Window, select_box
+from fullfield.io.scanlines import Channel, Scanlines, pack_lines
+from fullfield.io.windows import FrameWindow, Window, resolve_window_to_box
 
 VALID = "valid"
 """Channel that is 0 where the frame was not known; the vectors there come from their surroundings."""
@@ -51,27 +51,27 @@ class Selection(NamedTuple):
     """Where the stored y axis points: ``up`` or ``down``; None: as the header says, else up."""
 
 
-class _Pair(NamedTuple):
+class _ChannelPair(NamedTuple):
     part: Part
     indices: list[int]
     sign: int = 1
 
 
-def read_selection(
-    path: Path, selection: Selection, window: Window = "display", *, marked: bool = True
+def read_selected_vectors(
+    path: Path, selection: Selection, window: Window = "display", *, use_valid_channel: bool = True
 ) -> tuple[Planes, Mask]:
-    """Read the vectors of a selection, and where they are known: with ``marked``, where the channel ``valid`` says so.
+    """Read the vectors of a selection, and where they are known.
 
-    Without it they also count where they come from their surroundings.
+    Without ``use_valid_channel``, vectors that come from their surroundings count as known.
     """
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _read_pair(source, _find_pair(source, selection), selection.y, window, marked)
+        return _read_channel_pair(source, _find_channel_pair(source, selection), selection.y, window, use_valid_channel)
 
 
-def read_window(path: Path, selection: Selection) -> FrameWindow:
-    """Return the windows of the part that :func:`read_selection` reads."""
+def read_selected_window(path: Path, selection: Selection) -> FrameWindow:
+    """Return the windows of the part that :func:`read_selected_vectors` reads."""
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _find_pair(source, selection).part.window
+        return _find_channel_pair(source, selection).part.window
 
 
 def has_blender_vectors(source: Source) -> bool:
@@ -88,13 +88,13 @@ def _find_blender_channels(part: Part, layer: str | None) -> dict[str, int]:
     return {}
 
 
-def _find_pair(source: Source, selection: Selection) -> _Pair:
+def _find_channel_pair(source: Source, selection: Selection) -> _ChannelPair:
     part, layer, channels = selection.part, selection.layer, selection.channels
     seen = [source.find_part(part)] if part is not None else list(source.iterate_parts())
     if channels is not None:
         for candidate in seen:
             if all(name in candidate.channels for name in channels):
-                return _Pair(candidate, [candidate.channels.index(name) for name in channels])
+                return _ChannelPair(candidate, [candidate.channels.index(name) for name in channels])
         raise InputError(f"{source.path}: no channels {', '.join(channels)}; the file has {describe_parts(seen)}")
     for name in ("forward", "") if layer is None else (layer,):
         for candidate in seen:
@@ -102,13 +102,13 @@ def _find_pair(source: Source, selection: Selection) -> _Pair:
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
                 if all(axis in group for axis in names) and not _find_blender_channels(candidate, layer):
-                    return _Pair(candidate, [group[axis] for axis in names])
+                    return _ChannelPair(candidate, [group[axis] for axis in names])
     for candidate in seen:
         # Blender stores the motion from the frame before to this one, and from this one to the frame after.
         is_direction = layer in (None, "forward", "backward")
         if group := _find_blender_channels(candidate, None if is_direction else layer):
             is_back = layer == "backward"
-            return _Pair(candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1)
+            return _ChannelPair(candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1)
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
     groups = [group for candidate in seen for group in group_by_layer(candidate.channels).values()]
     has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
@@ -118,25 +118,27 @@ def _find_pair(source: Source, selection: Selection) -> _Pair:
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
 
 
-def _read_pair(source: Source, pair: _Pair, y: str | None, window: Window, marked: bool) -> tuple[Planes, Mask]:
+def _read_channel_pair(
+    source: Source, pair: _ChannelPair, y_axis: str | None, window: Window, use_valid_channel: bool
+) -> tuple[Planes, Mask]:
     path, part, spec = source.path, pair.part, pair.part.spec
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel)")
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair.indices}
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
-    box = select_box(window, part.data_window, part.display_window)
+    box = resolve_window_to_box(window, part.data_window, part.display_window)
     _, _, width, height = box
     if not isinstance(window, tuple):
-        check_window_size(path, width, height, source.size)
+        check_display_window_size(path, width, height, source.size)
     # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, height, width), np.float32)
     valid = np.zeros((height, width), np.bool_)
-    is_down = (y or spec.get_string_attribute(Y_NOTE)) == "down"
+    is_down = (y_axis or spec.get_string_attribute(Y_NOTE)) == "down"
     signs = pair.sign, pair.sign if is_down else -pair.sign
-    marks = [index for index, name in enumerate(part.channels) if name == VALID] if marked else []
+    marks = [index for index, name in enumerate(part.channels) if name == VALID] if use_valid_channel else []
     channels = pair.indices + marks
-    for area, pixels in source.iterate_inside(part, channels, box, "float"):
+    for area, pixels in source.iterate_pixels_in_box(part, channels, box, "float"):
         is_finite = np.isfinite(pixels).all(axis=-1)
         for axis, sign in enumerate(signs):
             np.copyto(flow[axis][area], pixels[..., axis] if sign > 0 else -pixels[..., axis], where=is_finite)
@@ -144,19 +146,19 @@ def _read_pair(source: Source, pair: _Pair, y: str | None, window: Window, marke
     return flow, valid
 
 
-def list_vector_channels(layer: str, flow: Any, y: str = "up") -> list[Channel]:
+def build_vector_channels(layer: str, flow: Any, y_axis: str = "up") -> list[Channel]:
     """Return the channels of a flow [2, H, W], an array or a tensor."""
-    return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
+    return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y_axis == "up")]
 
 
-def write_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
+def write_compressed_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
     """Write a file, packed as :func:`choose_compression` says."""
     selected = choose_compression(compression, lines.planes)
     header = header._replace(attributes={"compression": selected, **header.attributes})
     if selected == "none":
-        write_scanlines(path, lines, header)
+        write_and_verify_scanlines(path, lines, header)
     else:
-        write_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
+        write_and_verify_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
 
 
 def choose_compression(compression: str | None, planes: NDArray[Any]) -> str:
@@ -182,11 +184,11 @@ def _is_compressible(planes: NDArray[Any]) -> bool:
     return bool(size < _WORTH * row * len(rows))
 
 
-def to_stored_lines(
+def pack_lines_checking_range(
     channels: Sequence[Channel], dtype: str | None, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return channels, which are arrays, as lines of the file's type; FlowRangeError where half cannot hold them."""
-    lines = lay_out_lines(channels, dtype == "half", buffer)
+    lines = pack_lines(channels, dtype == "half", buffer)
     if lines.half and bool(np.isinf(lines.planes).any()):
         finite_planes = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
         longest = max(float(np.nanmax(np.abs(plane))) for plane in finite_planes)
@@ -204,4 +206,6 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    write_lines(path, to_stored_lines([Channel("R", s), Channel("G", t)], None), None, Header(window=window))
+    write_compressed_lines(
+        path, pack_lines_checking_range([Channel("R", s), Channel("G", t)], None), None, Header(window=window)
+    )

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, choice
-from fullfield.io.arrays import open_archive, read_member, read_member_shape, read_npy, write_npy
-from fullfield.io.files import check_inflated_size, check_readable, raise_as_input_errors, to_one_line
-from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, is_finite, nan_where_invalid
-from fullfield.io.oiio import open_source, write_picture
+from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
+from fullfield.io.files import check_inflated_size, raise_as_input_errors, require_nonempty_file, to_one_line
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, fill_invalid_with_nan, mark_finite_vectors
+from fullfield.io.oiio import open_source, write_and_verify_picture
 
 _FLO_MAGIC = b"PIEH"
 _FLO_UNKNOWN = np.float32(1666666752.0)
@@ -26,7 +26,7 @@ def read_flo(path: Path) -> tuple[Planes, Mask]:
 
     A value beyond 10⁹ (or NaN) marks unknown flow; we write 1666666752, as Middlebury's files do.
     """
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         head = file.read(12)
         if head[:4] != _FLO_MAGIC:
@@ -44,13 +44,13 @@ def read_flo(path: Path) -> tuple[Planes, Mask]:
             )
         values = np.fromfile(file, "<f4", 2 * width * height)
     flow = np.ascontiguousarray(values.reshape(height, width, 2).transpose(2, 0, 1), np.float32)
-    return flow, _is_in_flo_range(flow)
+    return flow, _mark_vectors_in_flo_range(flow)
 
 
 def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a .flo file."""
     height, width = valid.shape
-    if not _is_in_flo_range(flow)[valid].all():
+    if not _mark_vectors_in_flo_range(flow)[valid].all():
         largest = np.abs(flow[:, valid]).max()
         raise FlowRangeError(f"flow: .flo holds values up to 1e9 px (larger means unknown), got {largest:g}")
     pixels = np.where(valid, flow, _FLO_UNKNOWN).astype("<f4").transpose(1, 2, 0)
@@ -59,7 +59,7 @@ def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
         file.write(np.ascontiguousarray(pixels).data)
 
 
-def _is_in_flo_range(flow: Planes) -> Mask:
+def _mark_vectors_in_flo_range(flow: Planes) -> Mask:
     is_within: Mask = (np.abs(flow[0]) <= _FLO_LARGEST) & (np.abs(flow[1]) <= _FLO_LARGEST)
     return is_within
 
@@ -71,7 +71,7 @@ def read_flo5(path: Path) -> tuple[Planes, Mask]:
     """Read Spring's ``.flo5``: HDF5 with one dataset ``flow``, ``[H, W, 2]`` float32; NaN marks invalid pixels."""
     import h5py
 
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     if not h5py.is_hdf5(path):
         raise InputError(f"{path}: not a .flo5 file: it does not start like HDF5")
     errors = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
@@ -82,7 +82,7 @@ def read_flo5(path: Path) -> tuple[Planes, Mask]:
         values = _read_flo5_values(path, file, size)
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
-    return flow, is_finite(flow)
+    return flow, mark_finite_vectors(flow)
 
 
 def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
@@ -103,7 +103,7 @@ def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
         raise InputError(f"{path}: 'flow' keeps its values in other files, which is not supported")
     stored = min(data.id.get_storage_size(), size)
     item = data.dtype.itemsize
-    packing = {"ratio": 1} if data.id.get_create_plist().get_nfilters() == 0 else {}
+    packing = {"max_ratio": 1} if data.id.get_create_plist().get_nfilters() == 0 else {}
     check_inflated_size(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
     if data.chunks is not None:
         claim = f"a chunk {list(data.chunks)} of 'flow'"
@@ -116,7 +116,7 @@ def write_flo5(path: Path, flow: Planes, valid: Mask, compression: str | None) -
     # HDF5 crashes when a write fails while it closes a file, so the file is made in memory.
     import h5py
 
-    pixels = np.ascontiguousarray(nan_where_invalid(flow, valid).transpose(1, 2, 0))
+    pixels = np.ascontiguousarray(fill_invalid_with_nan(flow, valid).transpose(1, 2, 0))
     packed = compression != "none"
     with h5py.File("flow", "w", driver="core", backing_store=False) as file:
         packing = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if packed else {}
@@ -149,7 +149,7 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
         pixels = np.empty((spec.height, spec.width, 3), np.uint16)
         for start, band in source.iterate_bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
             pixels[start - spec.y : start - spec.y + len(band)] = band
-    encoding = encoding or _recognize_encoding(path, pixels)
+    encoding = encoding or _detect_kitti_encoding(path, pixels)
     u, v, mask = (2, 1, 0) if encoding == "tartanair" else (0, 1, 2)
     steps, zero = (64.0, 64.0), 32768.0
     if encoding == "virtual-kitti":
@@ -162,7 +162,7 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     return flow, valid
 
 
-def _recognize_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
+def _detect_kitti_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
     """Return the encoding of a PNG by its mask; InputError where the mask is none that only one of them has."""
     red, blue = int(pixels[..., 0].max()), int(pixels[..., 2].max())
     if blue == 1 or not pixels.any():
@@ -189,35 +189,35 @@ def write_kitti(path: Path, flow: Planes, valid: Mask) -> None:
     pixels = np.zeros((*valid.shape, 3), np.uint16)
     pixels[..., :2] = np.where(valid, codes.clip(0), 0).transpose(1, 2, 0)
     pixels[..., 2] = valid
-    write_picture(path, "png", pixels)
+    write_and_verify_picture(path, "png", pixels)
 
 
-def read_array(path: Path) -> tuple[Planes, Mask]:
+def read_npy_flow(path: Path) -> tuple[Planes, Mask]:
     """Read NumPy's ``.npy``, ``[H, W, 2]`` (what we write) or ``[2, H, W]``; a last axis of two decides.
 
     NaN and infinity mark invalid pixels.
     """
-    return _split_valid(_move_planes_first(path, read_npy(path, check_readable(path))))
+    return _zero_invalid_and_mark(_move_planes_first(path, read_npy(path, require_nonempty_file(path))))
 
 
-def read_viper(path: Path) -> tuple[Planes, Mask]:
+def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     """Read an .npz file: arrays u and v (VIPER), or flow [H, W, 2] or [2, H, W]; and valid or invalid [H, W]."""
-    with open_archive(path) as (archive, names):
+    with open_npz(path) as (archive, names):
         array_name = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
         if not {"u", "v"} <= set(names) and array_name is None:
             listed = ", ".join(to_one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected the arrays u and v (VIPER) or flow, got {listed}")
         if array_name is None or {"u", "v"} <= set(names):
-            shapes = [read_member_shape(path, archive, name) for name in ("u", "v")]
+            shapes = [read_npz_shape(path, archive, name) for name in ("u", "v")]
             if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
                 listed = " and ".join(str(list(shape)) for shape in shapes)
                 raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
-            values = np.stack([read_member(path, archive, name) for name in ("u", "v")])
+            values = np.stack([read_npz_array(path, archive, name) for name in ("u", "v")])
         else:
-            values = _move_planes_first(path, read_member(path, archive, array_name)).copy()
-        masks = {name: read_member(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
+            values = _move_planes_first(path, read_npz_array(path, archive, array_name)).copy()
+        masks = {name: read_npz_array(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
-    flow, valid = _split_valid(values)
+    flow, valid = _zero_invalid_and_mark(values)
     for name, mask in masks.items():
         if mask.shape != valid.shape:
             raise InputError(f"{path}: expected array {name} {list(valid.shape)}, got {list(mask.shape)}")
@@ -237,15 +237,15 @@ def _move_planes_first(path: Path, values: NDArray[Any]) -> NDArray[Any]:
     return values.transpose(2, 0, 1) if values.shape[-1] == 2 else values
 
 
-def _split_valid(values: NDArray[Any]) -> tuple[Planes, Mask]:
+def _zero_invalid_and_mark(values: NDArray[Any]) -> tuple[Planes, Mask]:
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values, np.float32)
-    return flow, is_finite(flow)
+    return flow, mark_finite_vectors(flow)
 
 
-def write_array(path: Path, flow: Planes, valid: Mask) -> None:
+def write_npy_flow(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a .npy file [H, W, 2]; NaN where it is not valid."""
-    write_npy(path, np.ascontiguousarray(nan_where_invalid(flow, valid).transpose(1, 2, 0), "<f4"))
+    write_npy(path, np.ascontiguousarray(fill_invalid_with_nan(flow, valid).transpose(1, 2, 0), "<f4"))
 
 
 _LONGEST_HEADER = 512
@@ -257,7 +257,7 @@ def read_pfm(path: Path) -> tuple[Planes, Mask]:
     if len(planes) != 3:
         raise InputError(f"{path}: expected flow in a three-channel PFM (PF), got a one-channel one (Pf)")
     flow = np.ascontiguousarray(planes[:2])
-    return flow, is_finite(flow)
+    return flow, mark_finite_vectors(flow)
 
 
 def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
@@ -266,10 +266,10 @@ def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row fir
     ``PF`` (three channels) or ``Pf`` (one), width, height, scale; rows from the bottom up. A negative scale means
     little-endian; its magnitude multiplies the values.
     """
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         head = file.read(_LONGEST_HEADER)
-        channels, width, height, scale, start = _parse_pfm(path, head)
+        channels, width, height, scale, start = _parse_pfm_header(path, head)
         expected = start + 4 * channels * width * height
         if size != expected:
             raise InputError(
@@ -288,13 +288,13 @@ def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row fir
 
 def read_pfm_size(path: Path) -> tuple[int, int]:
     """Return width and height by the header."""
-    check_readable(path)
+    require_nonempty_file(path)
     with path.open("rb") as file:
-        _, width, height, _, _ = _parse_pfm(path, file.read(_LONGEST_HEADER))
+        _, width, height, _, _ = _parse_pfm_header(path, file.read(_LONGEST_HEADER))
     return width, height
 
 
-def _parse_pfm(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
+def _parse_pfm_header(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
     """Return channels, width, height, scale and the byte where the pixels start."""
     channels = {b"PF": 3, b"Pf": 1}.get(head[:2])
     if channels is None or not head[2:3].isspace():
@@ -328,7 +328,7 @@ def write_pfm(path: Path, flow: Planes, valid: Mask) -> None:
     """Write flow as a three-channel PFM file; NaN where it is not valid."""
     height, width = valid.shape
     pixels = np.zeros((height, width, 3), "<f4")
-    pixels[..., :2] = nan_where_invalid(flow, valid).transpose(1, 2, 0)[::-1]
+    pixels[..., :2] = fill_invalid_with_nan(flow, valid).transpose(1, 2, 0)[::-1]
     with path.open("wb") as file:
         file.write(b"PF\n%d %d\n-1.0\n" % (width, height))
         file.write(pixels.data)

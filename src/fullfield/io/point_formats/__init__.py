@@ -45,13 +45,13 @@ class PointCloud:
         return array if dtype_ and not copy else np.array(array, dtype)
 
 
-def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
+def convert_to_float_coordinates(values: NDArray[Any]) -> NDArray[Any]:
     """Return float32 and float64 as they are, anything else as float64."""
     dtype_ = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
     return np.ascontiguousarray(values, dtype_)
 
 
-def as_uint8(colors: NDArray[Any]) -> NDArray[Any]:
+def convert_colors_to_uint8(colors: NDArray[Any]) -> NDArray[Any]:
     """Return colours of 16 bits or floats of 0 to 1 as bytes."""
     scaled: NDArray[Any] = colors  # bytes, also those that a format stores in a wider type
     if colors.dtype.kind == "f":
@@ -61,7 +61,7 @@ def as_uint8(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 255).astype(np.uint8)
 
 
-def as_uint16(colors: NDArray[Any]) -> NDArray[Any]:
+def convert_colors_to_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     """Return colours of 8 bits or floats of 0 to 1 as words of 16 bits."""
     scaled: NDArray[Any] = colors
     if colors.dtype.kind == "f":
@@ -71,47 +71,57 @@ def as_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 65535).astype(np.uint16)
 
 
-def cloud_from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
+def pop_columns_into_cloud(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():
         raise build_missing_axes_error(path, columns)
-    points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
-    colors, normals = (_take_group(columns, names) for names in (_COLORS, _NORMALS))
+    points = convert_to_float_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
+    colors, normals = (_pop_column_group(columns, names) for names in (_COLORS, _NORMALS))
     native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
     return PointCloud(points, colors, normals, native)
 
 
 def read_text_columns(
-    path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int, skipped: int = 0
+    path: Path,
+    file: IO[bytes],
+    names_and_types: Sequence[tuple[str, str]],
+    row_count: int,
+    max_bytes: int,
+    skipped_lines: int = 0,
 ) -> dict[str, NDArray[Any]]:
-    """Read ``count`` rows of text as columns of these names and types.
+    """Read ``row_count`` rows of text as columns of these names and types.
 
-    They lie behind ``skipped`` lines, in ``left`` bytes.
+    They lie behind ``skipped_lines`` lines, in ``max_bytes`` bytes.
     """
-    width = len(named)
-    if count * 2 * max(width, 1) > left + 1 or skipped > left:
-        raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
-    for _ in range(skipped):
+    width = len(names_and_types)
+    if row_count * 2 * max(width, 1) > max_bytes + 1 or skipped_lines > max_bytes:
+        raise InputError(f"{path}: the header says {row_count} points, which {max_bytes} bytes of text cannot hold")
+    for _ in range(skipped_lines):
         file.readline()
     values = np.empty((0, width))
-    if count:
-        lines = (line.decode("ascii", "replace") for _, line in zip(range(count), file, strict=False))
+    if row_count:
+        lines = (line.decode("ascii", "replace") for _, line in zip(range(row_count), file, strict=False))
         with raise_as_input_errors(path, f"a point that is no row of {width} numbers", ValueError):
             values = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
-    if values.shape != (count, width):
-        raise InputError(f"{path}: expected {count} points of {width} numbers, got {len(values)} of {values.shape[1]}")
+    if values.shape != (row_count, width):
+        raise InputError(
+            f"{path}: expected {row_count} points of {width} numbers, got {len(values)} of {values.shape[1]}"
+        )
     with np.errstate(invalid="ignore", over="ignore"):
-        return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
+        return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(names_and_types)}
 
 
 def read_binary_columns(
-    path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
+    path: Path, file: IO[bytes], dtype: np.dtype[Any], row_count: int, max_bytes: int, skipped_bytes: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """Read ``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
-    expected_bytes = count * dtype.itemsize
-    if skipped + expected_bytes > left:
-        raise InputError(f"{path}: the header says {count} points, {expected_bytes} bytes; {left - skipped} are stored")
-    file.seek(skipped, 1)
+    """Read ``row_count`` rows of ``dtype`` as columns, behind ``skipped_bytes`` bytes, in ``max_bytes`` bytes."""
+    expected_bytes = row_count * dtype.itemsize
+    if skipped_bytes + expected_bytes > max_bytes:
+        raise InputError(
+            f"{path}: the header says {row_count} points, {expected_bytes} bytes; "
+            f"{max_bytes - skipped_bytes} are stored"
+        )
+    file.seek(skipped_bytes, 1)
     rows = np.frombuffer(file.read(expected_bytes), dtype)
     return {name: rows[name] for name in dtype.names or ()}
 
@@ -122,7 +132,7 @@ def build_missing_axes_error(path: Path, names: Iterable[str]) -> InputError:
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 
 
-def _take_group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
+def _pop_column_group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
     for names in groups:
         if columns.keys() >= set(names):
             stacked = np.stack([columns.pop(name) for name in names], axis=1)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, check_readable, describe_error, to_one_line
-from fullfield.io.point_formats import PointCloud, as_uint16
+from fullfield.io.files import check_inflated_size, describe_error, require_nonempty_file, to_one_line
+from fullfield.io.point_formats import PointCloud, convert_colors_to_uint16
 
 _STEP = 1e-4
 _SHORTEST = 227
@@ -29,9 +29,9 @@ _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 def read_las(path: Path) -> PointCloud:
     """Read a LAS or LAZ file."""
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
-        _check_counts(path, file, size)
+        _check_header_counts(path, file, size)
     try:
         import laspy
     except ImportError as error:
@@ -43,7 +43,7 @@ def read_las(path: Path) -> PointCloud:
             rows = stream.read()
         if len(rows.points) != rows.header.point_count:
             raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
-        return _cloud_from_rows(rows)
+        return _build_cloud_from_rows(rows)
     except InputError:
         raise
     except (
@@ -82,27 +82,27 @@ def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
     standard = set(header.point_format.dimension_names)
     for name, values in columns.items():
         if name not in standard:
-            header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_choose_extra_type(values)))
+            header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_choose_extra_bytes_type(values)))
     rows = laspy.LasData(header)
     rows.x, rows.y, rows.z = points.T
     if cloud.colors is not None:
-        rows.red, rows.green, rows.blue = as_uint16(cloud.colors).T
+        rows.red, rows.green, rows.blue = convert_colors_to_uint16(cloud.colors).T
     try:
         for name, values in columns.items():
-            rows[name if name in standard else name[:32]] = values.astype(_choose_extra_type(values))
+            rows[name if name in standard else name[:32]] = values.astype(_choose_extra_bytes_type(values))
         rows.write(str(path), do_compress=compress)
     except (laspy.errors.LaspyException, ValueError, OverflowError) as error:
         raise InputError(f"{path}: cannot be written as LAS: {describe_error(error)}") from error
 
 
-def _choose_extra_type(values: NDArray[Any]) -> np.dtype[Any]:
+def _choose_extra_bytes_type(values: NDArray[Any]) -> np.dtype[Any]:
     """Return a type that LAS has for extra bytes: it has no half floats or truth values."""
     if values.dtype.kind == "f" and values.dtype.itemsize < 4:
         return np.dtype(np.float32)
     return np.dtype(np.uint8) if values.dtype == bool else values.dtype.newbyteorder("=")
 
 
-def _cloud_from_rows(rows: Any) -> PointCloud:
+def _build_cloud_from_rows(rows: Any) -> PointCloud:
     names = list(rows.point_format.dimension_names)
     colors = None
     if {"red", "green", "blue"} <= set(names):
@@ -120,7 +120,7 @@ def _cloud_from_rows(rows: Any) -> PointCloud:
     return PointCloud(points, colors, attributes=columns)
 
 
-def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
+def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:
     """Refuse counts of records and points that the file is too short for."""
     head = file.read(_LONGEST)
     if head[:4] != b"LASF":
@@ -134,22 +134,22 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
             f"{path}: corrupt LAS file: a header of {header_size} bytes and points from byte {points_at} on, "
             f"in a file of {size}"
         )
-    _check_records(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
+    _check_variable_records(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
     if head[25] >= 4:  # the minor version, which is what laspy goes by
         if header_size < _LONGEST:
             raise InputError(f"{path}: corrupt LAS file: version 1.{head[25]} with a header of {header_size} bytes")
         extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
-        _check_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
+        _check_variable_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
     expected_bytes, stored = points * row, size - points_at
     if point_format & _COMPRESSED:
         check_inflated_size(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
         if points:
-            _check_chunks(path, file, points_at, size, point_format & 0x3F, row)
+            _check_laz_chunk_table(path, file, points_at, size, point_format & 0x3F, row)
     elif expected_bytes > stored:
         raise InputError(f"{path}: the header says {points} points, {expected_bytes} bytes; {stored} are stored")
 
 
-def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, point_format: int, row: int) -> None:
+def _check_laz_chunk_table(path: Path, file: IO[bytes], points_at: int, size: int, point_format: int, row: int) -> None:
     """Refuse a table with more chunks than bytes of points, and chunks that are longer than the rest.
 
     lazrs allocates what the table announces.
@@ -181,7 +181,7 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, point_
             raise InputError(f"{path}: corrupt LAZ file: a chunk ends {position - end} bytes behind the last point")
 
 
-def _check_records(
+def _check_variable_records(
     path: Path, file: IO[bytes], between: tuple[int, int], count: int, header: int, length: tuple[str, int]
 ) -> None:
     """Go through ``count`` variable-length records, which must end within ``between``."""

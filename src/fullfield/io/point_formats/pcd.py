@@ -11,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, check_readable, to_one_line
-from fullfield.io.point_formats import PointCloud, as_uint8, cloud_from_columns, read_binary_columns, read_text_columns
+from fullfield.io.files import check_inflated_size, require_nonempty_file, to_one_line
+from fullfield.io.point_formats import (
+    PointCloud,
+    convert_colors_to_uint8,
+    pop_columns_into_cloud,
+    read_binary_columns,
+    read_text_columns,
+)
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
@@ -25,7 +31,7 @@ _NAN = 0x7FC00000  # a float's bits where there is no colour; as a colour it wou
 
 def read_pcd(path: Path) -> PointCloud:
     """Read a PCD file."""
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         header = _read_header(path, file)
         fields = _parse_fields(path, header)
@@ -33,14 +39,14 @@ def read_pcd(path: Path) -> PointCloud:
         data_kind = " ".join(header["DATA"])
         left = size - file.tell()
         if data_kind == "ascii":
-            columns = _read_text_columns(path, file, _name_values(fields), count, left)
+            columns = _read_text_columns(path, file, _list_value_names_and_types(fields), count, left)
         elif data_kind == "binary":
             columns = read_binary_columns(path, file, _build_dtype(path, fields), count, left)
         elif data_kind == "binary_compressed":
-            columns = _read_compressed(path, file.read(), fields, count)
+            columns = _read_compressed_columns(path, file.read(), fields, count)
         else:
             raise InputError(f"{path}: corrupt PCD header: DATA {to_one_line(data_kind, 40)!r} is unknown")
-    return cloud_from_columns(path, _unpack_columns(columns))
+    return pop_columns_into_cloud(path, _drop_padding_and_unpack_rgb(columns))
 
 
 def write_pcd(path: Path, cloud: PointCloud) -> None:
@@ -49,7 +55,7 @@ def write_pcd(path: Path, cloud: PointCloud) -> None:
     if cloud.normals is not None:
         columns.update(zip(("normal_x", "normal_y", "normal_z"), cloud.normals.T, strict=True))
     if cloud.colors is not None:
-        red, green, blue = as_uint8(cloud.colors).astype(np.uint32).T
+        red, green, blue = convert_colors_to_uint8(cloud.colors).astype(np.uint32).T
         columns["rgb"] = red << 16 | green << 8 | blue
     for name, values in cloud.attributes.items():
         plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "attribute"
@@ -92,11 +98,13 @@ def _read_header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
 def _read_point_count(path: Path, header: dict[str, list[str]]) -> int:
     """Return the number of points; files of the first versions have it as width and height alone."""
     if "POINTS" in header:
-        return _read_number(path, header, "POINTS")
-    return _read_number(path, header, "WIDTH") * (_read_number(path, header, "HEIGHT") if "HEIGHT" in header else 1)
+        return _read_header_integer(path, header, "POINTS")
+    return _read_header_integer(path, header, "WIDTH") * (
+        _read_header_integer(path, header, "HEIGHT") if "HEIGHT" in header else 1
+    )
 
 
-def _read_number(path: Path, header: dict[str, list[str]], name: str) -> int:
+def _read_header_integer(path: Path, header: dict[str, list[str]], name: str) -> int:
     match header.get(name):
         case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
             return int(text)
@@ -132,7 +140,7 @@ def _parse_fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, s
     return fields
 
 
-def _name_values(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
+def _list_value_names_and_types(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
     """Return a name and a type for each value; padding gets numbers, which no field's name can be."""
     flat: list[tuple[str, str]] = []
     for name, kind, count in fields:
@@ -143,17 +151,17 @@ def _name_values(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
 
 def _build_dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
     try:
-        return np.dtype(_name_values(fields))
+        return np.dtype(_list_value_names_and_types(fields))
     except ValueError as error:
         raise InputError(f"{path}: corrupt PCD header: two fields have one name") from error
 
 
 def _read_text_columns(
-    path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int
+    path: Path, file: IO[bytes], names_and_types: Sequence[tuple[str, str]], row_count: int, max_bytes: int
 ) -> dict[str, NDArray[Any]]:
     """Read rows of text; packed colours become uint32, whether they are written as whole numbers or as floats."""
-    columns = read_text_columns(path, file, [(name, "<f8") for name, _ in named], count, left)
-    for name, kind in named:
+    columns = read_text_columns(path, file, [(name, "<f8") for name, _ in names_and_types], row_count, max_bytes)
+    for name, kind in names_and_types:
         values = columns[name]
         if name in _PACKED and kind[-1] == "4":
             columns[name] = _parse_packed_colors(values)
@@ -185,7 +193,7 @@ def _parse_packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     return words
 
 
-def _read_compressed(
+def _read_compressed_columns(
     path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int
 ) -> dict[str, NDArray[Any]]:
     dtype = _build_dtype(path, fields)
@@ -201,7 +209,7 @@ def _read_compressed(
     check_inflated_size(path, "the packed data", unpacked, packed, _LZF_RATIO)
     values = _decompress_lzf(path, data[8 : 8 + packed], unpacked)
     columns, start = {}, 0
-    for name, kind in _name_values(fields):  # one field after the other
+    for name, kind in _list_value_names_and_types(fields):  # one field after the other
         columns[name] = np.frombuffer(values, kind, count, start)
         start += columns[name].nbytes
     return columns
@@ -241,7 +249,7 @@ def _decompress_lzf(path: Path, data: bytes, size: int) -> bytes:
     return bytes(out)
 
 
-def _unpack_columns(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _drop_padding_and_unpack_rgb(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Leave out padding, and split a packed rgb into red, green and blue."""
     named_columns = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
     for name in _PACKED:

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_readable, to_one_line
+from fullfield.io.files import require_nonempty_file, to_one_line
 from fullfield.io.point_formats import (
     PointCloud,
-    as_uint8,
     build_missing_axes_error,
-    cloud_from_columns,
+    convert_colors_to_uint8,
+    pop_columns_into_cloud,
     read_binary_columns,
     read_text_columns,
 )
@@ -41,7 +41,7 @@ class _Element(NamedTuple):
 
 def read_ply(path: Path) -> PointCloud:
     """Read a PLY file."""
-    size = check_readable(path)
+    size = require_nonempty_file(path)
     with path.open("rb") as file:
         encoding, elements = _read_header(path, file)
         left = size - file.tell()
@@ -55,11 +55,11 @@ def read_ply(path: Path) -> PointCloud:
             raise build_missing_axes_error(path, (name for name, _ in vertex.properties))
         if encoding == "ascii":
             skipped = sum(e.rows for e in before)
-            return cloud_from_columns(
+            return pop_columns_into_cloud(
                 path, read_text_columns(path, file, vertex.properties, vertex.rows, left, skipped)
             )
         skipped = sum(e.rows * _build_row_dtype(e, encoding).itemsize for e in before)
-        return cloud_from_columns(
+        return pop_columns_into_cloud(
             path, read_binary_columns(path, file, _build_row_dtype(vertex, encoding), vertex.rows, left, skipped)
         )
 
@@ -107,11 +107,13 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
 def write_ply(path: Path, cloud: PointCloud) -> None:
     """Write a binary PLY file, its colours as bytes, which every other program reads."""
     columns: list[tuple[str, NDArray[Any]]] = []
-    colors = None if cloud.colors is None else as_uint8(cloud.colors)
+    colors = None if cloud.colors is None else convert_colors_to_uint8(cloud.colors)
     for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", colors)):
         if values is not None:
             columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))
-    columns.extend((_to_plain_name(name), _convert_to_ply_type(values)) for name, values in cloud.attributes.items())
+    columns.extend(
+        (_convert_to_ascii_word(name), _convert_to_ply_type(values)) for name, values in cloud.attributes.items()
+    )
     rows = np.empty(len(cloud), [(name, values.dtype.newbyteorder("<")) for name, values in columns])
     for name, values in columns:
         rows[name] = values
@@ -123,7 +125,7 @@ def write_ply(path: Path, cloud: PointCloud) -> None:
         file.write(rows.data)
 
 
-def _to_plain_name(name: str) -> str:
+def _convert_to_ascii_word(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and not c.isspace() else "_" for c in name) or "_"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io import write_flow, write_image
-from fullfield.io.files import remove_abandoned_files, write_atomically
+from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import format_licences, read_licence_list
 
@@ -73,7 +73,7 @@ def write_pairs(
         file.write(settings)
     for name in (*_PICTURE_FOLDERS, "flow"):
         (base / name).mkdir(exist_ok=True)
-        remove_abandoned_files(base / name)
+        remove_abandoned_temporary_files(base / name)
     if textures is not None:
         with write_atomically(base / LICENCES) as temporary:
             temporary.write_text(format_licences(read_licence_list(textures)), "utf-8")

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.channels import ColourChannels, check_integer_type, describe_not_finite, find_colour
+from fullfield.io.channels import (
+    ColourChannels,
+    describe_nonfinite_pixels,
+    find_colour_channels,
+    refuse_integers_without_white,
+)
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.masks import read_mask
@@ -19,20 +24,20 @@ from fullfield.io.oiio import (
     Attribute,
     Header,
     Source,
-    check_name,
+    check_name_is_utf8,
     detect_format,
-    list_copied_entries,
+    list_inherited_attributes,
     open_source,
-    write_picture,
+    write_and_verify_picture,
 )
-from fullfield.io.transfer import decode_srgb
+from fullfield.io.transfer import decode_srgb_in_place
 from fullfield.io.windows import Box, FrameWindow
 
 RAW_SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 _ALPHAS = ("a", "alpha")
 
 
-class Raw(NamedTuple):
+class ChannelPicture(NamedTuple):
     """Picture with all its channels and metadata."""
 
     pixels: Tensor
@@ -55,30 +60,34 @@ class Raw(NamedTuple):
         return next((names.index(name) for name in _ALPHAS if name in names), None)
 
 
-def read_raw(path: PathLike, mask: str | None = None) -> Raw:
+def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture:
     """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
     if detect_format(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
-        raw = Raw(torch.from_numpy(planes), names, "float")
-        return _mark_valid(where, raw, [*range(len(names))], None, mask)
+        raw = ChannelPicture(torch.from_numpy(planes), names, "float")
+        return _zero_nonfinite_and_mark_known(where, raw, [*range(len(names))], None, mask)
     with open_source(where) as source:
-        part, indices = _choose_part(source)
+        part, indices = _choose_colour_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(value_type) for value_type in spec.channelformats} or {str(spec.format)}
-        check_integer_type(where, forms)
+        refuse_integers_without_white(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
         planes = source.read_planes(part, list(range(len(part.channels))), box)
         window = part.window._replace(data=part.display_window) if exr else None
         value_type = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         value_type = "float" if value_type == "double" else value_type
-        raw = Raw(torch.from_numpy(planes), part.channels, value_type, window, list_copied_entries(spec))
-        judged = _add_alpha(part.channels, indices)
-        raw = _mark_valid(where, raw, judged, source if exr else None, mask, part.data_window if exr else None)
+        raw = ChannelPicture(
+            torch.from_numpy(planes), part.channels, value_type, window, list_inherited_attributes(spec)
+        )
+        judged = _add_alpha_indices(part.channels, indices)
+        raw = _zero_nonfinite_and_mark_known(
+            where, raw, judged, source if exr else None, mask, part.data_window if exr else None
+        )
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
     if straight and raw.alpha is not None:
         others = [index for index in range(len(raw.channels)) if index != raw.alpha]
@@ -86,9 +95,14 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     return raw
 
 
-def _mark_valid(
-    path: Path, raw: Raw, judged: list[int], source: Source | None, mask: str | None, stored: Box | None = None
-) -> Raw:
+def _zero_nonfinite_and_mark_known(
+    path: Path,
+    raw: ChannelPicture,
+    judged: list[int],
+    source: Source | None,
+    mask: str | None,
+    stored: Box | None = None,
+) -> ChannelPicture:
     """Return the picture with what is known of it; values that are not finite become 0, in place.
 
     The channels ``judged``, colour and alpha, become 0 together, and the pixel is unknown. Others, such as a depth that
@@ -110,16 +124,16 @@ def _mark_valid(
         values[dead_values] = 0
         valid_mask &= ~dead
         if dead.any():
-            note = describe_not_finite(str(path), dead)
+            note = describe_nonfinite_pixels(str(path), dead)
         else:
             names = [name for name, plane in zip(raw.channels, dead_values, strict=True) if plane.any()]
-            note = describe_not_finite(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
+            note = describe_nonfinite_pixels(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
     if mask is not None:
         valid_mask &= read_mask(mask, source, display, display)
     return raw._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
 
 
-def _add_alpha(channels: tuple[str, ...], indices: list[int]) -> list[int]:
+def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[int]:
     """Return the indices of colour channels and of the alpha of their layer."""
     layers = {channels[index].rpartition(".")[0] for index in indices}
     split_names = [name.rpartition(".") for name in channels]
@@ -127,16 +141,16 @@ def _add_alpha(channels: tuple[str, ...], indices: list[int]) -> list[int]:
     return sorted({*indices, *alphas})
 
 
-def _choose_part(source: Source) -> ColourChannels:
+def _choose_colour_part(source: Source) -> ColourChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.get_first_part()
     try:
-        return find_colour(source, None, None)
+        return find_colour_channels(source, None, None)
     except InputError:
         return ColourChannels(first, [*range(len(first.channels))])
 
 
-def write_raw(path: PathLike, raw: Raw) -> None:
+def write_all_channels(path: PathLike, raw: ChannelPicture) -> None:
     """Write a picture with all its channels; all or nothing.
 
     OpenEXR stores half where the picture came as half, else float; integers are then taken for sRGB and become light.
@@ -151,12 +165,12 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     is_integer = raw.value_type in ("uint8", "uint16")
     if suffix == ".png" and not is_integer:
         raise InputError(f"{where}: PNG holds no floats; write .exr or .tif")
-    check_name(where)
+    check_name_is_utf8(where)
     planes = raw.pixels.numpy().copy()
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
     others = [index for index in range(len(raw.channels)) if index != raw.alpha]
     if suffix == ".exr" and is_integer:
-        _to_linear_light(planes, others, raw.alpha)
+        _convert_srgb_to_linear(planes, others, raw.alpha)
     elif suffix != ".exr" and raw.alpha is not None:
         alpha = planes[raw.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
@@ -171,12 +185,12 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
     header = Header(attributes, raw.window, raw.metadata) if suffix == ".exr" else Header(attributes)
     with write_atomically(where) as temporary:
-        write_picture(temporary, kind, pixels, raw.channels, header)
+        write_and_verify_picture(temporary, kind, pixels, raw.channels, header)
 
 
-def _to_linear_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
+def _convert_srgb_to_linear(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
     colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)
-    decode_srgb(colour)
+    decode_srgb_in_place(colour)
     planes[others] = colour * over
