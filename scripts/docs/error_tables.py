@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 from statistics import geometric_mean, mean, median
 from typing import Any
@@ -41,13 +42,21 @@ def _errors() -> dict[str, dict[str, float]]:
     return found
 
 
+def _describe(methods: Sequence[str]) -> str:
+    """Return the line below a table of errors: the days on which the methods ran, and the commit of the last run."""
+    stored = stored_result("errors_cpu.json")
+    days = sorted({stored["made"][method]["date"] for method in methods})
+    began = "" if days == [stored["environment"]["date"]] else f"{days[0]} to "
+    return f"On the CPU, {began}{describe_commit(stored)}.\n"
+
+
 def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
     errors = _errors()
     rows = [["pair", *methods]]
     for name in [name for name in errors[methods[0]] if all(name in errors[method] for method in methods)][:pairs]:
         called = CALLED.get(name, name.replace("flyingchairs", "FlyingChairs"))
         rows.append([called, *(format(errors[method][name], digits) for method in methods)])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{_describe(methods)}"
 
 
 def _by_method(*methods: str) -> str:
@@ -64,7 +73,7 @@ def _by_method(*methods: str) -> str:
         called, _, preset = method.partition(", ")
         called = f"`{called}`" + (f", `--preset {preset}`" if preset else "")
         rows.append([called, *(f"{errors[method][name]:#.3g}" for name in (SIX, *sintel, CHAIRS))])
-    return f"{table_text(rows)}\nOn the CPU, {describe_commit(stored_result('errors_cpu.json'))}.\n"
+    return f"{table_text(rows)}\n{_describe(methods)}"
 
 
 def start() -> str:
@@ -118,7 +127,8 @@ def confidence() -> str:
 
 def remaining() -> str:
     """Return three passes on synthetic pairs against the network: geometric mean of the ratios, and the worst one."""
-    stored = stored_result("made_pairs_cpu.json")["pairs"]
+    results = stored_result("made_pairs_cpu.json")
+    stored = results["pairs"]
     rows = [["synthetic pairs", "of the change", *stored]]
     for group in ("seed 911", "seed 4242"):
         for kept, called in (("everything", "everything"), ("remaining", "what remains")):
@@ -127,7 +137,7 @@ def remaining() -> str:
                 ratios = [pair[kept] / pair["network"] for pair in by_group[group].values()]
                 cells.append(f"{100 * geometric_mean(ratios) - 100:+.1f} %, {100 * max(ratios) - 100:+.1f} %")
             rows.append([f"{group}, {len(ratios)} pairs", called, *cells])
-    return table_text(rows)
+    return f"{table_text(rows)}\nOn the CPU, {describe_commit(results)}.\n"
 
 
 def occlusion() -> str:
@@ -147,13 +157,14 @@ def occlusion() -> str:
 def poses() -> str:
     """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
     rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
-    for pair, by_change in stored_result("descriptors_cpu.json")["rows"].items():
+    stored = stored_result("descriptors_cpu.json")
+    for pair, by_change in stored["rows"].items():
         runs = by_change["as it is"]["FPFH"]
         middle = {name: median(run[name] for run in runs) for name in runs[0]}
         lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))
         cells = [pair, f"{middle['matches']:.0f}", f"{100 * middle['ir']:.0f}", f"{middle['rre']:.2f}°", *lengths]
         rows.append([*cells, f"{middle['seconds']:.1f}"])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{describe_commit(stored).capitalize()}.\n"
 
 
 def plain_ransac() -> str:

@@ -86,7 +86,7 @@ def table() -> str:
         "Sintel's frame 2 of alley_1, clean pass. "
         f"\\* {setting['scales']} scales of {setting['scale_factor']}, {setting['warps']} warp,",
         f"{setting['iterations']} iterations, no early stopping; scikit-image's pyramid halves.",
-        f"Medians of {rates[0]['repeats']}, in turns.",
+        f"Medians of {rates[0]['repeats']}, in turns; 8192×3432: one run.",
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, {describe_commit(stored)}.",
         "† A real 4K pair of small motion, cropped and enlarged. The machine is a noisy virtual one: ratios count.",
@@ -356,7 +356,9 @@ def tvl1_rates() -> str:
         result = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
         result.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
         lines.append([*result, *(f"{row['epe'][name]:.3f}" for name in groups)])
-    return "\n".join(markdown_table(lines)) + "\n"
+    calls = [row["repeats"] for row in rows if row["precision"] == "float32"]
+    about = f"p99 of {min(calls)} to {max(calls)} calls. {stored['environment']['gpu']}, {describe_commit(stored)}."
+    return "\n".join([*markdown_table(lines), "", about]) + "\n"
 
 
 def tvl1_gpu_page() -> str:

@@ -291,7 +291,7 @@ def _print_findings(findings: dict[str, Any]) -> None:
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
     native = findings["fast_networks_on_cpu"] == "bfloat16"
     dtype = "bfloat16" if native else "float32, because AVX-512 BF16 is missing"
-    print(f"{'fast networks':<14}on the CPU: {dtype} (--preset fast; float32 by default)")
+    print(f"{'fast networks':<14}on the CPU: {dtype} (auto and --preset fast; else float32)")
     for method, details in (findings["networks"] or {}).items():
         missing = f"weights {details['weights']} are not on this machine: fullfield weights fetch {details['weights']}"
         print(f"{method:<14}{details['path'] or missing}")

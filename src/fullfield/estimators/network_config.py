@@ -40,7 +40,8 @@ class NetworkSettings(Config):
     )
     cascade: bool | None = describe_field(
         None,
-        "start frames whose smaller side exceeds 800 pixels at a quarter of their size; the package's own networks do",
+        "start frames whose smaller side exceeds 800 pixels at a quarter of their size or less; "
+        "the package's own networks do",
     )
     coarse_updates: int | None = describe_field(
         None, "updates at the coarser levels of a cascade; auto: as at the finest"
