@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import pytest
 
@@ -25,7 +26,7 @@ class Stream(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module.shutil, "get_terminal_size", lambda: type("size", (), {"columns": 60}))
+    monkeypatch.setattr(module.shutil, "get_terminal_size", lambda **_: os.terminal_size((60, 24)))
     return now
 
 
