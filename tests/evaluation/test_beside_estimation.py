@@ -22,7 +22,7 @@ from fullfield.evaluation.run import Run
 from fullfield.metrics import FlowMetrics
 
 
-def test_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     once = type(pairs).read_masked_frame
 
@@ -40,7 +40,9 @@ def test_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pyt
         assert torch.equal(pair.frame2, second)
 
 
-def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_read_ahead_reads_two_pairs_before_size_known(
+    pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     once = type(pairs).read_truth
 
@@ -57,7 +59,7 @@ def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, mon
     assert len(list(ahead)) == len(pairs) - 1
 
 
-def test_read_ahead_stops_without_requests(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_pairs_ahead_stops_when_closed(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     once = type(pairs).read_truth
 
@@ -144,7 +146,7 @@ def test_evaluate_with_overlapped_scoring_equals_sequential(
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
 
-def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
     store, once = Run.save_prediction, type(pairs).read_masked_frame
 

@@ -192,7 +192,7 @@ def test_evaluate_refuses_changed_source_of_method(pairs: FlowDataset, tmp_path:
     assert "source" not in evaluate(Counting(), pairs, tmp_path / "ours")["config"]
 
 
-def test_evaluate_pairs_with_and_without_truth(tmp_path: Path) -> None:
+def test_evaluate_scores_only_pairs_with_truth(tmp_path: Path) -> None:
     whole = sequence(tmp_path / "set", {"a": 3, "b": 2})
     shutil.rmtree(tmp_path / "set" / "b" / "flow")
     shutil.rmtree(tmp_path / "set" / "b" / "occlusions")
@@ -273,7 +273,7 @@ def test_score_names_stored_files_with_missing_entries(
 
 
 @pytest.mark.unit
-def test_run_names_deeply_nested_json(tmp_path: Path) -> None:
+def test_run_load_refuses_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     refuses(r"config\.json: expected JSON", Run.load, tmp_path)
 
@@ -285,7 +285,7 @@ def test_run_refuses_folder_with_other_files(pairs: FlowDataset, tmp_path: Path)
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
-def test_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Path, warm_start: bool) -> None:
+def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Path, warm_start: bool) -> None:
     whole = evaluate(Counting(), pairs, tmp_path / "alone", EvaluationSettings(warm_start=warm_start))
     taken = []
     for rank in range(3):
@@ -302,13 +302,13 @@ def test_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Path, warm_
 
 
 @pytest.mark.parametrize(("rank", "count"), [("x", "2"), ("0", ""), ("2", "2"), ("-1", "2"), ("0", "0")])
-def test_current_process_names_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
+def test_current_process_refuses_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
     refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", current_process)
 
 
-def test_read_scale_parses_fractions() -> None:
+def test_parse_scale_returns_nearest_fraction() -> None:
     assert str(parse_scale("1/8")) == "1/8"
     assert parse_scale(0.25) == parse_scale("1/4")
     assert str(parse_scale(0.5**0.5)) == "33461/47321"  # the nearest with a denominator of at most 65536
@@ -316,7 +316,7 @@ def test_read_scale_parses_fractions() -> None:
         refuses("scale", parse_scale, wrong)
 
 
-def test_at_scale_returns_pixels_of_frame() -> None:
+def test_reduced_size_estimator_returns_full_size_flow() -> None:
     seen: list[tuple[int, ...]] = []
 
     class Constant(Counting):
@@ -386,7 +386,7 @@ def test_write_submission_needs_every_prediction(tmp_path: Path, pairs: FlowData
 
 
 @pytest.mark.parametrize("scale", [None, "1/2"])
-def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale: str | None) -> None:
+def test_evaluate_prepares_estimator_for_frame_size(pairs: FlowDataset, tmp_path: Path, scale: str | None) -> None:
     """The configuration is that of the prepared estimator; one may be prepared for the device alone."""
 
     class OnDevice(Counting):
@@ -409,7 +409,7 @@ def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale:
     assert inner.prepared == "cpu"
 
 
-def test_evaluate_keeps_backends_apart(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_refuses_other_backend_in_same_folder(pairs: FlowDataset, tmp_path: Path) -> None:
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["config"]["backend"] == "automatic"
     other = Counting()
@@ -437,7 +437,7 @@ def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     refuses("weights was 'random', is 'other'", Run, tmp_path / "random", config("other", None))
 
 
-def test_evaluate_names_what_is_no_estimator(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_refuses_non_estimators(pairs: FlowDataset, tmp_path: Path) -> None:
     for wrong in (torch.nn.Linear(2, 2), TVL1Estimator, "tvl1"):
         refuses("estimator: expected an Estimator", evaluate, wrong, pairs, tmp_path / "run")
         refuses("estimator: expected an Estimator", predict, wrong, pairs, Run(tmp_path / "other", {}))
@@ -445,7 +445,7 @@ def test_evaluate_names_what_is_no_estimator(pairs: FlowDataset, tmp_path: Path)
 
 
 @pytest.mark.unit
-def test_score_scores_a_replaced_prediction_again(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_score_repeats_for_replaced_prediction(pairs: FlowDataset, tmp_path: Path) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     assert score(pairs, run)["scores"] == before["scores"]
@@ -457,7 +457,7 @@ def test_score_scores_a_replaced_prediction_again(pairs: FlowDataset, tmp_path: 
     assert after["epe"] > before["scores"]["epe"] + 5
 
 
-def test_score_keeps_the_scores_of_predictions_that_were_copied(
+def test_score_keeps_scores_of_copied_predictions(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
@@ -479,7 +479,7 @@ def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("step", "other"), [("iterdir", "a"), ("mkdir", "a"), ("mkdir", "b")])
-def test_run_begins_in_several_processes(
+def test_run_starts_in_concurrent_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, other: str
 ) -> None:
     """Of one configuration; of two, one process is refused."""
@@ -541,7 +541,7 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
     assert run.read_info("pair") is None
 
 
-def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> None:
+def test_evaluate_fills_and_ignores_unknown_pixels(tmp_path: Path) -> None:
     pytest.importorskip("OpenImageIO")
     from fullfield.io.oiio import Header, write_and_verify_picture
     from fullfield.io.windows import FrameWindow
@@ -580,7 +580,7 @@ def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
-def test_evaluate_refuses_a_frame_in_a_pipe(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_refuses_frame_in_pipe(pairs: FlowDataset, tmp_path: Path) -> None:
     frame = pairs.records[0].frame1
     frame.unlink()
     os.mkfifo(frame)

@@ -123,7 +123,7 @@ def test_evaluate_scans_equals_definitions(pairs: Listed, tmp_path: Path) -> Non
     assert result["this_call"]["estimated"] == 5
 
 
-def test_score_scans_by_other_criteria(pairs: Listed, tmp_path: Path) -> None:
+def test_score_scans_with_other_criteria_estimates_nothing(pairs: Listed, tmp_path: Path) -> None:
     method = Wrong()
     evaluate_scans(method, pairs, tmp_path / "run")
     assert method.calls == 5 + 1
@@ -137,7 +137,7 @@ def test_score_scans_by_other_criteria(pairs: Listed, tmp_path: Path) -> None:
     assert again.calls == 0
 
 
-def test_rmse_uses_overlap_or_information_matrix(pairs: Listed, tmp_path: Path) -> None:
+def test_evaluate_scans_rmse_uses_overlap_or_information_matrix(pairs: Listed, tmp_path: Path) -> None:
     result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rmse=0.15))
     change = pose(1.0, 0.1)
     exact = np.sqrt(((CLOUD @ change[:3, :3].T + change[:3, 3] - CLOUD) ** 2).sum(1).mean())
@@ -218,7 +218,7 @@ def test_predict_scans_shares_pairs_between_processes(pairs: Listed, tmp_path: P
     assert last.calls == 0
 
 
-def test_registrar_learned_is_own_method(pairs: Listed, tmp_path: Path) -> None:
+def test_evaluate_scans_learned_registrar_is_own_method(pairs: Listed, tmp_path: Path) -> None:
     config = DescriptorConfig(channels=4, layers=1)
     files = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
     for seed, file in enumerate(files):
@@ -234,7 +234,7 @@ def test_registrar_learned_is_own_method(pairs: Listed, tmp_path: Path) -> None:
     refuses(r"parameters\.weights was", evaluate_scans, Registrar(weights=files[1], **few), pairs, tmp_path / "run")
 
 
-def test_protocol_of_pointcnnpp(tmp_path: Path) -> None:
+def test_pointcnnpp_protocol_lists_published_methods_and_limits(tmp_path: Path) -> None:
     """RANSAC alone and the whole pipeline, 5000 to 250 matches, 50,000 trials; its limits for rooms and for KITTI."""
     methods = POINTCNNPP.list_registrars(voxel=0.1)
     names = [f"{stages}samples-{count}" for count in (5000, 2500, 1000, 500, 250) for stages in ("ransac-", "")]
@@ -254,7 +254,7 @@ def test_evaluate_scans_names_empty_cloud(pairs: Listed, tmp_path: Path) -> None
         evaluate_scans(Registrar(iterations=2000), pairs, tmp_path / "run")
 
 
-def test_true_overlap_refines_pose() -> None:
+def test_true_overlap_refine_corrects_pose() -> None:
     first, second = room_scan(3), room_scan(3, scan=1)
     far = np.array([1e5, -2e5, 50.0])
     exact = pose(30, 2.0)
@@ -292,7 +292,7 @@ def shared_tree(root: Path, data_dir: Path) -> Path:
     return root
 
 
-def test_evaluate_scans_on_shared_pairs(tmp_path: Path, data_dir: Path) -> None:
+def test_evaluate_scans_registers_shared_3dmatch_pairs(tmp_path: Path, data_dir: Path) -> None:
     pairs = open_scans("3dmatch", shared_tree(tmp_path / "set", data_dir))
     result = evaluate_scans(Registrar(), pairs, tmp_path / "run")
     rows = result["pairs"]
@@ -305,7 +305,7 @@ def test_evaluate_scans_on_shared_pairs(tmp_path: Path, data_dir: Path) -> None:
 
 
 @pytest.mark.long
-def test_evaluate_scans_on_shared_lidar_pair(tmp_path: Path, data_dir: Path) -> None:
+def test_evaluate_scans_registers_shared_kitti_pair(tmp_path: Path, data_dir: Path) -> None:
     """KITTI's layout; the pose in the list is 20 cm off, and evaluation finds the true one on the scans."""
     home = data_dir / "pointclouds" / "kitti_pair"
     true = np.loadtxt(home / "T_target_source.txt")

@@ -18,7 +18,7 @@ from fullfield.io import read_flow, write_image
 from fullfield.ops._splatting import fill_holes, predict_next_flow
 
 
-def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
     estimator = Counting()
     evaluate(estimator, pairs, tmp_path / "run", EvaluationSettings(warm_start=True))
     starts = estimator.starts[1:]
@@ -27,7 +27,7 @@ def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> Non
     assert torch.equal(starts[1][0], predict_next_flow(first))
 
 
-def test_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
+def test_evaluate_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for shot, numbers in (("a", (1, 2, 3, 6, 7)), ("b", (7, 8, 9))):
         for i in numbers:
@@ -40,7 +40,7 @@ def test_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
     assert started == {"a/f_01": False, "a/f_02": True, "a/f_06": False, "b/f_07": False, "b/f_08": True}
 
 
-def test_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
     settings = EvaluationSettings(warm_start=True)
     with pytest.raises(KeyboardInterrupt):
         evaluate(Counting(fail_at=2), pairs, tmp_path / "run", settings)

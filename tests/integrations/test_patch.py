@@ -86,7 +86,7 @@ def test_patch_keeps_values_and_gradients_and_restores(model: Any, frames: Any, 
 
 
 @pytest.mark.unit
-def test_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patch_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with fullfield.patch(model) as handle:
         assert isinstance(handle, Handle)
         assert handle.model is model
@@ -134,7 +134,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.mark.parametrize("how", ["class", "argument"])
-def test_on_demand_nothing_stays_between_lookups(model: Any, frames: Any, prepared: list[Any], how: str) -> None:
+def test_patch_on_demand_keeps_nothing_between_lookups(model: Any, frames: Any, prepared: list[Any], how: str) -> None:
     coords = torch.rand(2, 2, 10, 12) * 9
     if how == "argument":
         model = foreign_network.Choosing()
@@ -156,7 +156,7 @@ def test_on_demand_nothing_stays_between_lookups(model: Any, frames: Any, prepar
         assert prepared[-1]() is not None
 
 
-def test_on_demand_patch_keeps_small_and_captured_pairs(
+def test_patch_on_demand_keeps_small_and_captured_pairs(
     model: Any, frames: Any, prepared: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = model(*frames)
@@ -178,14 +178,14 @@ def test_on_demand_patch_keeps_small_and_captured_pairs(
     assert isinstance(small, RAFTCorrBlock)
 
 
-def test_other_models_of_the_class_are_left_alone(model: Any, frames: Any, blocks: list[Any]) -> None:
+def test_patch_leaves_other_instances_of_class_unchanged(model: Any, frames: Any, blocks: list[Any]) -> None:
     other = foreign_network.Network()
     with fullfield.patch(model), ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda m: m(*frames), [model, other] * 4))
     assert len(blocks) == 4
 
 
-def test_wrapped_and_nested_models(model: Any, frames: Any, blocks: list[Any]) -> None:
+def test_patch_accepts_wrapped_and_nested_models(model: Any, frames: Any, blocks: list[Any]) -> None:
     outer = torch.nn.ModuleDict({"a": model, "b": foreign_network.Network()})
     with fullfield.patch(outer) as handle:
         assert len(handle.replaced) == 4
@@ -198,7 +198,7 @@ def test_wrapped_and_nested_models(model: Any, frames: Any, blocks: list[Any]) -
     assert len(blocks) == 3
 
 
-def test_copies_are_patched_and_pickles_are_not(model: Any, frames: Any) -> None:
+def test_patch_is_kept_by_copies_not_by_pickles(model: Any, frames: Any) -> None:
     with fullfield.patch(model):
         twin = copy.deepcopy(model)
         read = pickle.loads(pickle.dumps(model))
@@ -219,7 +219,7 @@ def test_patch_sea_raft_equals_original(frames: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_dtypes_are_those_of_the_original(dtype: torch.dtype, model: Any, frames: Any) -> None:
+def test_patch_keeps_dtypes_and_strides(dtype: torch.dtype, model: Any, frames: Any) -> None:
     model.to(dtype)
     first, second = (f.to(dtype) for f in frames)
     fmap1, fmap2 = model.encoder(first), model.encoder(second)
@@ -232,7 +232,7 @@ def test_dtypes_are_those_of_the_original(dtype: torch.dtype, model: Any, frames
     assert torch.allclose(found, expected, rtol=0.1, atol=0.2 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_autocast_rounds_the_features_as_the_original_does(model: Any, frames: Any) -> None:
+def test_patch_under_autocast_matches_original(model: Any, frames: Any) -> None:
     expected = model(*frames)
     with fullfield.patch(model), torch.autocast("cpu", torch.bfloat16):
         found = model(*frames)
@@ -242,7 +242,7 @@ def test_autocast_rounds_the_features_as_the_original_does(model: Any, frames: A
     assert torch.allclose(found.float(), expected, atol=0.05)
 
 
-def test_patch_compiles(model: Any, frames: Any, blocks: list[Any]) -> None:
+def test_patch_keeps_model_compilable(model: Any, frames: Any, blocks: list[Any]) -> None:
     with fullfield.patch(model), torch.no_grad():
         expected = model(*frames)
         found = torch.compile(model, backend="eager", fullgraph=True)(*frames)
@@ -302,7 +302,7 @@ def test_patch_failure_leaves_model_unchanged(model: Any) -> None:
 
 
 @pytest.mark.unit
-def test_patched_model_follows_later_class_change(model: Any, frames: Any) -> None:
+def test_patch_restore_keeps_later_class_change(model: Any, frames: Any) -> None:
     expected = model(*frames)
     both = torch.nn.ModuleList([foreign_network.Network(), model])
     handle = fullfield.patch(both)
@@ -319,7 +319,7 @@ def test_patched_model_follows_later_class_change(model: Any, frames: Any) -> No
 
 
 @pytest.mark.unit
-def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
+def test_patch_from_threads_keeps_warnings_and_streams() -> None:
     before, filters = (sys.stdout, sys.stderr), list(warnings.filters)
     with ThreadPoolExecutor(4) as pool:
         for handle in pool.map(fullfield.patch, [foreign_network.Network() for _ in range(12)]):
@@ -365,7 +365,7 @@ def test_patch_recognizes_block_signatures() -> None:
 
 
 @pytest.mark.unit
-def test_options_of_a_block_that_change_its_result_are_refused() -> None:
+def test_parse_signature_refuses_options_that_change_result() -> None:
     class Normed(foreign_network.CorrBlock):
         def __init__(
             self, fmap1: Any, fmap2: Any, num_levels: int = 4, radius: int = 4, normalise: bool = False
@@ -392,7 +392,7 @@ def test_patch_on_gpu_equals_original(model: Any, frames: Any) -> None:
     assert close(found.cpu(), expected)
 
 
-def test_tracers_that_cannot_record_a_patched_model_are_named(tmp_path: Path) -> None:
+def test_patch_refuses_unsupported_tracers(tmp_path: Path) -> None:
     model = foreign_network.Network().eval()
     frames = tuple(torch.rand(2, 1, 3, 64, 72, generator=torch.Generator().manual_seed(0)).unbind())
     with torch.no_grad():

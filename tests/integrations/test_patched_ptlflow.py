@@ -152,7 +152,7 @@ def _steady_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("name", split_by_length(ESTIMATES))
-def test_patched_model_estimates_like_original(
+def test_patch_ptlflow_model_estimates_like_original(
     name: str, build: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(name)
@@ -186,7 +186,7 @@ def _classes(model: Any) -> list[tuple[str, type]]:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
-def test_tested_models_cover_each_row_of_table(support: Support, ptlflow: Any) -> None:
+def test_tested_models_cover_every_support_row(support: Support, ptlflow: Any) -> None:
     """Models of a row share the methods that reach the block, and one of them is run above."""
     tested = [name for name in support.models if name in RUNS or name in ESTIMATES]
     assert tested
@@ -200,7 +200,7 @@ def test_tested_models_cover_each_row_of_table(support: Support, ptlflow: Any) -
 
 
 @pytest.mark.unit
-def test_table_names_each_model_once(ptlflow: Any) -> None:
+def test_support_table_names_each_model_once(ptlflow: Any) -> None:
     assert ptlflow.__version__ == TESTED
     listed = [name for support in SUPPORT for name in support.models]
     assert sorted(listed) == sorted(ptlflow.get_model_names())
@@ -210,7 +210,7 @@ def test_table_names_each_model_once(ptlflow: Any) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("name", ["csflow", "llaflow", "flow1d"])
-def test_other_operators_are_refused_with_the_reason(name: str, build: Callable[[str], Any]) -> None:
+def test_patch_refuses_other_operators_with_reason(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)
     support = find_support(model)
     refused = refuses("no correlation that is known", fullfield.patch, model)
@@ -257,7 +257,7 @@ def cell(rows: list[dict[str, Any]] | None) -> str:
 
 
 @pytest.mark.unit
-def test_page_equals_support_and_measurements() -> None:
+def test_support_page_equals_table_and_measurements() -> None:
     assert between("support") == support_table()
     assert between("measured", MEASURED) == measured()
     page = " ".join(PAGE.read_text("utf-8").split())

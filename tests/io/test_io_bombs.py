@@ -27,7 +27,7 @@ from peak_memory import PeakMemory
 pytestmark = pytest.mark.unit
 
 
-def test_handwritten_las_is_read(tmp_path: Path) -> None:
+def test_read_point_cloud_reads_minimal_las(tmp_path: Path) -> None:
     pytest.importorskip("laspy")
     (tmp_path / "a.las").write_bytes(las())
     assert read_point_cloud(tmp_path / "a.las").points.tolist() == [[0.0, 0.0, 0.0]] * 3
@@ -50,11 +50,11 @@ def test_handwritten_las_is_read(tmp_path: Path) -> None:
         (b"LASX" + bytes(400), "does not begin with 'LASF'"),
     ],
 )
-def test_las_point_count_is_checked_against_file_size(tmp_path: Path, data: bytes, match: str) -> None:
+def test_read_point_cloud_refuses_las_counts_beyond_file(tmp_path: Path, data: bytes, match: str) -> None:
     refused(tmp_path / "a.las", bytes(data), match)
 
 
-def test_truncated_las(tmp_path: Path) -> None:
+def test_read_point_cloud_refuses_truncated_las(tmp_path: Path) -> None:
     pytest.importorskip("laspy")
     whole = bytes(las())
     for end in range(1, len(whole), 3):
@@ -63,30 +63,30 @@ def test_truncated_las(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entries", [2, 120])
 @pytest.mark.parametrize("renamed", [True, False])
-def test_npz_members_that_share_their_bytes(tmp_path: Path, entries: int, renamed: bool) -> None:
+def test_read_point_cloud_refuses_npz_with_shared_bytes(tmp_path: Path, entries: int, renamed: bool) -> None:
     data = npz_of_shared_bytes(entries, renamed=renamed)
     refused(tmp_path / "a.npz", data, "shares its bytes or its name")
 
 
-def test_npz_arrays_of_another_length_are_not_unpacked(tmp_path: Path) -> None:
+def test_read_point_cloud_refuses_npz_of_unequal_lengths(tmp_path: Path) -> None:
     cloud = npz_of_another_length()
     refused(tmp_path / "a.npz", cloud, r"array label: expected \[2\], got \[30000000\]")
     flow = cloud.replace(b"points.npy", b"u.npy     ").replace(b"label.npy", b"v.npy    ")
     refused(tmp_path / "b.npz", flow, "u and v", read_flow)
 
 
-def test_gif_is_refused_before_decoding(tmp_path: Path) -> None:
+def test_read_frame_refuses_gif_before_decoding(tmp_path: Path) -> None:
     for name in ("a.tga", "a.gif", "a.png"):
         refused(tmp_path / name, gif(), "starts like none of them", read_frame)
 
 
-def test_targa_is_recognized_by_header(tmp_path: Path) -> None:
+def test_read_frame_recognizes_targa_by_header(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     assert read_frame(save(tmp_path / "a.tga", ExrPart(pixels, ("R", "G", "B")))).shape == (3, 4, 4)
     assert read_frame(save(tmp_path / "b.tga", ExrPart(pixels[..., :1].copy(), ("Y",)))).shape == (1, 4, 4)
 
 
-def test_empty_display_window_takes_no_memory(tmp_path: Path) -> None:
+def test_read_flow_of_empty_window_allocates_nothing(tmp_path: Path) -> None:
     path = empty_window(tmp_path / "a.exr")
     with PeakMemory() as memory:
         flow, valid = read_flow(path)
@@ -96,13 +96,13 @@ def test_empty_display_window_takes_no_memory(tmp_path: Path) -> None:
     assert (memory.grown or 0) < MIB
 
 
-def test_huge_display_window_is_refused_for_planes(tmp_path: Path) -> None:
+def test_read_vectors_refuses_huge_display_window(tmp_path: Path) -> None:
     path = tmp_path / "a.exr"
     save(path, ExrPart(np.ones((2, 3, 1), np.float32), ("occlusion.forward",), display=(0, 0, 1 << 20, 1 << 20)))
     refused(path, path.read_bytes(), "1048576 × 1048576 pixels, which a file of", read_vectors)
 
 
-def test_exr_flow_that_is_not_finite_is_zero(tmp_path: Path) -> None:
+def test_read_flow_exr_nonfinite_vectors_are_zero(tmp_path: Path) -> None:
     pixels = np.ones((2, 2, 2), np.float32)
     pixels[0, 0, 0], pixels[1, 1, 1] = np.nan, np.inf
     flow, valid = read_flow(save(tmp_path / "a.exr", ExrPart(pixels, ("u", "v"))))
@@ -110,11 +110,11 @@ def test_exr_flow_that_is_not_finite_is_zero(tmp_path: Path) -> None:
     assert flow.tolist() == [[[0.0, 1.0], [1.0, 0.0]], [[0.0, -1.0], [-1.0, 0.0]]]
 
 
-def test_pcd_values_of_a_point_are_limited(tmp_path: Path) -> None:
+def test_read_point_cloud_limits_values_of_pcd_point(tmp_path: Path) -> None:
     refused(tmp_path / "a.pcd", pcd_of_many_values(), "its fields have 8192003 values a point; at most 4096 are read")
 
 
-def test_lzf_runs_of_one_byte_are_copied_at_once(tmp_path: Path) -> None:
+def test_read_point_cloud_decompresses_lzf_runs_quickly(tmp_path: Path) -> None:
     (tmp_path / "a.pcd").write_bytes(lzf_of_one_byte())
     begin = time.perf_counter()
     assert not read_point_cloud(tmp_path / "a.pcd").points.any()
@@ -122,7 +122,7 @@ def test_lzf_runs_of_one_byte_are_copied_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("distance", [1, 2, 3, 5, 7, 23, 24, 25])
-def test_lzf_copies_of_any_distance(tmp_path: Path, distance: int) -> None:
+def test_decompress_lzf_copies_any_distance(tmp_path: Path, distance: int) -> None:
     first = bytes(range(1, 26))
     body = bytes([24]) + first + bytes([0xE0, 14, distance - 1]) + bytes([1, 0, 0])  # 25, then 7 + 14 + 2, then 2 → 50
     made = bytearray(first)
@@ -135,7 +135,7 @@ def test_lzf_copies_of_any_distance(tmp_path: Path, distance: int) -> None:
 
 
 @pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])
-def test_ply_vertices_without_properties(tmp_path: Path, form: str) -> None:
+def test_read_point_cloud_refuses_ply_without_properties(tmp_path: Path, form: str) -> None:
     head = f"ply\nformat {form} 1.0\nelement vertex 3\nend_header\n".encode()
     refused(tmp_path / "a.ply", head + bytes(9), "expected points with x, y and z, got nothing")
 
@@ -159,7 +159,7 @@ def test_ply_vertices_without_properties(tmp_path: Path, form: str) -> None:
         (b"\x93NUMPY\x02\x00" + struct.pack("<I", 400 << 20), "a header of 419430400 bytes"),
     ],
 )
-def test_npy_headers_that_are_no_plain_array(tmp_path: Path, header: bytes, match: str) -> None:
+def test_read_point_cloud_refuses_other_npy_headers(tmp_path: Path, header: bytes, match: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         refused(tmp_path / "a.npy", header + bytes(48), match)
@@ -175,7 +175,7 @@ def test_npy_headers_that_are_no_plain_array(tmp_path: Path, header: bytes, matc
         "{'descr':'=f8','fortran_order':False,'shape':(2L,3L,)}",
     ],
 )
-def test_npy_headers_that_other_programs_write(tmp_path: Path, header: str) -> None:
+def test_read_point_cloud_reads_foreign_npy_headers(tmp_path: Path, header: str) -> None:
     values = np.arange(6.0).reshape(2, 3)
     text = header.encode() + b"\n"
     data = values.tobytes("F" if "True" in header else "C")

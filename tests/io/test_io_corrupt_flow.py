@@ -136,7 +136,7 @@ def test_read_flow_refuses_corrupt_flo5(tmp_path: Path) -> None:
     check("truncated or corrupt")
 
 
-def test_pictures_are_no_kitti_flow(tmp_path: Path, data_dir: Path) -> None:
+def test_read_flow_refuses_pictures(tmp_path: Path, data_dir: Path) -> None:
     with pytest.raises(InputError, match=r"16-bit RGB PNG .* got uint8 × 3"):
         read_flow(data_dir / "flow" / "sintel" / "clean" / "frame_0001.png")
     path = save(tmp_path / "a.png", ExrPart(np.ones((4, 4, 1), np.uint16), ("Y",)))
@@ -151,7 +151,7 @@ def test_pictures_are_no_kitti_flow(tmp_path: Path, data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", FLOW_SUFFIXES)
-def test_missing_folder_and_empty(tmp_path: Path, suffix: str) -> None:
+def test_read_flow_names_missing_and_empty_files(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     with pytest.raises(FileNotFoundError, match=rf"a\{suffix}"):
         read_flow(path)

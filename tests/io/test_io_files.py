@@ -68,7 +68,7 @@ def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseE
 
 
 @pytest.mark.unit
-def test_atomic_path_serves_two_writers(tmp_path: Path) -> None:
+def test_atomic_path_supports_two_writers(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with write_atomically(target) as first, write_atomically(target) as second:
         assert first != second
@@ -173,7 +173,7 @@ print("every short write was noticed")
 """
 
 
-def test_writers_report_full_disk_in_every_format(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_writers_name_file_on_full_disk(tmp_path: Path, forked: Callable[..., str]) -> None:
     """The limit on a file's size stands for the full disk; in a process of its own, for libraries that crash."""
     assert "every short write was noticed" in forked(FULL_DISK, Path(__file__).parent, tmp_path)
 
@@ -247,7 +247,7 @@ def test_write_image_exr_round_trip(tmp_path: Path, channels: int) -> None:
 
 
 @pytest.mark.unit
-def test_write_image_jpeg_is_close(tmp_path: Path) -> None:
+def test_write_image_jpeg_is_approximate(tmp_path: Path) -> None:
     smooth = torch.linspace(0, 1, 64).expand(3, 64, 64)
     for suffix in (".jpg", ".JPEG"):
         write_image(tmp_path / f"a{suffix}", smooth)
@@ -260,7 +260,7 @@ def test_write_image_jpeg_is_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_kitti_or_png_ambiguity_is_resolved(tmp_path: Path) -> None:
+def test_write_image_png_is_plain_picture(tmp_path: Path) -> None:
     pixels = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
     write_image(tmp_path / "a.png", pixels)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels)
@@ -306,7 +306,7 @@ print([name for name in ("numpy", "torch", "OpenImageIO", "h5py", "PIL") if name
 """
 
 
-def test_io_import_loads_no_torch(forked: Callable[..., str]) -> None:
+def test_import_io_loads_no_torch(forked: Callable[..., str]) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     functions = LOADED.replace("io.names.FLOW_SUFFIXES", "io.read_flow, io.read_frame, io.write_image")
@@ -314,7 +314,7 @@ def test_io_import_loads_no_torch(forked: Callable[..., str]) -> None:
 
 
 @pytest.mark.unit
-def test_opened_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_readers_log_opened_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(tmp_path / "a.png", torch.zeros(3, 4, 4))
     write_flow(tmp_path / "a.flo", torch.zeros(2, 4, 4))
     with caplog.at_level("DEBUG", logger="fullfield"):

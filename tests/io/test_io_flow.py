@@ -74,7 +74,7 @@ def test_write_flow_round_trip(
 
 @settings(max_examples=30, deadline=None)
 @given(data=flows(largest=511.9))
-def test_round_trip_of_kitti(tmp_path_factory: pytest.TempPathFactory, data: tuple[Tensor, Tensor]) -> None:
+def test_write_flow_kitti_round_trip(tmp_path_factory: pytest.TempPathFactory, data: tuple[Tensor, Tensor]) -> None:
     flow, valid = data[0].clamp(-512, 511.9), data[1]
     path = tmp_path_factory.getbasetemp() / "flow.png"
     write_flow(path, flow, valid)
@@ -84,7 +84,7 @@ def test_round_trip_of_kitti(tmp_path_factory: pytest.TempPathFactory, data: tup
 
 @settings(max_examples=30, deadline=None)
 @given(data=flows(largest=65504), compression=st.sampled_from(EXR_COMPRESSIONS))
-def test_round_trip_of_half(
+def test_write_flow_half_round_trip(
     tmp_path_factory: pytest.TempPathFactory, data: tuple[Tensor, Tensor], compression: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "half.exr"
@@ -93,7 +93,7 @@ def test_round_trip_of_half(
 
 
 @pytest.mark.parametrize("compression", EXR_COMPRESSIONS)
-def test_every_exr_compression_is_exact(tmp_path: Path, compression: str) -> None:
+def test_write_flow_exr_compressions_are_lossless(tmp_path: Path, compression: str) -> None:
     flow, back, valid = some_flow(70, 45, 3000), some_flow(70, 45, 7, seed=1), holes(70, 45)
     back[0, 3, 4] = float("nan")
     path, mask = tmp_path / "a.exr", back[0].nan_to_num()
@@ -115,7 +115,7 @@ def packed_as(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("height", "width"), [(60, 83), (1, 300)])
-def test_vectors_are_packed_where_that_makes_them_smaller(tmp_path: Path, height: int, width: int) -> None:
+def test_write_flow_exr_compresses_only_if_smaller(tmp_path: Path, height: int, width: int) -> None:
     x, y = torch.meshgrid(torch.arange(width) / 40, torch.arange(height) / 40, indexing="xy")
     smooth = torch.stack((3 * torch.sin(x + y), torch.cos(2 * x)))
     # 23 bits of mantissa, of which deflate makes little.
@@ -136,7 +136,7 @@ def test_vectors_are_packed_where_that_makes_them_smaller(tmp_path: Path, height
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])
-def test_compression_of_flo5(tmp_path: Path, compression: str) -> None:
+def test_write_flow_flo5_compression_reduces_size(tmp_path: Path, compression: str) -> None:
     flow = torch.zeros(2, 100, 100)
     write_flow(tmp_path / "a.flo5", flow, compression=compression)
     check_round_trip(read_flow(tmp_path / "a.flo5"), flow, torch.ones(100, 100, dtype=torch.bool))
@@ -144,7 +144,7 @@ def test_compression_of_flo5(tmp_path: Path, compression: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
-def test_write_flow_takes_other_tensors(tmp_path: Path, suffix: str) -> None:
+def test_write_flow_accepts_other_dtypes_and_strides(tmp_path: Path, suffix: str) -> None:
     flow = (some_flow(6, 5) * 64).round() / 64
     path = tmp_path / f"a{suffix.upper()}"
     for given_ in (flow.double(), flow.transpose(1, 2).contiguous().transpose(1, 2), flow.clone().requires_grad_()):
@@ -172,7 +172,7 @@ def hand_made_tensor() -> Tensor:
     return torch.from_numpy(np.stack(hand_made()))
 
 
-def test_flo_layout(tmp_path: Path) -> None:
+def test_flo_file_equals_format_description(tmp_path: Path) -> None:
     data = struct.pack("<fii", 202021.25, 3, 2)
     data += struct.pack("<12f", 0.5, -1, 1, -2, 1.5, -3, 2, -4, 2.5, -5, 3, -6)
     (tmp_path / "a.flo").write_bytes(data)
@@ -181,7 +181,7 @@ def test_flo_layout(tmp_path: Path) -> None:
     assert (tmp_path / "b.flo").read_bytes() == data
 
 
-def test_kitti_layout(tmp_path: Path) -> None:
+def test_kitti_file_equals_format_description(tmp_path: Path) -> None:
     u, v = hand_made()
     pixels = np.stack((u * 64 + 2**15, v * 64 + 2**15, np.ones((2, 3))), axis=-1).astype(np.uint16)
     check_hand_made(read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B")))))
@@ -190,7 +190,7 @@ def test_kitti_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("order", "scale"), [("<", "-1.0"), (">", "1.0"), ("<", "-1"), (">", "1")])
-def test_pfm_layout(tmp_path: Path, order: str, scale: str) -> None:
+def test_pfm_file_equals_format_description(tmp_path: Path, order: str, scale: str) -> None:
     rows = struct.pack(f"{order}9f", 2, -4, 0, 2.5, -5, 7, 3, -6, 0)
     rows += struct.pack(f"{order}9f", 0.5, -1, 0, 1, -2, 7, 1.5, -3, 0)
     (tmp_path / "a.pfm").write_bytes(f"PF\n3 2\n{scale}\n".encode() + rows)
@@ -201,14 +201,14 @@ def test_pfm_layout(tmp_path: Path, order: str, scale: str) -> None:
     assert (tmp_path / "c.pfm").read_bytes().startswith(b"PF\n3 2\n-1.0\n" + struct.pack("<3f", 2, -4, 0))
 
 
-def test_pfm_scale_multiplies(tmp_path: Path) -> None:
+def test_read_flow_multiplies_by_pfm_scale(tmp_path: Path) -> None:
     write_flow(tmp_path / "a.pfm", hand_made_tensor() / 4)
     data = (tmp_path / "a.pfm").read_bytes().replace(b"-1.0", b"-4.0", 1)
     (tmp_path / "a.pfm").write_bytes(data)
     check_hand_made(read_flow(tmp_path / "a.pfm"))
 
 
-def test_flo5_layout(tmp_path: Path) -> None:
+def test_flo5_file_equals_format_description(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.flo5", "w") as file:
         file.create_dataset("flow", data=np.stack(hand_made(), axis=-1), compression="gzip", compression_opts=5)
     check_hand_made(read_flow(tmp_path / "a.flo5"))
@@ -221,7 +221,7 @@ def test_flo5_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2", "i2"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_layouts(tmp_path: Path, dtype: str, order: str) -> None:
+def test_read_flow_reads_every_npy_layout(tmp_path: Path, dtype: str, order: str) -> None:
     u, v = hand_made()
     if dtype == "i2":
         u, v = u * 2, v
@@ -230,7 +230,7 @@ def test_npy_layouts(tmp_path: Path, dtype: str, order: str) -> None:
         assert torch.equal(read_flow(tmp_path / "a.npy").flow, torch.from_numpy(np.stack((u, v))))
 
 
-def test_npy_of_two_rows(tmp_path: Path) -> None:
+def test_read_flow_npy_of_two_rows_uses_last_axis(tmp_path: Path) -> None:
     """[2, W, 2] reads both ways; the last axis decides, which is what we write."""
     flow = some_flow(2, 5)
     write_flow(tmp_path / "a.npy", flow)
@@ -265,7 +265,7 @@ def mark(tmp_path: Path, suffix: str) -> FlowData:
     return found
 
 
-def test_read_flow_reads_marks_of_unknown_vectors(tmp_path: Path) -> None:
+def test_unknown_vectors_are_stored_by_format_marks(tmp_path: Path) -> None:
     for suffix in FLOW_WRITE_SUFFIXES:
         mark(tmp_path, suffix)
     values = np.frombuffer((tmp_path / "a.flo").read_bytes()[12:], "<f4").reshape(2, 3, 2)
@@ -278,13 +278,13 @@ def test_read_flow_reads_marks_of_unknown_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [1.1e9, -1.1e9, 1666666752, float("nan"), float("inf")])
-def test_unknown_in_flo(tmp_path: Path, value: float) -> None:
+def test_read_flow_flo_marks_unknown_vectors(tmp_path: Path, value: float) -> None:
     data = struct.pack("<fii", 202021.25, 2, 1) + struct.pack("<4f", 1, value, 3, 1e9)
     (tmp_path / "a.flo").write_bytes(data)
     assert read_flow(tmp_path / "a.flo").valid.tolist() == [[False, True]]
 
 
-def test_any_blue_is_valid_in_kitti(tmp_path: Path) -> None:
+def test_read_flow_kitti_treats_any_blue_as_valid(tmp_path: Path) -> None:
     pixels = np.full((1, 3, 3), 2**15, np.uint16)
     pixels[0, :, 2] = (0, 1, 65535)
     found = read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B"))), encoding="kitti")
@@ -305,7 +305,7 @@ def refuse(path: Path, what: str, *arguments: object, kind: type[InputError] = I
 
 
 @pytest.mark.parametrize("value", [-512.01, 511.995, 600, -1e9])
-def test_kitti_range(tmp_path: Path, value: float) -> None:
+def test_write_flow_kitti_refuses_values_beyond_range(tmp_path: Path, value: float) -> None:
     flow = some_flow(3, 4)
     flow[1, 2, 3] = value
     refuse(tmp_path / "a.png", "KITTI PNG format holds -512 to 511.984 px", flow, kind=FlowRangeError)
@@ -316,19 +316,19 @@ def test_kitti_range(tmp_path: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [-512.0, 511.984375, -512.005, 511.99])
-def test_kitti_limits(tmp_path: Path, value: float) -> None:
+def test_write_flow_kitti_accepts_limits_of_range(tmp_path: Path, value: float) -> None:
     write_flow(tmp_path / "a.png", torch.full((2, 1, 1), value))
     assert torch.allclose(read_flow(tmp_path / "a.png").flow, torch.tensor(value), atol=1 / 128)
 
 
-def test_half_range(tmp_path: Path) -> None:
+def test_write_flow_half_refuses_values_beyond_range(tmp_path: Path) -> None:
     refuse(tmp_path / "a.exr", "half precision holds up to 65504 px, got 70000", torch.full((2, 2, 2), 7e4),
            dtype="half", kind=FlowRangeError)  # fmt: skip
     write_flow(tmp_path / "a.exr", torch.full((2, 2, 2), 65504.0), dtype="half")
     assert float(read_flow(tmp_path / "a.exr").flow.max()) == 65504
 
 
-def test_flo_range(tmp_path: Path) -> None:
+def test_write_flow_flo_refuses_values_beyond_range(tmp_path: Path) -> None:
     refuse(tmp_path / "a.flo", "holds values up to 1e9 px", torch.full((2, 2, 2), 1.5e9), kind=FlowRangeError)
 
 
@@ -344,7 +344,7 @@ def test_flo_range(tmp_path: Path) -> None:
         (".flo5", {"compression": "zip"}),
     ],
 )
-def test_options_a_format_does_not_have(tmp_path: Path, suffix: str, option: dict[str, object]) -> None:
+def test_write_flow_refuses_options_of_other_formats(tmp_path: Path, suffix: str, option: dict[str, object]) -> None:
     refuse(tmp_path / f"a{suffix}", next(iter(option)), torch.zeros(2, 3, 4), **option)
 
 
@@ -374,7 +374,7 @@ def test_read_flow_refuses_unknown_suffix(tmp_path: Path) -> None:
 # OpenEXR
 
 
-def test_exr_is_what_nuke_expects(tmp_path: Path) -> None:
+def test_write_flow_exr_matches_nuke_layers(tmp_path: Path) -> None:
     """Layers forward and backward; u to the right, v up."""
     write_flow(tmp_path / "a.exr", hand_made_tensor(), backward=-2 * hand_made_tensor())
     image = oiio.ImageInput.open(str(tmp_path / "a.exr"))
@@ -389,7 +389,7 @@ def test_exr_is_what_nuke_expects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 16])
-def test_exr_windows(tmp_path: Path, tile: int) -> None:
+def test_read_flow_exr_places_data_window(tmp_path: Path, tile: int) -> None:
     pixels = samples((16, 32, 2))
     pixels[4, 5, 0] = np.nan
     part = ExrPart(pixels, ("forward.u", "forward.v"), origin=(-3, 2), display=(0, 0, 30, 20), tile=tile)
@@ -405,7 +405,7 @@ def test_exr_windows(tmp_path: Path, tile: int) -> None:
     assert not read_flow(save(tmp_path / "b.exr", outside)).valid.any()
 
 
-def test_exr_layers_and_parts(tmp_path: Path) -> None:
+def test_read_flow_selects_exr_layer_and_part(tmp_path: Path) -> None:
     content = samples((4, 5, 7))
     colour = ExrPart(content[..., :3], ("R", "G", "B"), "beauty")
     motion = ExrPart(content[..., 3:], ("backward.u", "backward.v", "motion.X", "motion.Y"), "vectors")
@@ -421,13 +421,13 @@ def test_exr_layers_and_parts(tmp_path: Path) -> None:
         complaint(error)
 
 
-def test_exr_of_integers(tmp_path: Path) -> None:
+def test_read_flow_refuses_integer_exr(tmp_path: Path) -> None:
     path = save(tmp_path / "a.exr", ExrPart(np.ones((4, 5, 2), np.uint32), ("forward.u", "forward.v")))
     with pytest.raises(InputError, match="expected half or float flow"):
         read_flow(path)
 
 
-def test_layer_and_part_belong_to_exr(tmp_path: Path) -> None:
+def test_read_flow_refuses_layer_of_other_formats(tmp_path: Path) -> None:
     write_flow(tmp_path / "a.flo", hand_made_tensor())
     for options in ({"layer": "forward"}, {"part": 0}):
         with pytest.raises(InputError, match="only OpenEXR"):
@@ -460,7 +460,7 @@ def test_write_st_map_refuses_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [(3, 2, 4, 3), (-2, -1, 4, 3), (8, 8, 4, 3)])
-def test_windows_of_exr(tmp_path: Path, data: tuple[int, int, int, int]) -> None:
+def test_write_flow_exr_keeps_windows(tmp_path: Path, data: tuple[int, int, int, int]) -> None:
     window = FrameWindow(data, (1, 1, 9, 8), 2.0)
     flow, path = some_flow(3, 4), tmp_path / "a.exr"
     write_flow(path, flow, backward=-flow, window=window, compression="piz")
@@ -478,7 +478,7 @@ def test_windows_of_exr(tmp_path: Path, data: tuple[int, int, int, int]) -> None
                 assert torch.equal(shown.flow[:, y, x], flow[:, row, column])
 
 
-def test_st_map_of_a_window(tmp_path: Path) -> None:
+def test_write_st_map_uses_display_window(tmp_path: Path) -> None:
     window = FrameWindow((3, 2, 4, 3), (1, 1, 10, 8), 2.0)
     write_st_map(tmp_path / "a.exr", torch.full((2, 3, 4), 0.5), window=window)
     image = oiio.ImageInput.open(str(tmp_path / "a.exr"))
@@ -490,7 +490,7 @@ def test_st_map_of_a_window(tmp_path: Path) -> None:
     assert np.allclose(pixels[:, 0, 1], 1 - (np.arange(1, 4) + 1) / 8)
 
 
-def test_windows_that_make_no_sense(tmp_path: Path) -> None:
+def test_write_flow_refuses_bad_windows(tmp_path: Path) -> None:
     good = FrameWindow((0, 0, 4, 3), (0, 0, 4, 3))
     refuse(tmp_path / "a.flo", r"only \.exr has windows", torch.zeros(2, 3, 4), window=good)
     (tmp_path / "a.flo").unlink()
@@ -515,7 +515,7 @@ def test_write_flow_refuses_looping_link(tmp_path: Path) -> None:
 # real files
 
 
-def test_multipart_exr(data_dir: Path) -> None:
+def test_read_flow_reads_multipart_exr(data_dir: Path) -> None:
     path = data_dir / "exr" / "multipart.0001.exr"
     found = read_flow(path)
     assert found.flow.shape == (2, 1556, 2048)
@@ -527,7 +527,7 @@ def test_multipart_exr(data_dir: Path) -> None:
     assert read_flow(path, layer="disparityL").valid.sum() == 911 * 876
 
 
-def test_exr_of_bare_channels(tmp_path: Path) -> None:
+def test_read_flow_reads_exr_of_bare_channels(tmp_path: Path) -> None:
     content = samples((4, 5, 2))
     path = save(tmp_path / "a.exr", ExrPart(content, ("u", "v")))
     assert torch.equal(read_flow(path).flow[1], torch.from_numpy(-content[..., 1]))

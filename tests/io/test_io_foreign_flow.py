@@ -72,7 +72,7 @@ def test_read_flow_of_tartanair(tmp_path: Path) -> None:
             assert_constant(found.flow, U, V)
 
 
-def test_read_flow_refuses_an_encoding_of_other_formats(tmp_path: Path) -> None:
+def test_read_flow_refuses_encoding_of_other_formats(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((*SIZE, 2), np.float32))
     with pytest.raises(InputError, match="only PNG files have an encoding"):
         read_flow(tmp_path / "a.npy", encoding="kitti")
@@ -102,7 +102,7 @@ def test_read_flow_of_npz(tmp_path: Path) -> None:
         read_flow(tmp_path / "a.npz")
 
 
-def test_read_mask_array(tmp_path: Path) -> None:
+def test_read_mask_array_reads_npy_and_npz(tmp_path: Path) -> None:
     mask = (np.arange(54).reshape(SIZE) % 3 * 10).astype(np.uint8)
     np.save(tmp_path / "a.npy", mask)
     np.savez(tmp_path / "one.npz", mask)
@@ -138,7 +138,7 @@ def test_read_flow_of_blender(tmp_path: Path, layer: str) -> None:
     assert_constant(parts["backward"], -4, -3)
 
 
-def test_read_flow_of_blender_in_a_part_of_its_own(tmp_path: Path) -> None:
+def test_read_flow_of_blender_in_own_part(tmp_path: Path) -> None:
     path = save(
         tmp_path / "a.exr",
         ExrPart(constant(1, 1, 1), ("R", "G", "B"), "ViewLayer.Combined"),
@@ -184,7 +184,7 @@ def test_read_flow_of_any_channels(tmp_path: Path) -> None:
         read_flow(path, channels=channels, y_axis="left")  # type: ignore[arg-type]
 
 
-def test_read_flow_overrides_the_axis_of_the_header(tmp_path: Path) -> None:
+def test_read_flow_y_axis_overrides_header(tmp_path: Path) -> None:
     write_vectors(tmp_path / "a.exr", {"forward": torch.full((2, *SIZE), 2.0)}, y="down")
     assert_constant(read_flow(tmp_path / "a.exr").flow, 2, 2)
     assert_constant(read_flow(tmp_path / "a.exr", y_axis="up").flow, 2, -2)
@@ -193,7 +193,7 @@ def test_read_flow_overrides_the_axis_of_the_header(tmp_path: Path) -> None:
 # vectors from their surroundings
 
 
-def test_write_vectors_marks_what_comes_from_its_surroundings(tmp_path: Path) -> None:
+def test_write_vectors_marks_filled_pixels(tmp_path: Path) -> None:
     flow = torch.from_numpy(samples((2, *SIZE)))
     flow[:, 5, 5] = float("nan")
     valid = torch.ones(SIZE)

@@ -54,11 +54,11 @@ print("done")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_files_are_read_and_written_in_a_forked_child(tmp_path: Path, fresh: Callable[..., str]) -> None:
+def test_readers_and_writers_work_in_forked_child(tmp_path: Path, fresh: Callable[..., str]) -> None:
     assert fresh(SCRIPT, tmp_path).splitlines()[-1] == "done"
 
 
-def test_old_openmp_leaves_the_child_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_guard_keeps_one_thread_with_old_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     from fullfield.io import forks

@@ -38,7 +38,7 @@ def planes(pixels: np.ndarray, full: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".bmp", ".tga", ".ppm"])
-def test_eight_bit_colour_is_exact(tmp_path: Path, suffix: str) -> None:
+def test_read_frame_8_bit_is_exact(tmp_path: Path, suffix: str) -> None:
     pixels = pixels_8()
     Image.fromarray(pixels).save(tmp_path / f"a{suffix}")
     frame = read_frame(tmp_path / f"a{suffix}")
@@ -48,7 +48,7 @@ def test_eight_bit_colour_is_exact(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".tga", ".pgm"])
-def test_grey_stays_one_channel(tmp_path: Path, suffix: str) -> None:
+def test_read_frame_grey_has_one_channel(tmp_path: Path, suffix: str) -> None:
     pixels = np.full((8, 9), 77, np.uint8)
     Image.fromarray(pixels).save(tmp_path / f"a{suffix}")
     frame = read_frame(tmp_path / f"a{suffix}")
@@ -58,21 +58,21 @@ def test_grey_stays_one_channel(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_sixteen_bit_is_exact(tmp_path: Path, suffix: str, channels: int) -> None:
+def test_read_frame_16_bit_is_exact(tmp_path: Path, suffix: str, channels: int) -> None:
     pixels = np.random.default_rng(1).integers(0, 65536, (7, 5, channels)).astype(np.uint16)
     names = ("R", "G", "B") if channels == 3 else ("Y",)
     path = save(tmp_path / f"a{suffix}", ExrPart(pixels, names))
     assert torch.equal(read_frame(path), planes(pixels, 65535))
 
 
-def test_ppm_of_another_depth(tmp_path: Path) -> None:
+def test_read_frame_scales_ppm_maximum(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 1024, (4, 3, 3))
     path = tmp_path / "a.ppm"
     path.write_bytes(b"P6\n3 4\n1023\n" + pixels.astype(">u2").tobytes())
     assert torch.allclose(read_frame(path), planes(pixels, 1023), atol=1 / 65535)
 
 
-def test_ten_bit_dpx(tmp_path: Path) -> None:
+def test_read_frame_reads_10_bit_dpx(tmp_path: Path) -> None:
     codes = np.random.default_rng(1).integers(0, 1024, (6, 5, 3))
     spec = ExrPart((codes * 65535 // 1023).astype(np.uint16), ("R", "G", "B"),
                    attributes={"oiio:BitsPerSample": 10})  # fmt: skip
@@ -80,14 +80,14 @@ def test_ten_bit_dpx(tmp_path: Path) -> None:
     assert torch.allclose(frame, planes(codes, 1023), atol=1.01 / 1023)
 
 
-def test_content_decides_not_the_name(tmp_path: Path) -> None:
+def test_read_frame_detects_format_by_content(tmp_path: Path) -> None:
     pixels = pixels_8()
     Image.fromarray(pixels).save(tmp_path / "really.png")
     renamed = (tmp_path / "really.png").rename(tmp_path / "looks.jpg")
     assert torch.equal(read_frame(renamed), planes(pixels, 255))
 
 
-def test_palette_and_bilevel_png(tmp_path: Path) -> None:
+def test_read_frame_reads_palette_and_bilevel_png(tmp_path: Path) -> None:
     image = Image.fromarray(pixels_8(6, 5)).quantize(16)
     image.save(tmp_path / "palette.png")
     assert torch.equal(read_frame(tmp_path / "palette.png"), planes(np.asarray(image.convert("RGB")), 255))
@@ -96,14 +96,14 @@ def test_palette_and_bilevel_png(tmp_path: Path) -> None:
     assert torch.equal(read_frame(tmp_path / "bits.png"), torch.from_numpy(bits).float()[None])
 
 
-def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+def test_read_frame_converts_cmyk_to_rgb(tmp_path: Path) -> None:
     image = Image.fromarray(np.full((8, 8, 4), (10, 100, 200, 30), np.uint8), "CMYK")
     image.save(tmp_path / "a.jpg", quality=100)
     expected = planes(np.asarray(image.convert("RGB")), 255)
     assert torch.allclose(read_frame(tmp_path / "a.jpg"), expected, atol=3 / 255)
 
 
-def test_lab_is_refused(tmp_path: Path) -> None:
+def test_read_frame_refuses_lab(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8, 3), 120, np.uint8), "LAB").save(tmp_path / "a.tif")
     with pytest.raises(InputError, match="CIE Lab") as error:
         read_frame(tmp_path / "a.tif")
@@ -112,7 +112,7 @@ def test_lab_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(4, 6), (1, 6), (4, 1)])
-def test_orientation_is_applied(tmp_path: Path, orientation: int, size: tuple[int, int]) -> None:
+def test_read_frame_applies_orientation(tmp_path: Path, orientation: int, size: tuple[int, int]) -> None:
     from PIL import ImageOps
 
     image = Image.fromarray(pixels_8(*size))
@@ -129,7 +129,7 @@ def test_orientation_is_applied(tmp_path: Path, orientation: int, size: tuple[in
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tga", ".tif"])
-def test_straight_alpha_is_ignored_or_applied(tmp_path: Path, suffix: str) -> None:
+def test_read_frame_ignores_or_applies_straight_alpha(tmp_path: Path, suffix: str) -> None:
     pixels = pixels_8(channels=4)
     pixels[0, 0, 3] = 0
     Image.fromarray(pixels).save(tmp_path / f"a{suffix}")
@@ -139,7 +139,7 @@ def test_straight_alpha_is_ignored_or_applied(tmp_path: Path, suffix: str) -> No
     assert torch.allclose(frame, planes(applied, 255), atol=1e-6)
 
 
-def test_alpha_of_grey(tmp_path: Path) -> None:
+def test_read_frame_applies_alpha_to_grey(tmp_path: Path) -> None:
     pixels = pixels_8(channels=2)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     assert torch.equal(read_frame(tmp_path / "a.png"), planes(pixels[..., :1], 255))
@@ -147,7 +147,7 @@ def test_alpha_of_grey(tmp_path: Path) -> None:
     assert torch.allclose(read_frame(tmp_path / "a.png", alpha="apply"), applied, atol=1e-6)
 
 
-def test_exr_colour_is_already_over_black(tmp_path: Path) -> None:
+def test_read_frame_exr_alpha_is_premultiplied(tmp_path: Path) -> None:
     pixels = samples((5, 6, 4))
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B", "A")))
     ignored = read_frame(path)
@@ -180,7 +180,7 @@ def test_read_frame_selects_layer(tmp_path: Path, names: tuple[str, ...]) -> Non
         assert "diffuse." in complaint(error)
 
 
-def test_channels_far_apart(tmp_path: Path) -> None:
+def test_read_frame_reads_distant_channels(tmp_path: Path) -> None:
     pixels = samples((5, 6, 40))
     names = ["A.R", *(f"n{i:02d}" for i in range(19)), "A.G", *(f"p{i:02d}" for i in range(18)), "A.B"]
     path = save(tmp_path / "a.exr", ExrPart(pixels, tuple(names)))
@@ -188,13 +188,13 @@ def test_channels_far_apart(tmp_path: Path) -> None:
     assert torch.equal(frame, torch.from_numpy(pixels[..., [0, 20, 39]].transpose(2, 0, 1).copy()))
 
 
-def test_luminance_only(tmp_path: Path) -> None:
+def test_read_frame_reads_luminance_channel(tmp_path: Path) -> None:
     pixels = samples((5, 6, 2))
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("Y", "A")))
     assert torch.equal(read_frame(path, transfer="srgb"), torch.from_numpy(pixels[None, ..., 0].copy()))
 
 
-def test_luminance_and_chroma_is_refused(tmp_path: Path) -> None:
+def test_read_frame_refuses_luminance_and_chroma(tmp_path: Path) -> None:
     path = save(tmp_path / "a.exr", ExrPart(samples((4, 4, 3)), ("BY", "RY", "Y")))
     with pytest.raises(InputError, match=r"luminance and chroma|subsampling") as error:
         read_frame(path)
@@ -208,7 +208,7 @@ def test_read_frame_refuses_file_without_colour(tmp_path: Path) -> None:
     complaint(error)
 
 
-def test_identifiers_are_no_colour(tmp_path: Path) -> None:
+def test_read_frame_refuses_uint_exr(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint32).reshape(4, 4, 3)
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B")))
     with pytest.raises(InputError, match="expected half or float colour, got uint"):
@@ -237,18 +237,18 @@ def test_read_frame_selects_part(many_parts: tuple[Path, list[np.ndarray]]) -> N
 
 
 @pytest.mark.parametrize("part", ["beauty", 4, -1, "4", ""])
-def test_wrong_part_lists_the_parts(many_parts: tuple[Path, list[np.ndarray]], part: int | str) -> None:
+def test_read_frame_wrong_part_lists_parts(many_parts: tuple[Path, list[np.ndarray]], part: int | str) -> None:
     with pytest.raises(InputError, match=r"no part .*; the file has parts 0 'depth', 1 'beauty\.left', 2") as error:
         read_frame(many_parts[0], part=part)
     complaint(error)
 
 
-def test_part_without_colour(many_parts: tuple[Path, list[np.ndarray]]) -> None:
+def test_read_frame_refuses_part_without_colour(many_parts: tuple[Path, list[np.ndarray]]) -> None:
     with pytest.raises(InputError, match=r"no channels R, G, B"):
         read_frame(many_parts[0], part="depth")
 
 
-def test_pages_of_a_tiff(tmp_path: Path) -> None:
+def test_read_frame_part_selects_tiff_page(tmp_path: Path) -> None:
     pages = [Image.fromarray(np.full((4, 5, 3), value, np.uint8)) for value in (10, 20)]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
     assert float(read_frame(tmp_path / "a.tif").max()) == pytest.approx(10 / 255)
@@ -260,14 +260,14 @@ def test_pages_of_a_tiff(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tile", [0, 16])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("compression", ["none", "zip", "piz", "rle", "zips"])
-def test_read_frame_of_every_exr_storage(tmp_path: Path, tile: int, dtype: str, compression: str) -> None:
+def test_read_frame_reads_every_exr_storage(tmp_path: Path, tile: int, dtype: str, compression: str) -> None:
     pixels = samples((40, 48, 3)).astype(dtype)
     part = ExrPart(pixels, ("R", "G", "B"), tile=tile, attributes={"compression": compression})
     frame = read_frame(save(tmp_path / "a.exr", part), transfer="srgb")
     assert torch.equal(frame, torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy()))
 
 
-def test_htj2k_is_refused(tmp_path: Path) -> None:
+def test_read_frame_refuses_htj2k(tmp_path: Path) -> None:
     part = ExrPart(samples((8, 8, 3)), ("R", "G", "B"), attributes={"compression": "htj2k256"})
     path = save(tmp_path / "a.exr", part)
     if not oiio.ImageInput.open(str(path)).spec().getattribute("compression").startswith("htj2k"):
@@ -277,7 +277,7 @@ def test_htj2k_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 64])
-def test_tall_frames_are_read_in_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+def test_read_frame_of_tall_frame_equals_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
     from fullfield.io import oiio as reader
 
     pixels = samples((700, 30, 3))
@@ -321,7 +321,7 @@ def test_read_frame_selects_window(
     assert torch.equal(read_frame(path, transfer="srgb"), torch.from_numpy(expected))
 
 
-def test_windows_are_an_exr_matter(tmp_path: Path) -> None:
+def test_read_frame_ignores_windows_of_tiff(tmp_path: Path) -> None:
     pixels = pixels_8()
     part = ExrPart(pixels, ("R", "G", "B"), origin=(3, 2), display=(0, 0, 40, 30))
     path = save(tmp_path / "a.tif", part)
@@ -332,7 +332,7 @@ def test_windows_are_an_exr_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite(tmp_path: Path, bad: float) -> None:
+def test_read_frame_nonfinite_values_are_black(tmp_path: Path, bad: float) -> None:
     pixels = samples((9, 8, 3))
     pixels[4, 6, 1] = pixels[4, 6, 2] = pixels[7, 0, 0] = bad
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B"), origin=(-2, 1), display=(0, 0, 8, 16)))
@@ -409,7 +409,7 @@ def made(path: Path) -> None:
         Image.fromarray(pixels).save(path)
 
 
-def test_truncated_progressive_jpeg(tmp_path: Path) -> None:
+def test_read_frame_refuses_truncated_progressive_jpeg(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(pixels_8(64, 64)).save(path, progressive=True)
     read_frame(path)
@@ -419,7 +419,7 @@ def test_truncated_progressive_jpeg(tmp_path: Path) -> None:
         read_frame(path)
 
 
-def test_harmless_complaints_of_jpeg_are_ignored(tmp_path: Path) -> None:
+def test_read_frame_ignores_harmless_jpeg_warnings(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     Image.fromarray(pixels_8(16, 16)).save(path)
     frame = read_frame(path)
@@ -491,7 +491,7 @@ def enlarged(data: bytes, suffix: str, side: int) -> bytes:
     return bytes(out)
 
 
-def test_lying_headers_are_refused_without_allocating(tmp_path: Path) -> None:
+def test_read_frame_refuses_false_headers_without_allocating(tmp_path: Path) -> None:
     for name, data in liars(tmp_path).items():
         path = tmp_path / name
         path.write_bytes(data)
@@ -501,7 +501,7 @@ def test_lying_headers_are_refused_without_allocating(tmp_path: Path) -> None:
         assert (peak.grown or 0) < 20, f"{name}: {peak.grown} MiB"
 
 
-def test_display_window_that_lies(tmp_path: Path) -> None:
+def test_read_frame_refuses_display_window_beyond_file(tmp_path: Path) -> None:
     pixels = samples((4, 4, 3))
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B"), display=(0, 0, 60000, 60000)))
     with pytest.raises(InputError, match="60000 × 60000"):
@@ -510,7 +510,7 @@ def test_display_window_that_lies(tmp_path: Path) -> None:
     assert read_frame(honest).shape == (3, 4320, 8192)
 
 
-def test_black_frames_pass(tmp_path: Path) -> None:
+def test_check_pixel_count_accepts_black_frames(tmp_path: Path) -> None:
     """The densest files there are must not look like lies."""
     spec = {"compression": "dwab"}
     part = ExrPart(np.zeros((1100, 4096, 1), np.float16), ("Y",), attributes=spec)
@@ -523,7 +523,7 @@ def test_black_frames_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_reading_holds_less_than_two_copies(tmp_path: Path, dtype: type) -> None:
+def test_read_frame_peak_memory_is_below_two_copies(tmp_path: Path, dtype: type) -> None:
     pixels = np.full((3072, 4096, 3), 0.5, dtype)
     part = ExrPart(pixels, ("R", "G", "B"), attributes={"compression": "none"})
     path = save(tmp_path / "a.exr", part)
@@ -537,7 +537,7 @@ def test_reading_holds_less_than_two_copies(tmp_path: Path, dtype: type) -> None
 # real files
 
 
-def test_multipart_stereo_exr(data_dir: Path) -> None:
+def test_read_frame_of_stereo_exr_warns_of_eye(data_dir: Path) -> None:
     path = data_dir / "exr" / "multipart.0001.exr"
     with pytest.warns(UserWarning, match="took part 'rgba_right', the right eye, the first of"):
         frame = read_frame(path)
@@ -559,7 +559,7 @@ def test_multipart_stereo_exr(data_dir: Path) -> None:
         ("frames/real_1080p/image1.jpg", (3, 1080, 1920)),
     ],
 )
-def test_read_frame_of_real_files(data_dir: Path, name: str, shape: tuple[int, ...]) -> None:
+def test_read_frame_of_real_files_equals_pillow(data_dir: Path, name: str, shape: tuple[int, ...]) -> None:
     frame = read_frame(data_dir / name)
     assert frame.shape == shape
     expected = planes(np.asarray(Image.open(data_dir / name).convert("RGB")), 255)
@@ -569,7 +569,7 @@ def test_read_frame_of_real_files(data_dir: Path, name: str, shape: tuple[int, .
 # windows that tell where a picture lies
 
 
-def test_frames_in_one_box(tmp_path: Path) -> None:
+def test_read_frame_window_data_covers_union(tmp_path: Path) -> None:
     whole = samples((40, 50, 3))
     windows = []
     for name, x, y in (("a", 20, 30), ("b", 25, 34)):
@@ -588,7 +588,7 @@ def test_frames_in_one_box(tmp_path: Path) -> None:
     assert a[:, 16:].abs().max() == a[:, :, 24:].abs().max() == b[:, :4].abs().max() == b[:, :, :5].abs().max() == 0
 
 
-def test_windows_overlap_or_not() -> None:
+def test_frame_window_overlaps_equals_intersection() -> None:
     first = FrameWindow((0, 0, 4, 4), (0, 0, 9, 9))
     for x, y, there in ((3, 3, True), (4, 0, False), (0, 4, False), (-3, -3, True), (-4, 0, False), (0, 0, True)):
         assert first.overlaps(first._replace(data=(x, y, 4, 4))) is there
@@ -617,7 +617,7 @@ def test_frame_window_of_rotated_picture_is_upright(tmp_path: Path) -> None:
     assert frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
 
 
-def test_huge_values_stay_finite(tmp_path: Path) -> None:
+def test_read_frame_huge_values_stay_finite(tmp_path: Path) -> None:
     pixels = np.full((4, 4, 3), 1e37, np.float32)
     pixels[0, 0] = -1e37
     frame = read_frame(save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B"))))
@@ -637,7 +637,7 @@ def test_read_frame_accepts_name_outside_utf8(tmp_path: Path) -> None:
         write_image(path, torch.zeros(3, 4, 4))
 
 
-def test_find_colour_prefers_a_part_that_is_not_deep(tmp_path: Path) -> None:
+def test_find_colour_prefers_flat_part(tmp_path: Path) -> None:
     """OpenImageIO writes no file of both kinds; renderers do."""
 
     def make_part(index: int, name: str, deep: bool) -> Part:
@@ -651,7 +651,7 @@ def test_find_colour_prefers_a_part_that_is_not_deep(tmp_path: Path) -> None:
     assert find_colour_channels(source, None, None).part.index == 0
 
 
-def test_read_frame_of_layers_alone_names_the_option(tmp_path: Path) -> None:
+def test_read_frame_of_unnamed_layers_suggests_option(tmp_path: Path) -> None:
     names = tuple(f"{layer}.{channel}" for layer in ("diffuse", "specular") for channel in "RGB")
     write_and_verify_picture(tmp_path / "a.exr", "openexr", np.zeros((4, 4, 6), np.float32), names)
     with pytest.raises(InputError, match=r"choose a layer with layer= \(--layer\): 'diffuse', 'specular'"):

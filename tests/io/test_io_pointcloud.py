@@ -61,7 +61,7 @@ def equal(cloud: PointCloud, points: Any, colors: Any = None, normals: Any = Non
 
 
 @pytest.mark.parametrize("form", ["ascii", "binary_little_endian", "binary_big_endian"])
-def test_ply_in_any_order_of_properties(tmp_path: Path, form: str) -> None:
+def test_read_point_cloud_ply_accepts_any_property_order(tmp_path: Path, form: str) -> None:
     columns = [
         ("red", "u1", RGB[:, 0]), ("z", "f4", XYZ[:, 2]), ("nx", "f4", UP[:, 0]), ("intensity", "i2", np.arange(7)),
         ("green", "u1", RGB[:, 1]), ("x", "f4", XYZ[:, 0]), ("ny", "f4", UP[:, 1]), ("nz", "f4", UP[:, 2]),
@@ -74,7 +74,7 @@ def test_ply_in_any_order_of_properties(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["ascii", "binary_big_endian"])
-def test_ply_doubles_and_an_element_before(tmp_path: Path, form: str) -> None:
+def test_read_point_cloud_ply_skips_other_elements(tmp_path: Path, form: str) -> None:
     columns = [(axis, "f8", UTM[:, i]) for i, axis in enumerate("xyz")]
     sensor = b"1 2\n" if form == "ascii" else struct.pack(">ff", 1, 2)
     head = "element sensor 1\nproperty float a\nproperty float b"
@@ -196,7 +196,7 @@ def test_read_point_cloud_of_laz(tmp_path: Path, form: int, extra: bool) -> None
 
 @pytest.mark.parametrize("suffix", [".ply", ".npz"])
 @pytest.mark.parametrize("points", [XYZ, UTM])
-def test_round_trip_keeps_everything(tmp_path: Path, suffix: str, points: NDArray[Any]) -> None:
+def test_write_point_cloud_round_trip_keeps_all_fields(tmp_path: Path, suffix: str, points: NDArray[Any]) -> None:
     cloud = PointCloud(points, RGB, UP, {"time": np.arange(7) / 3, "count": np.arange(7, dtype=np.int32)})
     path = tmp_path / f"a{suffix}"
     write_point_cloud(path, cloud)
@@ -206,7 +206,7 @@ def test_round_trip_keeps_everything(tmp_path: Path, suffix: str, points: NDArra
     assert {k: v.tolist() for k, v in back.attributes.items()} == {k: v.tolist() for k, v in cloud.attributes.items()}
 
 
-def test_npy_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+def test_write_point_cloud_npy_refuses_extra_fields(tmp_path: Path) -> None:
     write_point_cloud(tmp_path / "a.npy", PointCloud(XYZ))
     assert np.array_equal(np.load(tmp_path / "a.npy"), XYZ)
     with pytest.raises(InputError, match=r"the cloud has colors, time; take \.npz or \.ply") as refused:
@@ -215,7 +215,7 @@ def test_npy_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "b.npy").exists()
 
 
-def test_clouds_from_python() -> None:
+def test_as_point_cloud_accepts_arrays_and_open3d() -> None:
     assert equal(as_point_cloud(XYZ), XYZ)
     assert equal(as_point_cloud(torch.from_numpy(UTM)), UTM)
     open3d = SimpleNamespace(points=UTM.tolist(), colors=np.empty((0, 3)), normals=UP.tolist())
@@ -226,7 +226,7 @@ def test_clouds_from_python() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".npz", ".npy"])
-def test_tensors_and_arrays_are_written(tmp_path: Path, suffix: str) -> None:
+def test_write_point_cloud_accepts_tensors_and_arrays(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     tensor: Any = torch.from_numpy(UTM)
     for cloud in (UTM, tensor, tensor.clone().requires_grad_(), PointCloud(tensor)):
@@ -250,7 +250,7 @@ def test_write_point_cloud_refuses_other_shapes(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_transformed_turns_normals_and_keeps_precision() -> None:
+def test_transform_cloud_rotates_normals_and_keeps_precision() -> None:
     turn = np.array([[0.0, -1, 0, 10], [1, 0, 0, 20], [0, 0, 1, 30], [0, 0, 0, 1]])
     near = transform_cloud(PointCloud(XYZ, RGB, UP), turn)
     assert near.points.dtype == np.float32
@@ -307,7 +307,7 @@ def test_read_point_cloud_refuses_wrong_headers_in_one_line(
 
 
 @pytest.mark.parametrize(("name", "data"), [("a.ply", ply(XYZ_COLUMNS, "ascii")), ("a.pcd", pcd("ascii"))])
-def test_text_beyond_float32_is_infinite_without_a_warning(
+def test_read_point_cloud_text_beyond_float32_is_infinite(
     tmp_path: Path, name: str, data: bytes, recwarn: pytest.WarningsRecorder
 ) -> None:
     row = data.splitlines()[-7]
@@ -316,7 +316,7 @@ def test_text_beyond_float32_is_infinite_without_a_warning(
     assert not recwarn.list
 
 
-def test_every_cut_is_refused_or_read(tmp_path: Path) -> None:
+def test_read_point_cloud_refuses_every_truncation(tmp_path: Path) -> None:
     """No prefix of a file brings anything but one line."""
     for name, data in (("a.ply", GOOD_PLY), ("a.pcd", pcd("binary")), ("b.pcd", pcd("binary_compressed"))):
         for end in range(1, len(data) - 1, 7):
@@ -324,7 +324,7 @@ def test_every_cut_is_refused_or_read(tmp_path: Path) -> None:
                 read_point_cloud(saved(tmp_path, name, data[:end]))
 
 
-def test_clouds_without_points_are_clouds(tmp_path: Path) -> None:
+def test_read_point_cloud_accepts_empty_cloud(tmp_path: Path) -> None:
     for form in ("ascii", "binary_little_endian"):
         empty = ply([(axis, "f4", np.empty(0)) for axis in "xyz"], form)
         assert len(read_point_cloud(saved(tmp_path, "a.ply", empty))) == 0
@@ -356,7 +356,7 @@ def ascii_pcd(
 
 
 @pytest.mark.parametrize("kind", ["F", "U", "I"])
-def test_pcd_colours_in_text(tmp_path: Path, kind: str) -> None:
+def test_read_point_cloud_unpacks_ascii_pcd_colors(tmp_path: Path, kind: str) -> None:
     """Whole numbers are packed colours under any type; NaN is no colour."""
     data = ascii_pcd(kind, "0 0 1 13132850", "1 0 1 nan", "2 0 1 4291559424", "3 0 1 255", "4 0 1 -3407872")
     colors = read_point_cloud(saved(tmp_path, "a.pcd", data)).colors
@@ -364,7 +364,7 @@ def test_pcd_colours_in_text(tmp_path: Path, kind: str) -> None:
     assert colors.tolist() == [[200, 100, 50], [0, 0, 0], [204, 0, 0], [0, 0, 255], [204, 0, 0]]
 
 
-def test_pcd_colours_as_floats_in_text(tmp_path: Path) -> None:
+def test_read_point_cloud_unpacks_float_pcd_colors(tmp_path: Path) -> None:
     words = np.array([(200 << 16) + (100 << 8) + 50, 7, 0], np.uint32)
     rows = [f"0 0 1 {float(value)!r}" for value in words.view(np.float32)]
     colors = read_point_cloud(saved(tmp_path, "a.pcd", ascii_pcd("F", *rows))).colors
@@ -372,7 +372,7 @@ def test_pcd_colours_as_floats_in_text(tmp_path: Path) -> None:
     assert colors.tolist() == [[200, 100, 50], [0, 0, 7], [0, 0, 0]]
 
 
-def test_pcd_colour_nan_in_binary(tmp_path: Path) -> None:
+def test_read_point_cloud_pcd_nan_color_is_black(tmp_path: Path) -> None:
     rows = np.zeros(2, [("xyz", "<f4", 3), ("rgb", "<f4")])
     rows["rgb"] = np.nan, np.array([0xFF0A0B0C], "<u4").view("<f4")[0]
     head = "VERSION .7\nFIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA binary\n"
@@ -382,20 +382,20 @@ def test_pcd_colour_nan_in_binary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["VERSION .5\nCOLUMNS x y z\n", "# .PCD v.5\nVERSION .5\nFIELDS x y z\n"])
-def test_pcd_of_the_first_versions(tmp_path: Path, head: str) -> None:
+def test_read_point_cloud_reads_old_pcd_versions(tmp_path: Path, head: str) -> None:
     for points in ("WIDTH 2\nHEIGHT 1\nPOINTS 2\n", "WIDTH 1\nHEIGHT 2\n", "POINTS 2\n", "WIDTH 2\n"):
         data = f"{head}{points}DATA ascii\n1 2 3\n4 5 6.5\n".encode()
         assert read_point_cloud(saved(tmp_path, "a.pcd", data)).points.tolist() == [[1, 2, 3], [4, 5, 6.5]]
 
 
 @pytest.mark.parametrize(("value", "kind"), [("nan", "U"), ("-1", "U"), ("300", "U"), ("200", "I"), ("inf", "I")])
-def test_pcd_refuses_numbers_that_a_type_cannot_hold(tmp_path: Path, value: str, kind: str) -> None:
+def test_read_point_cloud_pcd_refuses_numbers_beyond_type(tmp_path: Path, value: str, kind: str) -> None:
     head = "VERSION .7\nFIELDS x y z label\nSIZE 4 4 4 1\nTYPE F F F {}\n"
     with pytest.raises(InputError, match=rf"a\.pcd: field label holds whole numbers of type {kind.lower()}1, got"):
         read_point_cloud(saved(tmp_path, "a.pcd", ascii_pcd(kind, f"0 0 0 {value}", head=head)))
 
 
-def test_las_keeps_dimensions_that_are_arrays(tmp_path: Path) -> None:
+def test_read_point_cloud_las_keeps_array_dimensions(tmp_path: Path) -> None:
     laspy = pytest.importorskip("laspy")
     header = laspy.LasHeader(point_format=6, version="1.4")
     header.add_extra_dim(laspy.ExtraBytesParams("normal", "3f4"))
@@ -425,7 +425,7 @@ def scan(count: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("columns", "name"), [(4, "a.bin"), (5, "a.pcd.bin"), (5, "a.bin"), (6, "a.bin"), (4, "b.pcd.bin")]
 )
-def test_bin_columns_are_those_that_fit(tmp_path: Path, count: int, columns: int, name: str) -> None:
+def test_read_point_cloud_bin_infers_columns(tmp_path: Path, count: int, columns: int, name: str) -> None:
     rows = scan(count, columns)
     rows.tofile(tmp_path / name)
     cloud = read_point_cloud(tmp_path / name)
@@ -436,7 +436,7 @@ def test_bin_columns_are_those_that_fit(tmp_path: Path, count: int, columns: int
     )
 
 
-def test_bin_in_doubt_is_refused(tmp_path: Path) -> None:
+def test_read_point_cloud_bin_refuses_ambiguous_columns(tmp_path: Path) -> None:
     rows = np.abs(scan(100, 5))
     rows[:] = np.floor(rows)
     rows.tofile(tmp_path / "a.bin")
@@ -474,7 +474,7 @@ def test_write_point_cloud_keeps_colors_normals_and_attributes(tmp_path: Path, s
         assert np.array_equal(columns[name], values)
 
 
-def test_ply_colors_are_bytes(tmp_path: Path) -> None:
+def test_write_point_cloud_ply_stores_uint8_colors(tmp_path: Path) -> None:
     for colors in (np.full((4, 3), 0.5), np.full((4, 3), 32896, np.uint16), np.full((4, 3), 128, np.uint8)):
         write_point_cloud(tmp_path / "a.ply", PointCloud(np.eye(4)[:, :3], colors))
         read = read_point_cloud(tmp_path / "a.ply")
@@ -482,7 +482,7 @@ def test_ply_colors_are_bytes(tmp_path: Path) -> None:
         assert np.array_equal(read.colors, np.full((4, 3), 128))
 
 
-def test_las_refuses_points_that_are_not_finite(tmp_path: Path) -> None:
+def test_write_point_cloud_las_refuses_nonfinite_points(tmp_path: Path) -> None:
     pytest.importorskip("laspy")
     with pytest.raises(InputError, match="finite points only"):
         write_point_cloud(tmp_path / "a.las", PointCloud(np.full((2, 3), np.nan)))

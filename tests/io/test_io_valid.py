@@ -41,7 +41,7 @@ def write_parts(path: Path, *names: str, channels: tuple[str, ...] = ("R", "G", 
         (("diffuse_albedo", "N"), 0),
     ],
 )
-def test_read_frame_prefers_the_finished_picture(tmp_path: Path, names: tuple[str, ...], chosen: int) -> None:
+def test_read_frame_prefers_beauty_part(tmp_path: Path, names: tuple[str, ...], chosen: int) -> None:
     path = write_parts(tmp_path / "a.exr", *names)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -56,7 +56,7 @@ def test_read_frame_prefers_the_finished_picture(tmp_path: Path, names: tuple[st
         )
 
 
-def test_read_frame_prefers_the_finished_picture_among_layers(tmp_path: Path) -> None:
+def test_read_frame_prefers_beauty_layer(tmp_path: Path) -> None:
     names = tuple(f"{layer}.{c}" for layer in ("N", "albedo", "C") for c in "RGB")
     pixels = np.repeat(np.array([1, 2, 3], np.float32) / 16, 3) * np.ones((4, 5, 1), np.float32)
     path = save(tmp_path / "a.exr", ExrPart(pixels, names))
@@ -82,7 +82,7 @@ def test_read_frame_reports_selected_eye(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int16, np.int8])
-def test_read_frame_refuses_integers_without_a_white(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
+def test_read_frame_refuses_integers_without_white_level(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
     output = oiio.ImageOutput.create("tiff")
     spec = oiio.ImageSpec(5, 4, 3, str(np.dtype(dtype)).replace("int32", "int"))
     assert output.open(str(tmp_path / "a.tif"), spec)
@@ -99,7 +99,7 @@ def test_read_frame_refuses_integers_without_a_white(tmp_path: Path, dtype: type
 
 @pytest.mark.parametrize("tile", [0, 16])
 @pytest.mark.parametrize("compression", ["zip", "dwaa", "none"])
-def test_frame_reader_knows_nothing_outside_the_data_window(tmp_path: Path, compression: str, tile: int) -> None:
+def test_frame_reader_marks_outside_of_data_window_unknown(tmp_path: Path, compression: str, tile: int) -> None:
     part = ExrPart(samples((20, 30, 3)), ("R", "G", "B"), origin=(4, -3), display=(0, 0, 40, 24), tile=tile,
                    attributes={"compression": compression})  # fmt: skip
     path = save(tmp_path / "a.exr", part)
@@ -128,7 +128,7 @@ def test_frame_reader_marks_dead_pixels(tmp_path: Path) -> None:
         assert result.frame.isfinite().all()
 
 
-def test_frame_reader_takes_masks(tmp_path: Path) -> None:
+def test_frame_reader_reads_masks(tmp_path: Path) -> None:
     pixels = samples((6, 7, 4)) + 0.1
     pixels[1:3, 2:4, 3] = 0
     path = save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B", "A")))
