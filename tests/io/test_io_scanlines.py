@@ -139,9 +139,7 @@ def test_lay_out_vectors_refuses_values_beyond_half(value: float, dtype: str | N
 
 
 @pytest.mark.parametrize("packing", ["none", "rle", "zips", "zip", "piz", "b44", "dwaa", "dwab"])
-def test_read_frame_in_bands_equals_whole(
-    tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_frame_in_bands_equals_whole(tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import fullfield.io.image as image
     import fullfield.io.oiio as oiio
 
