@@ -477,23 +477,22 @@ def test_network_estimator_auto_precision_follows_kernels(
     monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: reasons[0])
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     used = {
-        (backend, place): make(backend)._is_exact(place)
+        (backend, place): make(backend)._choose_precision(place)
         for backend in (None, "cuda", "dense", "reference")
         for place in (gpu, cpu)
     }
-    assert [key for key, exact in used.items() if not exact] == [(None, gpu), ("cuda", gpu)]
+    assert [key for key, precision in used.items() if precision != "exact"] == [(None, gpu), ("cuda", gpu)]
     estimator = make()
     assert estimator.parameters["precision"] == "auto"
-    estimator._is_exact(gpu)
-    assert estimator.parameters["precision"] == "fast"
+    assert estimator._choose_precision(gpu) == "fast"
     estimator.prepare()
     assert estimator.parameters["precision"] == "exact", "as a run on the CPU noted it before there was auto"
     reasons[0] = "cuda-core is missing"
     with caplog.at_level("DEBUG", "fullfield"):
-        assert make()._is_exact(gpu)
+        assert make()._choose_precision(gpu) == "exact"
     assert "cuda-core is missing" in caplog.text
-    assert not make(precision="fast")._is_exact(gpu)
-    assert make(precision="exact")._is_exact(gpu)
+    assert make(precision="fast")._choose_precision(gpu) == "fast"
+    assert make(precision="exact")._choose_precision(gpu) == "exact"
 
 
 def test_estimate_logs_backends_and_weights(make: Made, weights: Path, caplog: pytest.LogCaptureFixture) -> None:

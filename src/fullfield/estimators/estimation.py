@@ -21,7 +21,7 @@ from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refined_estimator
+from fullfield.estimators.refined import SHARED_REFINERS, Directions, choose_refined_estimator
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
     DEFAULT_PRESET,
@@ -213,11 +213,14 @@ def estimate(
     target = _choose_checked_device(device, (frame1, frame2))
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
+        # Read the frames onto the device and check that they fit together; read where the flow starts.
         names = ("frame1", "frame2")
-        batches = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
-        start = None if initial_flow is None else _read_initial_flows([initial_flow], batches.frames[0])
+        pairs = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows([initial_flow], pairs.frames[0])
         frame_window = _read_exr_window(frame1, reading)
-        return _estimate_pairs(estimator, batches, start, refine, reliability, progress, frame_window)[0]
+
+        # Estimate the flow, refine it, judge it and return it.
+        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress, frame_window)[0]
 
 
 def estimate_batch(
@@ -301,9 +304,9 @@ def estimate_batch(
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
-        batches = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
-        start = None if initial_flow is None else _read_initial_flows(initial_flow, batches.frames[0])
-        return _estimate_pairs(estimator, batches, start, refine, reliability, progress)
+        pairs = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs.frames[0])
+        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)
 
 
 def estimate_tensors(
@@ -331,8 +334,8 @@ def estimate_tensors(
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
     start = None if initial_flow is None else _read_initial_flows([initial_flow], first)
     masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
-    batches = FrameBatches(pair, (next(masks), next(masks)))
-    return _estimate_pairs(estimator, batches, start, refine, reliability, progress)[0]
+    pairs = FrameBatches(pair, (next(masks), next(masks)))
+    return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)[0]
 
 
 def _list_reading_options(**options: Any) -> dict[str, Any]:
@@ -352,7 +355,7 @@ def _choose_checked_device(device: str | torch.device, frames: Sequence[object])
 
 def _estimate_pairs(
     estimator: Estimator,
-    batches: FrameBatches,  # on the device to compute on
+    pairs: FrameBatches,  # on the device to compute on
     initial_flow: Tensor | None,  # [B, 2, H, W] on that device
     refine: bool,
     reliability: bool,
@@ -362,58 +365,69 @@ def _estimate_pairs(
     """Estimate the flow of pairs that were read and checked, refine it and judge it."""
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
-    pair, (valid1, valid2) = batches.frames, batches.valid
-    device, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
     started_at = time.perf_counter()
-    stages: dict[str, float] = {}
-    occlusion: Sequence[Tensor | None] = [None] * shape[0]
-    confidence = occlusion
 
-    # Estimate and refine the flow. The refinement and the judgement need the backward flow as well.
-    refiner = choose_refined_estimator(estimator, device, refine=refine)
-    if refiner is None and reliability:
-        refiner = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
+    # Estimate the flow and refine it. The refinement and the reliability need the backward flow as well.
+    refiner = choose_refined_estimator(estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability)
     source: Estimator = estimator if refiner is None else refiner
     if refiner is None:
-        flow = estimator(*pair, initial_flow=initial_flow, progress=progress)
+        directions, flow = None, estimator(*pairs.frames, initial_flow=initial_flow, progress=progress)
     else:
         directions = refiner.estimate_directions(
-            *pair, initial_flow=initial_flow, log_scale=reliability, progress=progress
+            *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
         flow = directions.forward
-        stages.update(directions.seconds)
-    if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings
-        flow = torch.stack(
-            [interpolate_unknown_pixels(vectors.float(), valid) for vectors, valid in zip(flow, valid1, strict=True)]
-        )
+    flow = _fill_unknown_vectors(flow, pairs.valid[0])
 
-    # Judge the flow.
-    if refiner is not None and reliability:
+    # Judge where the flow is occluded and how probably it is right.
+    stages = {} if directions is None else dict(directions.seconds)
+    judged = None
+    if reliability and directions is not None:
         judging_started_at = time.perf_counter()
-        judged = *pair, flow, directions.backward, directions.log_scale
-        maps = estimate_occlusion_and_confidence(*judged, valid1=valid1, valid2=valid2)
-        occlusion, confidence = (list(planes.float()) for planes in maps)
+        judged = _judge_flow(pairs, flow, directions)
         stages["reliability"] = time.perf_counter() - judging_started_at
-    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(device, torch.float32)
-    _check_finite(flow, source)  # waits for the device
+
+    # Check the flow, which waits for the device.
+    flow = _check_flow(flow, source, pairs.frames[0])
+    seconds = time.perf_counter() - started_at
+    _log_estimation(source, flow, seconds)
 
     # Return the flow of each pair with how it was computed.
-    seconds = time.perf_counter() - started_at
-    size = f"{shape[3]}x{shape[2]} on {device}"
-    logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
-    everywhere = torch.ones(shape[2:], dtype=torch.bool, device=device)
-    valid_masks = [everywhere] * len(flow) if valid1 is None else list(valid1)
     origin = source.method, source.backend, dict(source.parameters), seconds, window
+    everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
+    valid = everywhere if pairs.valid[0] is None else pairs.valid[0]
+    no_maps: Sequence[Tensor | None] = [None] * len(flow)
+    occlusion, confidence = (no_maps, no_maps) if judged is None else map(list, judged)
     return [
-        Flow(vectors, valid, *origin, hidden, trust, stages)
-        for vectors, valid, hidden, trust in zip(flow, valid_masks, occlusion, confidence, strict=True)
+        Flow(vectors, is_known, *origin, is_hidden, is_right, stages)
+        for vectors, is_known, is_hidden, is_right in zip(flow, valid, occlusion, confidence, strict=True)
     ]
 
 
-def _check_finite(flow: Tensor, source: Estimator) -> None:
-    """Refuse a flow that is not finite; one number is copied to the host."""
+def _fill_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
+    """Return a flow [B, 2, H, W] whose vectors outside ``valid`` [B, H, W] come from their surroundings."""
+    if valid is None:
+        return flow
+    return torch.stack([interpolate_unknown_pixels(vectors.float(), mask) for vectors, mask in zip(flow, valid, strict=True)])
+
+
+def _judge_flow(pairs: FrameBatches, flow: Tensor, directions: Directions) -> tuple[Tensor, Tensor]:
+    """Return the occlusion and the confidence of a flow, float32 [B, H, W] each."""
+    occlusion, confidence = estimate_occlusion_and_confidence(
+        *pairs.frames, flow, directions.backward, directions.log_scale, valid1=pairs.valid[0], valid2=pairs.valid[1]
+    )
+    return occlusion.float(), confidence.float()
+
+
+def _check_flow(flow: Tensor, source: Estimator, frame1: Tensor) -> Tensor:
+    """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; InputError if it is not finite.
+
+    One number is copied to the host.
+    """
+    shape = (len(frame1), 2, *frame1.shape[2:])
+    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(frame1.device, torch.float32)
     if bool(flow.isfinite().all()):
-        return
+        return flow
     lost = int((~flow.isfinite()).any(1).sum())
     half = str(source.parameters.get("precision")) in _HALF
     reason = "overflowed in half precision (precision='exact' computes in float32), or " if half else ""
@@ -421,6 +435,11 @@ def _check_finite(flow: Tensor, source: Estimator) -> None:
         f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {source.method} {reason}has "
         "weights that are not finite, or parameters too far from a preset's"
     )
+
+
+def _log_estimation(source: Estimator, flow: Tensor, seconds: float) -> None:
+    size = f"{flow.shape[3]}x{flow.shape[2]} on {flow.device}"
+    logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
 
 
 def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:

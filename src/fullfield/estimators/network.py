@@ -187,7 +187,7 @@ class NetworkEstimator(LoadingEstimator):
         target = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
             network = self._load_on_device(target, fetching)
-            exact = self._is_exact(target)
+            exact = self._precision == "exact"
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
@@ -335,7 +335,7 @@ class NetworkEstimator(LoadingEstimator):
 
         A guide takes ``rough_updates``, if less than the least number of updates.
         """
-        size, exact, both = PairSize.from_frame(frames[0]), self._is_exact(frames[0].device), len(starts) > 1
+        size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(starts) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
         arguments = [*frames, updates, *starts]
@@ -360,8 +360,8 @@ class NetworkEstimator(LoadingEstimator):
             self._used = runner.backend
         return results
 
-    def _is_exact(self, device: torch.device) -> bool:
-        """Return whether frames on ``device`` are estimated in float32, and note the precision that is used."""
+    def _choose_precision(self, device: torch.device) -> str:
+        """Return the precision for frames on ``device``: "exact" (float32) or one of half precision."""
         precision = self.config.precision
         if precision == "auto":
             precision = "exact"
@@ -378,8 +378,7 @@ class NetworkEstimator(LoadingEstimator):
                 from fullfield.models.prepared.runner import choose_cpu_dtype
 
                 precision = "fast" if choose_cpu_dtype() == torch.bfloat16 else "exact"
-        self._precision = precision
-        return precision == "exact"
+        return precision
 
     def _get_update_counts(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
@@ -398,7 +397,7 @@ class NetworkEstimator(LoadingEstimator):
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
     def _with_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
-        """Return the network with the backend of its correlation lookup chosen for one size."""
+        """Return the network with its lookup's backend set to the one for this size."""
         backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
         if backend != self._used:
             logger.debug(
@@ -436,7 +435,7 @@ class NetworkEstimator(LoadingEstimator):
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp
             logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
-        self._is_exact(device)
+        self._precision = self._choose_precision(device)
         return self._network
 
 

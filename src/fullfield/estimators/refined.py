@@ -213,15 +213,22 @@ SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
 """Refiners of :func:`choose_refined_estimator`, which any estimators share."""
 
 
-def choose_refined_estimator(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
-    """Return the estimator that refines on ``device``, with ``refine`` a new one if necessary; None if none does."""
-    if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
-        return estimator
-    if not refine:
-        return None
+def choose_refined_estimator(
+    estimator: Estimator, device: torch.device, *, refine: bool, needs_backward: bool = False
+) -> RefinedEstimator | None:
+    """Return the estimator that refines on ``device``; None if none does.
+
+    ``refine`` wraps one that does not. ``needs_backward`` wraps it too, without a refinement, for its backward flow.
+    """
     if isinstance(estimator, RefinedEstimator):
-        return RefinedEstimator(estimator.estimator, estimator.config, refiners=estimator._refiners)
-    return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
+        if estimator.refines(device) or (needs_backward and not refine):
+            return estimator
+        if refine:
+            return RefinedEstimator(estimator.estimator, estimator.config, refiners=estimator._refiners)
+        return None
+    if refine:
+        return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
+    return RefinedEstimator(estimator, refine=False) if needs_backward else None
 
 
 def _map_progress_to_range(progress: Progress | None, start: float, extent: float = _DIRECTION) -> Progress | None:
