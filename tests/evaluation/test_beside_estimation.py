@@ -128,7 +128,7 @@ def test_evaluate_records_out_of_memory(pairs: FlowDataset, tmp_path: Path, erro
 def test_evaluate_does_not_record_memory_shortage_of_scoring(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: beside)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: beside)
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(Counting(), pairs, tmp_path / "run")
     assert not (tmp_path / "run" / "failure.json").exists()
@@ -137,11 +137,11 @@ def test_evaluate_does_not_record_memory_shortage_of_scoring(
 def test_evaluate_with_overlapped_scoring_equals_sequential(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
     assert evaluate(Counting(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     with pytest.raises(InputError, match=r"f_0\d: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "broken")
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: False)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: False)
     with pytest.raises(InputError, match="a/f_00: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
@@ -170,7 +170,7 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
 
     monkeypatch.setattr(Run, "save_prediction", slowly)
     monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
 
 
@@ -190,7 +190,7 @@ def test_predict_estimates_next_pair_before_storing_last(
             return super().__call__(*frames, **more)
 
     monkeypatch.setattr(Run, "save_prediction", waiting)
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
     result = evaluate(Second(), pairs, tmp_path / "run")
     assert not result["runtime"]["alone"]
     assert result["scores"] == by_hand(pairs)
@@ -199,7 +199,7 @@ def test_predict_estimates_next_pair_before_storing_last(
 def test_predict_repeats_pair_after_memory_shortage(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "can_overlap_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
     assert evaluate(Raising(NO_ROOM, 3, 4), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert not (tmp_path / "run" / "failure.json").exists()
 

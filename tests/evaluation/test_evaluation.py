@@ -24,9 +24,9 @@ from fullfield.estimators import TVL1Estimator
 from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale
 from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
-from fullfield.evaluation.predict import describe_run
+from fullfield.evaluation.predict import build_run_config
 from fullfield.evaluation.run import Run, _describe_constant
-from fullfield.evaluation.sharing import ProcessRank, current_process
+from fullfield.evaluation.sharing import ProcessRank, get_torchrun_process
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses
 
@@ -71,7 +71,7 @@ def test_evaluate_resumes_stopped_run(pairs: FlowDataset, tmp_path: Path) -> Non
 @pytest.mark.parametrize("harm", ["cut", "no facts", "temporary"])
 def test_evaluate_repeats_incomplete_prediction(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
-    path = Run.load(tmp_path / "run").prediction_path("a/f_01")
+    path = Run.load(tmp_path / "run").get_prediction_path("a/f_01")
     if harm == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif harm == "no facts":
@@ -88,7 +88,7 @@ def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, t
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     for record, seconds, peak in zip(pairs.records, (1, 2, 3, 4, 100), (5, 9, 7, None, 6), strict=True):
-        path = run.prediction_path(record.name).with_suffix(".json")
+        path = run.get_prediction_path(record.name).with_suffix(".json")
         path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": seconds, "peak_bytes": peak}))
     result = score(pairs, run)
     assert result["peak_bytes"] == 9
@@ -101,7 +101,7 @@ def test_score_refuses_unknown_vectors(pairs: FlowDataset, tmp_path: Path) -> No
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     flow, _ = run.read_prediction("a/f_01")
-    write_flow(run.prediction_path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
+    write_flow(run.get_prediction_path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
     shutil.rmtree(run.folder / "scores")
     refuses(r"a/f_01\.flo: has no vector at \d+ pixels that are scored", score, pairs, run)
 
@@ -293,7 +293,7 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
         taken += process.select_sequences(pairs) if warm_start else process.select_pairs(pairs)
         settings = EvaluationSettings(warm_start=warm_start, process=process)
         estimator = Counting()
-        predict(estimator, pairs, Run(tmp_path / "shared", describe_run(pairs, estimator, settings)), settings)
+        predict(estimator, pairs, Run(tmp_path / "shared", build_run_config(pairs, estimator, settings)), settings)
     assert sorted(taken) == list(range(len(pairs)))
     assert (
         evaluate(Counting(), pairs, tmp_path / "shared", EvaluationSettings(warm_start=warm_start))["scores"]
@@ -305,7 +305,7 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
 def test_current_process_refuses_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
-    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", current_process)
+    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", get_torchrun_process)
 
 
 def test_parse_scale_returns_nearest_fraction() -> None:
@@ -366,7 +366,7 @@ def test_write_submission_writes_layout_of_each_site(tmp_path: Path, name: str, 
     assert result["scores"] is None
     run = Run.load(tmp_path / "run")
     assert write_submission(dataset, run, tmp_path / "out") == [tmp_path / "out" / file]
-    expected = read_flow(run.prediction_path(dataset.records[0].name)).flow
+    expected = read_flow(run.get_prediction_path(dataset.records[0].name)).flow
     written = read_flow(tmp_path / "out" / file)
     assert written.valid.all()
     assert torch.allclose(written.flow, expected, atol=1 / 64 if "kitti" in name else 0)
@@ -378,7 +378,7 @@ def test_write_submission_needs_every_prediction(tmp_path: Path, pairs: FlowData
     dataset = Sintel(tmp_path / "data", split="test")
     evaluate(Counting(), dataset, tmp_path / "run")
     run = Run.load(tmp_path / "run")
-    run.prediction_path(dataset.records[0].name).unlink()
+    run.get_prediction_path(dataset.records[0].name).unlink()
     refuses("has no prediction of market_1/frame_0001", write_submission, dataset, run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="mine: expected one of Sintel, KITTI2012, KITTI2015, Spring"):
@@ -449,7 +449,7 @@ def test_score_repeats_for_replaced_prediction(pairs: FlowDataset, tmp_path: Pat
     before = evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     assert score(pairs, run)["scores"] == before["scores"]
-    prediction = run.prediction_path(pairs.records[0].name)
+    prediction = run.get_prediction_path(pairs.records[0].name)
     state = prediction.stat()
     write_flow(prediction, torch.full((2, H, W), 50.0))
     assert prediction.stat().st_size == state.st_size
@@ -472,7 +472,7 @@ def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
     assert run.read_score("pooled", "shot[1]/a*", "truth") == {"images": 1}
-    run.prediction_path("shot[1]/a*").unlink()
+    run.get_prediction_path("shot[1]/a*").unlink()
     run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     assert run.read_score("pooled", "shot[1]/a*", "truth") is None
 
@@ -535,9 +535,9 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
         return there
 
     monkeypatch.setattr(Path, "is_file", taken)
-    run.score_path("pooled", "pair").unlink()
+    run.get_score_path("pooled", "pair").unlink()
     assert run.read_score("pooled", "pair", "truth") is None
-    run.prediction_path("pair").with_suffix(".json").unlink()
+    run.get_prediction_path("pair").with_suffix(".json").unlink()
     assert run.read_info("pair") is None
 
 

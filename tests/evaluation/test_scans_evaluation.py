@@ -242,9 +242,9 @@ def test_pointcnnpp_protocol_lists_published_methods_and_limits(tmp_path: Path) 
     assert {method.parameters["iterations"] for method in methods} == {50_000}
     assert [method.ransac_only for method in methods] == [True, False] * 5
     rooms = Listed(tmp_path / "set")
-    assert POINTCNNPP.criteria(rooms) == Criteria(max_rmse=0.2, inlier_distance=0.1, inlier_ratio=0.05)
+    assert POINTCNNPP.get_criteria(rooms) == Criteria(max_rmse=0.2, inlier_distance=0.1, inlier_ratio=0.05)
     street = KITTIOdometry.__new__(KITTIOdometry)
-    assert POINTCNNPP.criteria(street) == Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=0.6)
+    assert POINTCNNPP.get_criteria(street) == Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=0.6)
     assert tuple(PROTOCOLS) == evaluate_scans_verb.PROTOCOLS
 
 

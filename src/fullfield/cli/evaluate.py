@@ -75,13 +75,13 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
     methods.use_threads(args.threads)
 
-    from fullfield.evaluation.sharing import current_process, leave_group
+    from fullfield.evaluation.sharing import get_torchrun_process, leave_process_group
 
-    process = current_process()
+    process = get_torchrun_process()
     try:
         return _run_evaluation(args, process)
     finally:
-        leave_group(process)
+        leave_process_group(process)
 
 
 def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
@@ -93,9 +93,9 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import get_submission_layout, record_memory_error
+    from fullfield.evaluation.predict import get_submission_layout, note_out_of_memory
     from fullfield.evaluation.run import Run
-    from fullfield.evaluation.sharing import wait_for_all
+    from fullfield.evaluation.sharing import wait_for_all_processes
 
     dataset = open_named_dataset(args.dataset, "NAME:FOLDER")
     choice = methods.choose_method(args)
@@ -109,7 +109,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     folder = Path(args.output or build_default_folder(dataset, args.method, scale))
     paths.check_new_folder(os.fspath(folder), "--output")
     if not args.score_only:
-        Run.check_folder(folder)  # before weights are downloaded and kernels compiled
+        Run.check_new_or_run_folder(folder)  # before weights are downloaded and kernels compiled
 
     first = process.rank == 0
     quiet = args.quiet or not first
@@ -122,13 +122,13 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
         else:
             choice = replace(choice, device=settings.device)
             if not first:
-                wait_for_all(process)  # the first process downloads the weights and compiles for all
+                wait_for_all_processes(process)  # the first process downloads the weights and compiles for all
             estimator = choice.estimator if scale == 1 else ReducedSizeEstimator(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with record_memory_error(estimator, dataset, folder, settings):
+            with note_out_of_memory(estimator, dataset, folder, settings):
                 choice.prepare(scale_size((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
             if first:
-                wait_for_all(process)
+                wait_for_all_processes(process)
             settings = replace(settings, progress=progress.build_span(*_ESTIMATE))
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:

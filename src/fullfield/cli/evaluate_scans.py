@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
     elif weights is not None:
         paths.check_input(weights, "--weights")
     protocol = options.get("protocol")
-    usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].criteria(dataset)
+    usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].get_criteria(dataset)
     criteria = _change_criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")

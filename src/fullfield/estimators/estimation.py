@@ -408,7 +408,9 @@ def _fill_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return a flow [B, 2, H, W] whose vectors outside ``valid`` [B, H, W] come from their surroundings."""
     if valid is None:
         return flow
-    return torch.stack([interpolate_unknown_pixels(vectors.float(), mask) for vectors, mask in zip(flow, valid, strict=True)])
+    return torch.stack(
+        [interpolate_unknown_pixels(vectors.float(), mask) for vectors, mask in zip(flow, valid, strict=True)]
+    )
 
 
 def _judge_flow(pairs: FrameBatches, flow: Tensor, directions: Directions) -> tuple[Tensor, Tensor]:

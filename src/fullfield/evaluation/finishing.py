@@ -16,7 +16,7 @@ from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import Truth
 from fullfield.evaluation.loading import read_pairs_ahead
-from fullfield.evaluation.run import Run, fingerprint_files
+from fullfield.evaluation.run import Run, fingerprint_files_by_mtime
 from fullfield.metrics import FlowMetrics
 
 
@@ -26,7 +26,9 @@ class Scorer:
     def __init__(self, dataset: FlowDataset, run: Run, averaging: str, device: torch.device) -> None:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
 
-    def compute_state(self, index: int, pred: Tensor, truth: Truth, has_vector: Tensor | None = None) -> dict[str, Any]:
+    def compute_pair_state(
+        self, index: int, pred: Tensor, truth: Truth, has_vector: Tensor | None = None
+    ) -> dict[str, Any]:
         """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``has_vector``."""
         record = self.dataset.records[index]
         flow, valid = truth.flow.to(self.device), truth.valid.to(self.device)
@@ -36,29 +38,29 @@ class Scorer:
         if has_vector is not None:
             lost = int((valid & ~has_vector.to(self.device)).sum())
             if lost:
-                path = self.run.prediction_path(record.name)
+                path = self.run.get_prediction_path(record.name)
                 raise InputError(f"{path}: has no vector at {lost} pixels that are scored")
         metrics = FlowMetrics(averaging=self.averaging)
         occluded = None if truth.occluded is None else truth.occluded.to(self.device)
         metrics.update(pred.to(self.device), flow, valid, occluded)
         return metrics.state_dict()
 
-    def store_state(self, index: int, state: dict[str, Any]) -> None:
+    def store_pair_state(self, index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
         self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
 
-    def read_stored(self, index: int) -> dict[str, Any] | None:
+    def read_pair_state(self, index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
         return self.run.read_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index))
 
-    def score_stored(self, indices: Sequence[int]) -> None:
+    def score_stored_predictions(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
-        left = [i for i in indices if self.dataset.records[i].flow is not None and self.read_stored(i) is None]
+        left = [i for i in indices if self.dataset.records[i].flow is not None and self.read_pair_state(i) is None]
         for loaded in read_pairs_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
             pred, has_vector = self.run.read_prediction(self.dataset.records[loaded.index].name)
-            self.store_state(loaded.index, self.compute_state(loaded.index, pred, loaded.truth, has_vector))
+            self.store_pair_state(loaded.index, self.compute_pair_state(loaded.index, pred, loaded.truth, has_vector))
 
     def merge_totals(self) -> FlowMetrics:
         """Return the totals over all pairs with truth."""
@@ -66,7 +68,7 @@ class Scorer:
         for index, record in enumerate(self.dataset.records):
             if record.flow is None:
                 continue
-            state = self.read_stored(index)
+            state = self.read_pair_state(index)
             if state is None:
                 raise InputError(
                     f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "
@@ -76,21 +78,21 @@ class Scorer:
                 total.merge(FlowMetrics.from_state(state))
             except InputError as error:
                 raise InputError(
-                    f"{self.run.score_path(self.averaging, record.name)}: {error}; remove the file"
+                    f"{self.run.get_score_path(self.averaging, record.name)}: {error}; remove the file"
                 ) from error
         return total
 
     def _fingerprint_truth(self, index: int) -> str:
         record = self.dataset.records[index]
         masks = record.flow, record.occlusion, record.invalid
-        return fingerprint_files(path for path in masks if path is not None)
+        return fingerprint_files_by_mtime(path for path in masks if path is not None)
 
 
 _MAX_WORKERS = 8
 _LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes many times as much
 
 
-def can_overlap_estimation(device: torch.device) -> bool:
+def can_score_during_estimation(device: torch.device) -> bool:
     """Return whether scoring runs alongside the next estimation; on a CPU it would take its cores."""
     return device.type == "cuda"
 
@@ -104,7 +106,7 @@ class Finisher:
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
-        self._overlaps = can_overlap_estimation(device)
+        self._overlaps = can_score_during_estimation(device)
         self._workers = max(2, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
@@ -162,7 +164,7 @@ class Finisher:
         """Return the pair's contribution to the totals."""
         if not bool(flow.isfinite().all()):
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
-        return None if self._scorer is None or truth is None else self._scorer.compute_state(index, flow, truth)
+        return None if self._scorer is None or truth is None else self._scorer.compute_pair_state(index, flow, truth)
 
     def _store_prediction_and_score(
         self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
@@ -170,4 +172,4 @@ class Finisher:
         """Store the prediction before its score, so that no score is without one."""
         self._run.save_prediction(name, flow, info)
         if self._scorer is not None and state is not None:
-            self._scorer.store_state(index, state)
+            self._scorer.store_pair_state(index, state)

@@ -22,7 +22,7 @@ _MIN_ITEMS = 3  # a pair: frames and truth
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedPair:
     """One pair that has been read."""
 
     index: int
@@ -39,7 +39,7 @@ def read_pairs_ahead(
     truth: bool = True,
     pin: bool = False,
     overlapping: bool = True,
-) -> Iterator[Loaded]:
+) -> Iterator[LoadedPair]:
     """Yield the pairs ``indices`` in order, with their ``frames`` and ``truth``, read by several threads.
 
     A frame of two neighbouring pairs is read once. Pairs are read ahead within 4 GiB, or one pair more where that takes
@@ -58,7 +58,7 @@ def read_pairs_ahead(
         return [*(dataset.records[index].inputs if frames else ()), *([index] if truth else [])]
 
     with ReadAhead(
-        read_key, _count_bytes, threads=choose_reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
+        read_key, _count_item_bytes, threads=choose_reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS
     ) as reader:
         if overlapping:
             reader.add_keys(key for index in indices for key in list_keys(index))
@@ -77,26 +77,26 @@ def read_pairs_ahead(
                 raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
             retained = () if following is None else dataset.records[following].inputs
             images = {path: image for path, image in images.items() if path in retained}
-            yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, true)
+            yield LoadedPair(index, pair[0] if pair else None, pair[1] if pair else None, true)
 
 
-def _count_bytes(item: Tensor | Truth | None) -> int:
+def _count_item_bytes(item: Tensor | Truth | None) -> int:
     """Return the memory of a frame or of truth."""
     if isinstance(item, Tensor):
         return item.nbytes
     return 0 if item is None else item.flow.nbytes
 
 
-class OnDevice:
+class PairsOnDevice:
     """Pairs with their frames on a device; with ``ahead``, a GPU copies the next (pinned) pair before its turn."""
 
-    def __init__(self, pairs: Iterable[Loaded], device: torch.device, *, ahead: bool = True) -> None:
+    def __init__(self, pairs: Iterable[LoadedPair], device: torch.device, *, ahead: bool = True) -> None:
         self._pairs, self._device = pairs, device
         on_gpu = ahead and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._ahead: tuple[Tensor, Tensor] | None = None
 
-    def __iter__(self) -> Iterator[tuple[Loaded, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[LoadedPair, Tensor, Tensor]]:
         """Yield each pair and its frames [1, 3, H, W], ready for the device's current stream."""
         pairs = iter(self._pairs)
         following = next(pairs, None)
@@ -117,7 +117,7 @@ class OnDevice:
         """Free the memory of the next pair, which is copied again at its turn."""
         self._ahead = None
 
-    def _copy_to_device(self, pair: Loaded) -> tuple[Tensor, Tensor]:
+    def _copy_to_device(self, pair: LoadedPair) -> tuple[Tensor, Tensor]:
         if pair.frame1 is None or pair.frame2 is None:
             raise RuntimeError(f"pair {pair.index} was read without its frames")
         with torch.cuda.stream(self._stream):

@@ -21,7 +21,7 @@ from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
 from fullfield.evaluation.finishing import Finisher, Scorer
-from fullfield.evaluation.loading import OnDevice, read_pairs_ahead
+from fullfield.evaluation.loading import PairsOnDevice, read_pairs_ahead
 from fullfield.evaluation.run import (
     AUTOMATIC,
     FAILURE,
@@ -29,10 +29,10 @@ from fullfield.evaluation.run import (
     RESULT,
     Run,
     describe_dataset,
-    identify_source,
+    fingerprint_method_code,
     summarize_runtime,
 )
-from fullfield.evaluation.sharing import ProcessRank, wait_for_all
+from fullfield.evaluation.sharing import ProcessRank, wait_for_all_processes
 from fullfield.io import write_flow
 from fullfield.ops._splatting import predict_next_flow
 from fullfield.ops.devices import AUTO, resolve_device
@@ -66,7 +66,7 @@ class EvaluationSettings:
         return resolve_device(self.device)
 
 
-def describe_run(dataset: FlowDataset, estimator: Estimator, settings: EvaluationSettings) -> dict[str, Any]:
+def build_run_config(dataset: FlowDataset, estimator: Estimator, settings: EvaluationSettings) -> dict[str, Any]:
     """Return the configuration of the run that :func:`predict` makes.
 
     Runs of two backends do not mix: an estimator whose backend can be requested has ``requested_backend``. An estimator
@@ -77,30 +77,30 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
     return {
         **describe_dataset(dataset),
         "device": name,
-        "float32": _get_float32_switches(device),
+        "float32": _get_reduced_precision_flags(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": settings.warm_start},
-        **identify_source(estimator),
+        **fingerprint_method_code(estimator),
         "backend": get_requested_backend(estimator) or AUTOMATIC,
     }
 
 
 @contextmanager
-def record_memory_error(
+def note_out_of_memory(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
 
-    The run is the one that would have been made, as far as the estimator's parameters are known by then.
+    The run is the one that would have been started, as far as the estimator's parameters are known by then.
     """
     try:
         yield
     except (torch.OutOfMemoryError, NoRoomError):
-        Run(folder, describe_run(dataset, estimator, settings)).write_json(FAILURE, {"failure": OUT_OF_MEMORY})
+        Run(folder, build_run_config(dataset, estimator, settings)).write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
-def _get_float32_switches(device: torch.device) -> dict[str, str]:
+def _get_reduced_precision_flags(device: torch.device) -> dict[str, str]:
     """Return the process's switches for reduced-precision products, which estimators that do not set them follow."""
     switches = {"matmul": torch.get_float32_matmul_precision()}
     if device.type == "cuda":
@@ -146,7 +146,7 @@ def predict(
     read = read_pairs_ahead(
         dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
     )
-    pairs = OnDevice(read, device, ahead=overlapping)
+    pairs = PairsOnDevice(read, device, ahead=overlapping)
     with Finisher(run, scorer, device, estimator.method) as finish:
 
         def free_memory() -> None:
@@ -162,7 +162,7 @@ def predict(
                 settings.progress(count / len(missing), record.name)
             start = _get_initial_flow(dataset, run, loaded.index, before, device) if settings.warm_start else None
             work, size = (
-                partial(_estimate_and_retry, run, estimator, frame1, frame2, start, free_memory),
+                partial(_estimate_with_retry, run, estimator, frame1, frame2, start, free_memory),
                 tuple(frame1.shape),
             )
             if settings.alone:
@@ -182,13 +182,18 @@ def predict(
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
 
 
-def _estimate_and_retry(
-    run: Run, estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, free: Callable[[], None]
+def _estimate_with_retry(
+    run: Run,
+    estimator: Estimator,
+    frame1: Tensor,
+    frame2: Tensor,
+    start: Tensor | None,
+    free_memory: Callable[[], None],
 ) -> tuple[Tensor, float, int | None]:
-    """Run :func:`_estimate_timed`; if memory is short, again after ``free``. A second failure is noted in the run."""
+    """Run :func:`_estimate_timed`, again after ``free_memory`` if memory is short; note a second failure in the run."""
     with suppress(torch.OutOfMemoryError, NoRoomError):
         return _estimate_timed(estimator, frame1, frame2, start)
-    free()
+    free_memory()
     try:
         return _estimate_timed(estimator, frame1, frame2, start)
     except (torch.OutOfMemoryError, NoRoomError):
@@ -215,14 +220,17 @@ def _estimate_timed(
 
 
 def _get_initial_flow(
-    dataset: FlowDataset, run: Run, index: int, before: tuple[int, Tensor] | None, device: torch.device
+    dataset: FlowDataset, run: Run, index: int, previous: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
     """Return the initial flow; None at the beginning of a sequence."""
     record = dataset.records[index]
     last = dataset.records[index - 1] if index else None
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:
         return None
-    flow = before[1] if before is not None and before[0] == index - 1 else run.read_prediction(last.name)[0].to(device)
+    if previous is not None and previous[0] == index - 1:
+        flow = previous[1]
+    else:
+        flow = run.read_prediction(last.name)[0].to(device)
     return predict_next_flow(flow)[None]
 
 
@@ -253,18 +261,18 @@ def evaluate(
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with record_memory_error(estimator, dataset, folder, settings):
+    with note_out_of_memory(estimator, dataset, folder, settings):
         prepare_estimator(estimator, settings.torch_device)
-    run = Run(folder, describe_run(dataset, estimator, settings))
+    run = Run(folder, build_run_config(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
     start_s = time.perf_counter()
     work = predict(estimator, dataset, run, settings, averaging=averaging if has_truth else None)
-    wait_for_all(settings.process)
+    wait_for_all_processes(settings.process)
     scorer = Scorer(dataset, run, averaging, settings.torch_device)
     if has_truth:
-        scorer.score_stored(settings.process.select_pairs(dataset))
+        scorer.score_stored_predictions(settings.process.select_pairs(dataset))
     wall = time.perf_counter() - start_s
-    wait_for_all(settings.process)
+    wait_for_all_processes(settings.process)
     result = {
         **(_compute_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
         **_summarize_runtime(dataset, run),
@@ -284,12 +292,12 @@ def score(
     Raises InputError naming a pair that was not predicted, or for a run of other frames, or a set without any truth.
     """
     settings = settings or EvaluationSettings()
-    run.check_dataset(dataset)
+    run.check_same_dataset(dataset)
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
     scorer = Scorer(dataset, run, averaging, settings.torch_device)
-    scorer.score_stored(settings.process.select_pairs(dataset))
-    wait_for_all(settings.process)
+    scorer.score_stored_predictions(settings.process.select_pairs(dataset))
+    wait_for_all_processes(settings.process)
     result = {**_compute_totals(scorer), **_summarize_runtime(dataset, run)}
     if settings.process.rank == 0:
         run.write_json(RESULT, result)
@@ -308,7 +316,7 @@ def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
         raise InputError(f"{run.folder}: holds {len(info)} of {len(dataset)} predictions; predict the rest first")
     for record, pair_info in zip(dataset.records, info, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entry_kinds(run.info_path(record.name), pair_info, **kinds)
+        check_entry_kinds(run.get_info_path(record.name), pair_info, **kinds)
     seconds = [float(pair_info["seconds"]) for pair_info in info]
     peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
     return {

@@ -61,18 +61,18 @@ class RunFolder:
         self.folder = Path(folder)
         self.config = convert_to_json_values(config)
         self._settings = SettingsFile(
-            self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_without_path
+            self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_drop_weights_path
         )
-        self.check_folder(self.folder)
+        self.check_new_or_run_folder(self.folder)
         before = self._settings.write_or_check(
             self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock
         )
         if before is not None and self._settings.list_changes(before, self.config):
             (self.folder / FAILURE).unlink(missing_ok=True)  # of the run whose folder this run has taken over
         self._checksums = Checksums()
-        self._remove_abandoned()
+        self._remove_abandoned_temporaries()
 
-    def _remove_abandoned(self) -> None:
+    def _remove_abandoned_temporaries(self) -> None:
         """Remove the temporary files of processes that have ended."""
         folders = {path.parent for path in self.folder.rglob("*.part*")}
         for folder in folders:
@@ -84,7 +84,7 @@ class RunFolder:
         return any(path.is_file() for path in (self.folder / "predictions").rglob("*"))
 
     @staticmethod
-    def check_folder(folder: str | os.PathLike[str]) -> None:
+    def check_new_or_run_folder(folder: str | os.PathLike[str]) -> None:
         """Raise InputError for a folder with other files than a run's."""
         path = Path(folder)
         strange = path.is_dir() and any(not path.name.startswith(".") for path in path.iterdir())
@@ -99,7 +99,7 @@ class RunFolder:
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
         return cls(folder, read_notes(stored))
 
-    def check_dataset(self, dataset: PairSequence[Any, Any]) -> None:
+    def check_same_dataset(self, dataset: PairSequence[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), describe_dataset(dataset)["dataset"]
         if changed := list_differences(before, now, "dataset."):
@@ -120,34 +120,34 @@ class RunFolder:
         """Write a JSON file of the run, whole or not at all."""
         write_notes(self.folder / name, content)
 
-    def prediction_path(self, name: str) -> Path:
+    def get_prediction_path(self, name: str) -> Path:
         """Return the path of a pair's prediction."""
         return self.folder / "predictions" / f"{name}{self.suffix}"
 
-    def info_path(self, name: str) -> Path:
+    def get_info_path(self, name: str) -> Path:
         """Return the path of the info of a prediction."""
         return self.folder / "predictions" / f"{name}.json"
 
     def read_info(self, name: str) -> dict[str, Any] | None:
         """Return the info of a prediction; None where it is not complete."""
         try:
-            info = read_notes(self.info_path(name))
-            return info if info.get("bytes") == self.prediction_path(name).stat().st_size else None
+            info = read_notes(self.get_info_path(name))
+            return info if info.get("bytes") == self.get_prediction_path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
 
     def require_info(self, name: str) -> dict[str, Any]:
-        """Return :meth:`info`; InputError where there are none."""
+        """Return :meth:`read_info`; InputError where there is none."""
         info = self.read_info(name)
         if info is None:
-            raise InputError(f"{self.prediction_path(name)}: there is no whole prediction of {name}; predict again")
+            raise InputError(f"{self.get_prediction_path(name)}: there is no whole prediction of {name}; predict again")
         return info
 
-    def _store(
+    def _store_prediction(
         self, name: str, info: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
         """Store a prediction and its info; where another process was faster, its own stay: they may be in use."""
-        path, info_path = self.prediction_path(name), self.info_path(name)
+        path, info_path = self.get_prediction_path(name), self.get_info_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
             # Another run may have taken over a folder without predictions.
@@ -178,47 +178,47 @@ class Run(RunFolder):
 
     def save_prediction(self, name: str, flow: Tensor, info: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its info, and delete the scores of an incomplete one."""
-        scored = [self.score_path(averaging, name) for averaging in AVERAGING]
-        self._store(name, info, lambda path: write_flow(path, flow), outdated=scored)
+        scored = [self.get_score_path(averaging, name) for averaging in AVERAGING]
+        self._store_prediction(name, info, lambda path: write_flow(path, flow), outdated=scored)
 
     def read_prediction(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
         self.require_info(name)
-        flow, valid = read_flow(self.prediction_path(name))
+        flow, valid = read_flow(self.get_prediction_path(name))
         return flow, valid
 
-    def read_score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
+    def read_score(self, averaging: str, name: str, truth_fingerprint: str) -> dict[str, Any] | None:
         """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
-        path = self.score_path(averaging, name)
+        path = self.get_score_path(averaging, name)
         try:
             stored = read_notes(path)
         except FileNotFoundError:
             return None
-        if stored.get("truth") != truth or not self._is_scored(name, stored):
+        if stored.get("truth") != truth_fingerprint or not self._is_score_current(name, stored):
             return None
         check_entry_kinds(path, stored, state="object")
         state: dict[str, Any] = stored["state"]
         return state
 
-    def store_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
+    def store_score(self, averaging: str, name: str, truth_fingerprint: str, state: Mapping[str, Any]) -> None:
         """Store a pair's contribution to the totals."""
-        prediction = self.prediction_path(name)
+        prediction = self.get_prediction_path(name)
         content = {
-            "truth": truth,
+            "truth": truth_fingerprint,
             "stamp": read_stamp(prediction),
             "checksum": compute_sampled_checksum(prediction),
             "state": state,
         }
-        self.write_json(self.score_path(averaging, name).relative_to(self.folder), content)
+        self.write_json(self.get_score_path(averaging, name).relative_to(self.folder), content)
 
-    def _is_scored(self, name: str, stored: Mapping[str, Any]) -> bool:
+    def _is_score_current(self, name: str, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored score is of the prediction that exists now."""
-        prediction = self.prediction_path(name)
+        prediction = self.get_prediction_path(name)
         if stored.get("stamp") == list(read_stamp(prediction) or ()):
             return True
         return stored.get("checksum") == self._checksums.get_or_compute_checksum(str(prediction))
 
-    def score_path(self, averaging: str, name: str) -> Path:
+    def get_score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
         return self.folder / "scores" / averaging / f"{name}.json"
 
@@ -240,7 +240,7 @@ class ScanRun(RunFolder):
 
     def read_info(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        info, info_path = super().read_info(name), self.info_path(name)
+        info, info_path = super().read_info(name), self.get_info_path(name)
         if info is not None:
             check_entry_kinds(info_path, info, success="true or false", reason="text or null", seconds="number")
             check_entry_kinds(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
@@ -253,35 +253,35 @@ class ScanRun(RunFolder):
             with write_atomically(path) as temporary:
                 np.save(temporary, matches)
 
-        self._store(name, info, write)
+        self._store_prediction(name, info, write)
 
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
-        path = self.prediction_path(name)
+        path = self.get_prediction_path(name)
         points = read_npy(path, require_nonempty_file(path), allow_empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)
 
-    def read_truth(self, name: str, key: str) -> dict[str, Any] | None:
-        """Return the stored truth of a pair if it was made from the same inputs, which ``key`` identifies."""
-        path = self._truth_path(name)
+    def read_truth(self, name: str, inputs_checksum: str) -> dict[str, Any] | None:
+        """Return the stored truth of a pair if it was computed from the same inputs."""
+        path = self._get_truth_path(name)
         stored = read_notes(path) if path.is_file() else {}
-        if stored.get("key") != key:
+        if stored.get("key") != inputs_checksum:
             return None
         check_entry_kinds(path, stored, pose="4 rows of 4", overlap="number or null")
         check_entry_kinds(path, stored, moment="4 rows of 4, each a number or null")
         return stored
 
-    def store_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
+    def store_truth(self, name: str, inputs_checksum: str, content: Mapping[str, Any]) -> None:
         """Store a pair's truth."""
-        self.write_json(self._truth_path(name).relative_to(self.folder), {"key": key, **content})
+        self.write_json(self._get_truth_path(name).relative_to(self.folder), {"key": inputs_checksum, **content})
 
-    def _truth_path(self, name: str) -> Path:
+    def _get_truth_path(self, name: str) -> Path:
         return self.folder / "truth" / f"{name}.json"
 
 
-def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_weights_path(config: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the path of weights whose checksum is there, because they may lie elsewhere."""
     parameters = config.get("parameters")
     if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
@@ -301,7 +301,7 @@ def describe_dataset(dataset: PairSequence[Any, Any]) -> dict[str, Any]:
     }
 
 
-def identify_source(method: Any) -> dict[str, str]:
+def fingerprint_method_code(method: Any) -> dict[str, str]:
     """Return the entry ``source`` of a run's configuration; empty for a method that has parameters.
 
     The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
@@ -316,32 +316,33 @@ def identify_source(method: Any) -> dict[str, str]:
         content = Path(inspect.getfile(kind)).read_bytes()
     except (TypeError, OSError):
         content = "\n".join(
-            part for base in kind.__mro__ if base is not object for part in _describe_functions(base)
+            part for base in kind.__mro__ if base is not object for part in _describe_class_bytecode(base)
         ).encode()
     return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
 
 
-def _describe_functions(kind: type) -> Iterator[str]:
+def _describe_class_bytecode(kind: type) -> Iterator[str]:
     for name, value in vars(kind).items():
         code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
         if isinstance(code, CodeType):
-            yield f"{name} {_describe_instructions(code)}"
+            yield f"{name} {_describe_bytecode(code)}"
 
 
-def _describe_instructions(code: CodeType) -> str:
+def _describe_bytecode(code: CodeType) -> str:
     """Return the bytes, names and constants of a function's code, without line numbers."""
     constants = [_describe_constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
-def _describe_constant(one: object) -> str:
-    if isinstance(one, CodeType):
-        return _describe_instructions(one)
-    return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
+def _describe_constant(constant: object) -> str:
+    if isinstance(constant, CodeType):
+        return _describe_bytecode(constant)
+    # Sets have no order of their own.
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
-def fingerprint_files(paths: Iterable[Path]) -> str:
-    """Return names, sizes and modification times, which change when a file is written again."""
+def fingerprint_files_by_mtime(paths: Iterable[Path]) -> str:
+    """Return a checksum of names, sizes and modification times, which change when a file is written again."""
     digest = hashlib.sha256()
     for path in paths:
         state = path.stat()
@@ -360,12 +361,12 @@ def _fingerprint_inputs(dataset: PairSequence[Any, Any]) -> str:
         digest.update(f"{record.name}\n".encode())
         for path in record.inputs:
             if path not in seen:
-                seen[path] = _read_samples(path)
+                seen[path] = _hash_file_samples(path)
             digest.update(seen[path])
     return digest.hexdigest()[:_DIGITS]
 
 
-def _read_samples(path: Path) -> bytes:
+def _hash_file_samples(path: Path) -> bytes:
     size = require_nonempty_file(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:

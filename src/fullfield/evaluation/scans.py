@@ -28,8 +28,8 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
-from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, summarize_runtime
-from fullfield.evaluation.sharing import wait_for_all
+from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, fingerprint_method_code, summarize_runtime
+from fullfield.evaluation.sharing import wait_for_all_processes
 from fullfield.io import PointCloud
 from fullfield.metrics import (
     feature_matching_recall,
@@ -97,34 +97,34 @@ def score_scenes(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, 
     scenes: dict[str, list[ScanRecord]] = {}
     for record in records:
         scenes.setdefault(record.scene, []).append(record)
-    by_scene = {scene: _score_list(some, rows) for scene, some in scenes.items()}
-    scores = _score_list(records, rows)
+    by_scene = {scene: _score_records(some, rows) for scene, some in scenes.items()}
+    scores = _score_records(records, rows)
     for name in ("rr", "fmr"):
         scores[f"{name}_pairs"] = scores[name]
-        scores[name] = _mean([one[name] for one in by_scene.values() if not math.isnan(one[name])])
+        scores[name] = _mean_or_nan([one[name] for one in by_scene.values() if not math.isnan(one[name])])
     return {"scores": scores, "scenes": by_scene}
 
 
-def _score_list(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def _score_records(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     mine = [rows[record.name] for record in records]
     counted = [rows[record.name] for record in records if record.counted]
     passed = [one for one in counted if one["passed"]]
     accepted = [one for one in counted if one["accepted"]]
     errors = {name: [one[name] for one in passed] for name in ("rre", "rte")}
     return {
-        "rr": _mean([one["passed"] for one in counted]),
-        "fmr": _mean([one["features"] for one in mine]),
-        "ir": _mean([0.0 if math.isnan(one["ir"]) else one["ir"] for one in mine]),
-        **{name: _mean(values) for name, values in errors.items()},
+        "rr": _mean_or_nan([one["passed"] for one in counted]),
+        "fmr": _mean_or_nan([one["features"] for one in mine]),
+        "ir": _mean_or_nan([0.0 if math.isnan(one["ir"]) else one["ir"] for one in mine]),
+        **{name: _mean_or_nan(values) for name, values in errors.items()},
         **{f"{name}_median": statistics.median(values) if values else math.nan for name, values in errors.items()},
-        "accepted": _mean([one["accepted"] for one in counted]),
-        "wrong": _mean([not one["passed"] for one in accepted]),
+        "accepted": _mean_or_nan([one["accepted"] for one in counted]),
+        "wrong": _mean_or_nan([not one["passed"] for one in accepted]),
         "pairs": len(mine),
         "counted": len(counted),
     }
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_or_nan(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
@@ -228,12 +228,12 @@ def evaluate_scans(
         **describe_dataset(dataset),
         "method": method.method,
         "parameters": dict(method.parameters),
-        **identify_source(method),
+        **fingerprint_method_code(method),
     }
     run = ScanRun(folder, config)
     start_s = time.perf_counter()
     estimated = predict_scans(method, dataset, run, settings)
-    wait_for_all(settings.process)
+    wait_for_all_processes(settings.process)
     this_call = {"estimated": estimated, "wall_s": time.perf_counter() - start_s}
     return {**score_scans(dataset, run, criteria=criteria, settings=settings), "this_call": this_call}
 
@@ -248,13 +248,13 @@ def score_scans(
     >>> result = score_scans(pairs, run, criteria=Criteria(max_rmse=0.2))  # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
-    run.check_dataset(dataset)
+    run.check_same_dataset(dataset)
     criteria = criteria or dataset.criteria
     mine = settings.process.select_pairs(dataset)
     unknown = [i for i in mine if run.read_truth(dataset.records[i].name, _checksum_truth_inputs(dataset, i)) is None]
     for index, sample in zip(unknown, _read_samples_ahead(dataset, unknown), strict=True):
         _store_truth(dataset, run, index, sample)
-    wait_for_all(settings.process)
+    wait_for_all_processes(settings.process)
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
@@ -338,13 +338,13 @@ def _checksum_truth_inputs(dataset: ScanDataset, index: int) -> str:
 
 def _read_samples_ahead(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next ones meanwhile."""
-    with ReadAhead(dataset.__getitem__, _count_bytes, threads=1, min_items=1) as reader:
+    with ReadAhead(dataset.__getitem__, _count_cloud_bytes, threads=1, min_items=1) as reader:
         reader.add_keys(indices)
         for index in indices:
             yield reader.take_item(index)
 
 
-def _count_bytes(sample: ScanSample) -> int:
+def _count_cloud_bytes(sample: ScanSample) -> int:
     """Return the memory of the points of both clouds."""
     return sum(cloud.points.nbytes for cloud in (sample.source, sample.target))
 
@@ -353,8 +353,8 @@ def _count_bytes(sample: ScanSample) -> int:
 class ScanProtocol:
     """Numbers of matches, RANSAC trials and limits by which a paper compares descriptors.
 
-    >>> for method in POINTCNNPP.registrars():  # doctest: +SKIP
-    ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.criteria(pairs))
+    >>> for method in POINTCNNPP.list_registrars():  # doctest: +SKIP
+    ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.get_criteria(pairs))
     """
 
     samples: tuple[int, ...]  # matches at most, one run for each
@@ -362,7 +362,7 @@ class ScanProtocol:
     indoor: Criteria
     lidar: Criteria  # for KITTI
 
-    def criteria(self, dataset: ScanDataset) -> Criteria:
+    def get_criteria(self, dataset: ScanDataset) -> Criteria:
         """Return the limits for ``dataset``."""
         return self.lidar if isinstance(dataset, KITTIOdometry) else self.indoor
 

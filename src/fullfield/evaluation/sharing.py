@@ -28,12 +28,12 @@ class ProcessRank:
         return [i for i, r in enumerate(dataset.records) if order[r.sequence] % self.count == self.rank]
 
 
-def current_process() -> ProcessRank:
+def get_torchrun_process() -> ProcessRank:
     """Return the rank of this process among those that ``torchrun`` has started."""
     return ProcessRank(*_check.read_torchrun_rank())
 
 
-def wait_for_all(process: ProcessRank) -> None:
+def wait_for_all_processes(process: ProcessRank) -> None:
     """Wait until every process has called this."""
     if process.count == 1:
         return
@@ -46,8 +46,8 @@ def wait_for_all(process: ProcessRank) -> None:
     distributed.barrier()
 
 
-def leave_group(process: ProcessRank) -> None:
-    """Leave the group of processes."""
+def leave_process_group(process: ProcessRank) -> None:
+    """Leave the group of processes that :func:`wait_for_all_processes` joined."""
     if process.count > 1:
         from torch import distributed
 
