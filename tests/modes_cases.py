@@ -34,7 +34,7 @@ from fullfield.metrics.distance import compute_boundary_distance
 from fullfield.metrics.pixels import angular_error, compute_true_motion_length
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
-from fullfield.models.sea_raft import expected_log_scale
+from fullfield.models.sea_raft import compute_expected_log_scale
 from fullfield.nn.upsampling import convex_upsample
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops._splatting import predict_next_flow
@@ -282,11 +282,11 @@ def _() -> Any:
         return filled(first, second, updates=2), *filled.state_dict().values()
 
 
-@case("models.SEARAFT", "models.sea_raft.SEARAFT", "models.sea_raft.expected_log_scale")
+@case("models.SEARAFT", "models.sea_raft.SEARAFT", "models.sea_raft.compute_expected_log_scale")
 def _() -> Any:
     first, second = (frame[None] for frame in frames())
     with torch.no_grad():
-        held = expected_log_scale(noise(1, 4, 8, 8), SEARAFTConfig.small())
+        held = compute_expected_log_scale(noise(1, 4, 8, 8), SEARAFTConfig.small())
         return network("sea")(first, second, updates=1), held
 
 

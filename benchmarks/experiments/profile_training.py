@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fullfield.cli.argtypes import parse_size, parse_updates
-from fullfield.models.weights import build_model
+from fullfield.models.weights import build_random_model
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE
@@ -88,7 +88,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     device = torch.device(args.device)
-    stepper = Stepper(build_model(name).to(device).train(), training)
+    stepper = Stepper(build_random_model(name).to(device).train(), training)
     batch: FlowBatch = source.batch(0, args.batch)
     start = time.perf_counter()
     for number in range(16):

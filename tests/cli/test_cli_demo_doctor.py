@@ -180,7 +180,7 @@ def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.Mon
         return [("cuda", kernel), ("reference", None)]
 
     monkeypatch.setattr(f"fullfield.ops.{operator}.backends", options)
-    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: None)
+    monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     out = cli("doctor").out
     assert f"{operator:<13} backend reference\n              cuda: runs on NVIDIA GPUs\n" in out
@@ -204,7 +204,7 @@ def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pyt
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
     monkeypatch.setattr("fullfield.cli.doctor._list_gpus", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda _: [("cuda", None)])
-    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: None)
+    monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: None)
     monkeypatch.setattr("fullfield.ops.neighbors.backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
     monkeypatch.setattr("fullfield.ops.point_conv.backends", lambda *_: [("cuda", "too old"), ("cpu", None)])
     out = cli("doctor").out

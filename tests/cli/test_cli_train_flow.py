@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fullfield.cli import train_flow
 from fullfield.cli.main import build_parser
 from fullfield.io import write_flow, write_image
-from fullfield.models.weights import build_model
+from fullfield.models.weights import build_random_model
 from fullfield.training.checkpoint import write_tensors
 from fullfield.training.flow import PairGenerator, SceneStyle, pictures
 from fullfield.training.flow.config import MIXTURE, PRESETS
@@ -108,7 +108,7 @@ def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkey
 
 def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> None:
     torch.manual_seed(11)
-    start = build_model("raft-small").state_dict()
+    start = build_random_model("raft-small").state_dict()
     write_tensors(pairs / "start.safetensors", start)
     slow = ("--learning-rate", "1e-12", "--weight-decay", "0", "--data", "pairs:mine")
     ran = cli("train", "flow", "-o", "tuned", *RAFT, *TINY, *slow, "--init", "start.safetensors")
@@ -148,7 +148,7 @@ def test_train_flow_exits_with_1_on_divergence(cli: Any, pairs: Path) -> None:
 
 
 def test_train_flow_init_refuses_nonfinite_weights(refused: Any, pairs: Path) -> None:
-    state = build_model("raft-small").state_dict()
+    state = build_random_model("raft-small").state_dict()
     state["fnet.conv1.weight"][0, 0, 0, 0] = float("nan")
     write_tensors(pairs / "nan.safetensors", state)
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--init", "nan.safetensors")

@@ -9,7 +9,7 @@ from fullfield import InputError
 from fullfield.estimators import NetworkEstimator, RefinedEstimator
 from fullfield.estimators.network_config import NetworkSettings, RAFTSettings
 from fullfield.models import PreparedFlow
-from fullfield.models.cascade import cascade_sizes
+from fullfield.models.cascade import compute_cascade_sizes
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -59,7 +59,9 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
     method: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
-    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
+    monkeypatch.setattr(
+        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=60)
+    )
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
@@ -109,7 +111,8 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.choose_cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr(
-        "fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=threshold)
+        "fullfield.estimators.network.compute_cascade_sizes",
+        lambda *size: compute_cascade_sizes(*size, threshold=threshold),
     )
     settings = NetworkSettings(cascade=True, precision=precision)
     estimator = NetworkEstimator("fullfield-s", settings)

@@ -32,10 +32,10 @@ from fullfield.estimators.network_config import PRECISIONS, RAFTSettings
 from fullfield.io import read_flow
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
-from fullfield.models.cascade import cascade_sizes, resample_flow
+from fullfield.models.cascade import compute_cascade_sizes, resample_flow
 from fullfield.models.downloads import DownloadError
 from fullfield.models.framing import choose_padding
-from fullfield.models.sea_raft import expected_log_scale
+from fullfield.models.sea_raft import compute_expected_log_scale
 from fullfield.nn import CorrelationPyramid
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -235,7 +235,9 @@ def _interrupted(done: float, _: str) -> None:
 @pytest.fixture
 def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
-    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=100))
+    monkeypatch.setattr(
+        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=100)
+    )
 
 
 @pytest.mark.usefixtures("lower_threshold")
@@ -258,7 +260,9 @@ def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> 
 
 def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
-    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=400))
+    monkeypatch.setattr(
+        "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=400)
+    )
     far = textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
         float(epe(estimate(far.frame1, far.frame2, "fullfield-s", **chosen).flow, far.flow, ~far.occluded))
@@ -317,7 +321,7 @@ def test_network_estimator_double_selects_more_confident_flow() -> None:
         zip((both.forward, both.backward), (own.forward, own.backward), large, strict=True)
     ):
         reduced = resample_flow(big, height, width)
-        told_large = expected_log_scale(info, network.config)
+        told_large = compute_expected_log_scale(info, network.config)
         expected = nn.functional.interpolate(told_large, (height, width), mode="bilinear")[:, 0]
         expected = expected - math.log(2)
         better = expected < own.log_scales[n]
@@ -474,7 +478,7 @@ def test_network_estimator_auto_precision_follows_kernels(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reasons: list[str | None] = [None]
-    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: reasons[0])
+    monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: reasons[0])
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     used = {
         (backend, place): make(backend)._choose_precision(place)
@@ -678,7 +682,7 @@ def test_build_lookup_request_matches_encoded_features(model: RAFT | SEARAFT) ->
     frame, padding = torch.rand(2, 3, 45, 83), choose_padding(45, 83)
     request = _build_lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
-        encoded = model.eval().encode(*[model.prepare_frame(frame, padding)] * 2)
+        encoded = model.eval().encode(*[model.normalize_and_pad_frame(frame, padding)] * 2)
     assert (request.batch, request.channels, *request.size1) == encoded.fmap1.shape
     assert (request.levels, request.radius) == (model.config.levels, model.config.radius)
     assert request.sizes2[1] == (request.size1[0] // 2, request.size1[1] // 2)

@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from fullfield.models.cascade import (
     Cascade,
-    FlowWithScale,
-    cascade_pairs,
-    cascade_sizes,
-    more_confident,
+    FlowWithLogScale,
+    compute_cascade_sizes,
     resample_flow,
+    resample_pair_to_sizes,
+    select_more_confident_flow,
 )
-from fullfield.models.framing import STRIDE, choose_padding, resample_to_grid
+from fullfield.models.framing import STRIDE, choose_padding, resample_flow_to_cells
 from refusals import refuses
 
 SIZES = [(321, 405), (320, 384), (333, 340), (402, 327), (1371, 1131), (1285, 1601)]
@@ -52,7 +52,7 @@ class Known:
         if initial_flow is None:
             return affine(height, width, self.full)
         padding = choose_padding(height, width)
-        start = resample_to_grid(initial_flow, height, width, padding)
+        start = resample_flow_to_cells(initial_flow, height, width, padding)
         enlarged = functional.interpolate(start, scale_factor=STRIDE, mode="bilinear", align_corners=False) * STRIDE
         return padding.crop(enlarged)
 
@@ -69,13 +69,13 @@ def interior(error: Tensor, levels: int) -> Tensor:
 
 
 def test_sizes_of_the_levels() -> None:
-    assert cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
-    assert cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
-    assert cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
-    assert cascade_sizes(800, 9000) == [(800, 9000)]
-    assert cascade_sizes(801, 801) == [(801, 801), (200, 200)]
-    assert cascade_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
-    assert cascade_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
+    assert compute_cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
+    assert compute_cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
+    assert compute_cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
+    assert compute_cascade_sizes(800, 9000) == [(800, 9000)]
+    assert compute_cascade_sizes(801, 801) == [(801, 801), (200, 200)]
+    assert compute_cascade_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
+    assert compute_cascade_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -164,25 +164,27 @@ def test_cascade_refuses_bad_arguments() -> None:
 
 
 def test_resampled_flow_agrees_at_two_sizes() -> None:
-    own = FlowWithScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
-    large = FlowWithScale(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    own = FlowWithLogScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
+    large = FlowWithLogScale(
+        torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10)
+    )
     large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
-    flow, log_scale = more_confident(own, large)
+    flow, log_scale = select_more_confident_flow(own, large)
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
     frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    large, _ = cascade_pairs(frame, frame, [(8, 12), (16, 24)])[1]
+    large, _ = resample_pair_to_sizes(frame, frame, [(8, 12), (16, 24)])[1]
     assert large.shape == (2, 3, 16, 24)
     assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
 
 
 def test_the_enlarged_flow_corrects_by_four_cells_at_most() -> None:
-    own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5))
-    large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.full((1, 1, 6, 10), -3.0))
+    own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5))
+    large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.full((1, 1, 6, 10), -3.0))
     large.flow[:, 0] = 2 * 31.9
-    assert more_confident(own, large).flow[0, 0].unique().tolist() == pytest.approx([31.9])
+    assert select_more_confident_flow(own, large).flow[0, 0].unique().tolist() == pytest.approx([31.9])
     large.flow[:, 0] = 2 * 32.1
-    flow, log_scale = more_confident(own, large)
+    flow, log_scale = select_more_confident_flow(own, large)
     assert torch.equal(flow, own.flow)
     assert torch.equal(log_scale, own.log_scale)
 
@@ -190,11 +192,11 @@ def test_the_enlarged_flow_corrects_by_four_cells_at_most() -> None:
 @pytest.mark.parametrize("which", ["own", "large"])
 @pytest.mark.parametrize("surest", [-1.0, 1.0])
 def test_cascade_shows_overflow_of_either_size(which: str, surest: float) -> None:
-    own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
-    large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
+    large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large
     spoilt.flow[..., 0, 0] = math.nan
-    flow = more_confident(own, large).flow
+    flow = select_more_confident_flow(own, large).flow
     assert flow[0, :, 0, 0].isnan().all()
     assert flow[0, :, 2, 4].isfinite().all()
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, load_weights
-from fullfield.models.state import load_into, read_state, recognize_network
+from fullfield.models.state import load_state_into, read_state_dict, recognize_network
 from refusals import refuses
 
 Network = RAFT | SEARAFT
@@ -162,7 +162,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
-    state, name = read_state(path)
+    state, name = read_state_dict(path)
     assert name == str(path)
     assert same(state, tensors)
 
@@ -170,17 +170,17 @@ def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Ten
 def test_names_and_their_suffix_stay(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     path = tmp_path / "w.pth"
     save_file(tensors, path)
-    state, _ = read_state(path)
+    state, _ = read_state_dict(path)
     assert state.keys() == tensors.keys()
     assert torch.equal(state["a.weight"], tensors["a.weight"])
     mixed = {"module.x": torch.zeros(1), **tensors}
-    assert same(read_state(mixed)[0], mixed)
+    assert same(read_state_dict(mixed)[0], mixed)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_prefixes_and_wrappers_go(tensors: dict[str, Tensor], prefix: str) -> None:
     wrapped = {"epoch": 3, "state_dict": {prefix + key: value for key, value in tensors.items()}}
-    assert same(read_state(wrapped)[0], tensors)  # type: ignore[arg-type]
+    assert same(read_state_dict(wrapped)[0], tensors)  # type: ignore[arg-type]
 
 
 class Evil:
@@ -191,16 +191,16 @@ class Evil:
 def test_code_and_programs_are_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.ones(1), "b": Evil()}, path)
-    refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state, path)
+    refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state_dict, path)
     with (tmp_path / "p.pth").open("wb") as file:
         pickle.dump(Evil(), file, protocol=2)
-    refuses(r"p\.pth: ", read_state, tmp_path / "p.pth")
+    refuses(r"p\.pth: ", read_state_dict, tmp_path / "p.pth")
     assert "opened" not in capsys.readouterr().out
     path = tmp_path / "program.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.script(nn.Linear(2, 2)).save(str(path))
-    refuses("TorchScript", read_state, path)
+    refuses("TorchScript", read_state_dict, path)
 
 
 def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
@@ -223,16 +223,16 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, 
         path = tmp_path / name
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            read_state(path)
+            read_state_dict(path)
         assert str(caught.value).startswith(f"{path}: ")
         assert "\n" not in str(caught.value)
-    refuses("a web page, not the weights", read_state, tmp_path / "page")
-    refuses("a pointer of Git LFS", read_state, tmp_path / "pointer")
+    refuses("a web page, not the weights", read_state_dict, tmp_path / "page")
+    refuses("a pointer of Git LFS", read_state_dict, tmp_path / "pointer")
     with pytest.raises(FileNotFoundError):
-        read_state(tmp_path / "nothing")
+        read_state_dict(tmp_path / "nothing")
     for held_instead in ([1, 2], {}, {"a": 1}, {1: torch.ones(1)}):
         torch.save(held_instead, whole)
-        refuses("expected named tensors", read_state, whole)
+        refuses("expected named tensors", read_state_dict, whole)
 
 
 def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str
 
 def _refusal(path: Path) -> str | None:
     try:
-        read_state(path)
+        read_state_dict(path)
     except InputError as error:
         return str(error)
     return None
@@ -279,12 +279,12 @@ def test_load_weights_refuses_mismatch_without_loading(tensors: dict[str, Tensor
     module = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(1, 1)})
     before = {key: value.clone() for key, value in module.state_dict().items()}
     with pytest.raises(InputError) as caught:
-        load_into(module, {**tensors, "c": torch.ones(1)}, "file", "Model")
+        load_state_into(module, {**tensors, "c": torch.ones(1)}, "file", "Model")
     assert str(caught.value) == "file: expected weights of Model; missing b.bias, b.weight; unexpected c"
     other = {**before, "a.weight": torch.ones(2, 4)}
-    refuses(r"a\.weight is \[2, 4\] instead of \[2, 3\]$", load_into, module, other, "file", "Model")
+    refuses(r"a\.weight is \[2, 4\] instead of \[2, 3\]$", load_state_into, module, other, "file", "Model")
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
-    load_into(module, {**before, "a.bias": torch.full((2,), 7.0)}, "file", "Model")
+    load_state_into(module, {**before, "a.bias": torch.full((2,), 7.0)}, "file", "Model")
     assert module.state_dict()["a.bias"].tolist() == [7.0, 7.0]
 
 
@@ -336,23 +336,30 @@ def test_odd_tensors_are_refused_in_one_line(tmp_path: Path, odd: Tensor, words:
     path = tmp_path / "w.pth"
     torch.save({"a.weight": odd}, path)
     for source in (path, {"a.weight": odd}):
-        caught = refuses(words, read_state, source)
+        caught = refuses(words, read_state_dict, source)
         assert caught.endswith("at 'a.weight'")
 
 
 def test_deep_wrappers_are_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"state_dict": torch.ones(1)}, path)
-    refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state, _deep())
+    refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state_dict, _deep())
 
 
 def test_weights_of_integers_are_refused() -> None:
     module = torch.nn.BatchNorm2d(3)
     state = {name: value.clone() for name, value in module.state_dict().items()}
     state["weight"] = torch.tensor([1, 2, 3])
-    refuses(r"^f: expected floating weights of a norm, got int64 at 'weight'$", load_into, module, state, "f", "a norm")
+    refuses(
+        r"^f: expected floating weights of a norm, got int64 at 'weight'$",
+        load_state_into,
+        module,
+        state,
+        "f",
+        "a norm",
+    )
     assert torch.equal(module.weight, torch.ones(3))
     state["bias"] = torch.zeros(3, dtype=torch.bool)
-    refuses("at 'weight' and 1 more", load_into, module, state, "f", "a norm")
-    load_into(module, {**module.state_dict(), "num_batches_tracked": torch.tensor(2)}, "f", "a norm")
+    refuses("at 'weight' and 1 more", load_state_into, module, state, "f", "a norm")
+    load_state_into(module, {**module.state_dict(), "num_batches_tracked": torch.tensor(2)}, "f", "a norm")
     assert module.num_batches_tracked == 2

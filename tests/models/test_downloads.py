@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fullfield.models.downloads import DownloadError, compute_sha256, download, extract_member
+from fullfield.models.downloads import DownloadError, compute_sha256, download, extract_zip_member
 
 pytestmark = pytest.mark.unit
 
@@ -181,15 +181,15 @@ def test_download_extracts_archive_member(tmp_path: Path, monkeypatch: pytest.Mo
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("models/x.pth", CONTENT)
     target = tmp_path / "x.pth"
-    extract_member(archive, "models/x.pth", target, sha256=SUM)
+    extract_zip_member(archive, "models/x.pth", target, sha256=SUM)
     assert compute_sha256(target) == SUM
     for member, sha256, told in (("models/y.pth", None, "expected models/y.pth inside"), ("models/x.pth", "ab", "SHA")):
         with pytest.raises(DownloadError, match=told):
-            extract_member(archive, member, tmp_path / "y.pth", sha256=sha256)
+            extract_zip_member(archive, member, tmp_path / "y.pth", sha256=sha256)
     monkeypatch.setattr("fullfield.models.downloads._LARGEST_MEMBER", len(CONTENT) - 1)
     with pytest.raises(DownloadError, match="claims 1048576 bytes, more than any weights have"):
-        extract_member(archive, "models/x.pth", tmp_path / "y.pth")
+        extract_zip_member(archive, "models/x.pth", tmp_path / "y.pth")
     archive.write_bytes(archive.read_bytes()[:-30])
     with pytest.raises(DownloadError, match="expected a zip file"):
-        extract_member(archive, "models/x.pth", tmp_path / "y.pth")
+        extract_zip_member(archive, "models/x.pth", tmp_path / "y.pth")
     assert names(tmp_path) == {"a.zip", "x.pth"}

@@ -74,14 +74,14 @@ def plainly_encoded(config: RAFTConfig | SEARAFTConfig, *encoders: str) -> Netwo
 def test_exported_parts_equal_network(config: Any, lookup: str) -> None:
     """Called one after the other, without an exporter; frames of 65×86 are padded, those of 64×80 are not."""
     model = network(config)
-    begin, step = export._FirstSection(model, lookup), export._Step(model, lookup)
+    begin, step = export._EncodingSection(model, lookup), export._UpdateSection(model, lookup)
     for size in ((65, 86), (64, 80)):
         pictures = frames(*size, batch=2)
         with torch.no_grad():
             net, coords, context, *state = begin(*pictures)
             for _ in range(2):
                 net, coords = step(net, coords, context, state)
-            flow = export._Finish(model, size if size == (65, 86) else None)(net, coords)
+            flow = export._UpsamplingSection(model, size if size == (65, 86) else None)(net, coords)
             torch.testing.assert_close(flow, model(*pictures, 2), rtol=0, atol=1e-4)
 
 

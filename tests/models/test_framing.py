@@ -11,7 +11,7 @@ from fullfield.models.framing import (
     Padding,
     choose_padding,
     normalize_frame,
-    resample_to_grid,
+    resample_flow_to_cells,
 )
 from refusals import refuses
 
@@ -62,7 +62,7 @@ def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("own", [(64, 96), (70, 91), (35, 47), (9, 12), (18, 23), (140, 182)])
 def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
     padding = choose_padding(*frame, mode)
-    start = resample_to_grid(linear(*own, frame), *frame, padding)
+    start = resample_flow_to_cells(linear(*own, frame), *frame, padding)
     rows, columns = start.shape[-2:]
     assert (rows * 8, columns * 8) == padding.pad(torch.zeros(1, 1, *frame)).shape[-2:]
     y = torch.arange(rows) * 8 + 4.0 - padding.top
@@ -75,15 +75,16 @@ def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: 
 
 def test_starts_of_a_quarter_and_an_eighth() -> None:
     quarter = torch.randn(2, 2, 32, 40, generator=torch.Generator().manual_seed(0))
-    start = resample_to_grid(quarter, 128, 160, choose_padding(128, 160))
+    start = resample_flow_to_cells(quarter, 128, 160, choose_padding(128, 160))
     half = 0.5 * functional.interpolate(quarter, scale_factor=0.5, mode="bilinear")
     torch.testing.assert_close(start, half, rtol=0, atol=1e-6)
     eighth = torch.randn(1, 2, 16, 20)
-    assert torch.equal(resample_to_grid(eighth, 128, 160, Padding(0, 0, 0, 0)), eighth)
+    assert torch.equal(resample_flow_to_cells(eighth, 128, 160, Padding(0, 0, 0, 0)), eighth)
     assert torch.equal(
-        resample_to_grid(eighth[..., :1, :], 8, 160, choose_padding(8, 160)), eighth[..., :1, :].expand(-1, -1, 2, -1)
+        resample_flow_to_cells(eighth[..., :1, :], 8, 160, choose_padding(8, 160)),
+        eighth[..., :1, :].expand(-1, -1, 2, -1),
     )
     flow = torch.randn(1, 2, 5, 7, dtype=torch.float32, requires_grad=True)
-    resample_to_grid(flow, 37, 45, choose_padding(37, 45)).sum().backward()
+    resample_flow_to_cells(flow, 37, 45, choose_padding(37, 45)).sum().backward()
     assert bool((flow.grad >= 0).all())
     assert float(flow.grad.sum()) > 0

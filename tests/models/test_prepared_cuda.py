@@ -252,5 +252,7 @@ def test_updates_go_on_while_the_flow_moves(monkeypatch: pytest.MonkeyPatch, bat
     fast = PreparedFlow(model, 128, 256, batch)
     frames = textured((128, 256), batch)
     for moves, updates in ((False, 4), (True, 6)):
-        monkeypatch.setattr(framing, "is_moving", lambda old, _, moves=moves: old.new_full((len(old),), moves).bool())
+        monkeypatch.setattr(
+            framing, "is_unconverged", lambda old, _, moves=moves: old.new_full((len(old),), moves).bool()
+        )
         assert torch.equal(fast(*frames), fast(*frames, updates=updates))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.models.state import from_torchvision
+from fullfield.models.state import convert_torchvision_keys
 from refusals import refuses
 
 SIZES = ["large", "small"]
@@ -91,7 +91,7 @@ def test_outputs_and_gradients_are_torchvisions(from_vision: nn.Module, size: st
     loss(from_vision.train()(2 * first - 1, 2 * second - 1, num_flow_updates=2)).backward()
     loss(model.train().predictions(first, second, 2)).backward()
     gradients = {name: parameter.grad for name, parameter in from_vision.named_parameters()}
-    same_gradients(model, from_torchvision(gradients))
+    same_gradients(model, convert_torchvision_keys(gradients))
     for mine, other in zip(model.buffers(), from_vision.buffers(), strict=True):  # batch statistics were updated
         torch.testing.assert_close(mine, other)
 

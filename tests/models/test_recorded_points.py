@@ -81,7 +81,7 @@ def in_memory(
 ) -> tuple[recorded_step._Memory, Callable[[Batch], list[Tensor]]]:
     """Return memory for larger batches, and a function that computes loss and gradients of a batch there."""
     step = RecordedStep(model, loss_of, *like)
-    memory = step._memory = recorded_step._Memory(model.config.steps(), *like[:2], like[2:], spare)
+    memory = step._memory = recorded_step._Memory(model.config.list_geometry_steps(), *like[:2], like[2:], spare)
 
     def run(given: Batch) -> list[Tensor]:
         assert memory.is_compatible(*given[:2], given[2:])
@@ -154,7 +154,7 @@ def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch)
     model = made("basic")
     like = batch(model, (200, 150), 0)
     step = RecordedStep(model, loss_of, *like)
-    step._memory = recorded_step._Memory(model.config.steps(), *like[:2], like[2:], 0.5)
+    step._memory = recorded_step._Memory(model.config.list_geometry_steps(), *like[:2], like[2:], 0.5)
     monkeypatch.setattr(torch.cuda, "device", lambda _: warnings.catch_warnings())
     cases = [((200, 150), 1), ((100, 220), 1), ((0, 40), 1), ((400, 300), 0), ((200, 150, 60), 0), ((200, 150), 1)]
     for seed, (sizes, replays) in enumerate(cases):

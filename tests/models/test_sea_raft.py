@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import framing
-from fullfield.models.framing import choose_padding, is_moving
+from fullfield.models.framing import choose_padding, is_unconverged
 from fullfield.models.prepared import PreparedSizes
-from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
+from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, compute_expected_log_scale
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.models.weights import NETWORKS
 
@@ -55,8 +55,8 @@ def test_sea_raft_cells_move_by_more_than_one_pixel() -> None:
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
     after[1, 1, 0, :3] = 0.2
     after[2, 0] = 0.12
-    assert is_moving(before, after).tolist() == [False, True, False]
-    assert is_moving(before, after * float("nan")).tolist() == [False] * 3
+    assert is_unconverged(before, after).tolist() == [False, True, False]
+    assert is_unconverged(before, after * float("nan")).tolist() == [False] * 3
 
 
 Moves = Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +65,7 @@ Moves = Callable[[Tensor, Tensor], Tensor]
 @pytest.fixture
 def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
     """Let a function of the flow before and after an update decide whether a pair still moves."""
-    return lambda moves: monkeypatch.setattr(framing, "is_moving", moves)
+    return lambda moves: monkeypatch.setattr(framing, "is_unconverged", moves)
 
 
 @pytest.mark.parametrize("form", ["module", "prepared"])
@@ -102,10 +102,10 @@ def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None
     until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
     one = pair(64, 72)
     assert len(model.predictions(*one)) == len(model.train().predictions(*one)) == 1 + 2
-    assert model.max_updates(None) == 2
-    assert model.eval().max_updates(None) == 5
-    assert model.max_updates(3) == 3
-    assert tiny("sea-raft", updates=0, max_updates=5).max_updates(None) == 0
+    assert model.get_max_updates(None) == 2
+    assert model.eval().get_max_updates(None) == 5
+    assert model.get_max_updates(3) == 3
+    assert tiny("sea-raft", updates=0, max_updates=5).get_max_updates(None) == 0
     with pytest.raises(InputError, match="max_updates: expected an integer >= 2"):
         model.config.replace(max_updates=1)
 
@@ -162,11 +162,13 @@ def test_info_of_the_last_update_belongs_to_the_flow() -> None:
 
 def test_expected_log_scale() -> None:
     info = torch.tensor([0.0, 0.0, 3.0, -2.0]).view(1, 4, 1, 1)
-    assert expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(1.5)  # the narrow scale is limited to 0
-    assert expected_log_scale(info, SEARAFTConfig(log_scale_min=-1.0)).item() == pytest.approx(1.0)
+    assert compute_expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(
+        1.5
+    )  # the narrow scale is limited to 0
+    assert compute_expected_log_scale(info, SEARAFTConfig(log_scale_min=-1.0)).item() == pytest.approx(1.0)
     info[:, 2] = 40
     info[:, 0] = 100
-    assert expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(10.0)
+    assert compute_expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(10.0)
 
 
 def test_sea_raft_initial_flow_replaces_regressed_flow() -> None:
@@ -180,7 +182,7 @@ def test_sea_raft_initial_flow_replaces_regressed_flow() -> None:
             inner = flow[..., 8:-8, 8:-8]  # convex combinations read zeros beyond the border, as the original's do
             torch.testing.assert_close(inner, constant.expand_as(inner))
         regressed = model.regress_initial_flow(
-            model.encode(*(model.prepare_frame(p, choose_padding(64, 80)) for p in pictures)).net
+            model.encode(*(model.normalize_and_pad_frame(p, choose_padding(64, 80)) for p in pictures)).net
         )
         torch.testing.assert_close(model(*pictures, initial_flow=regressed), model(*pictures))
         assert (model(*pictures, initial_flow=regressed + 1) - model(*pictures)).abs().max() > 1e-2

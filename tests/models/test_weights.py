@@ -17,7 +17,14 @@ import torch
 from fullfield._kernels.cache_folder import list_candidate_folders
 from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
-from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, build_model, find_cached_weights, weights_folder
+from fullfield.models.weights import (
+    DEFAULTS,
+    WEIGHTS,
+    WeightsEntry,
+    build_random_model,
+    create_weights_folder,
+    find_cached_weights,
+)
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -70,7 +77,7 @@ def test_entries_are_complete() -> None:
     for model, name in DEFAULTS.items():
         assert model in WEIGHTS[name].models
         assert WEIGHTS[name].packaged or WEIGHTS[name].url is not None
-        made = build_model(model)
+        made = build_random_model(model)
         assert made.config.name == model
         assert not made.training
 
@@ -99,7 +106,7 @@ def test_fetch_weights_fetches_once(served: Path, cache: Path) -> None:
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
     assert find_cached_weights(one) is None
     path = fetch_weights(one, lambda done, _: told.append(done))
-    assert path == cache / "weights" / "mine.pth" == weights_folder() / "mine.pth"
+    assert path == cache / "weights" / "mine.pth" == create_weights_folder() / "mine.pth"
     assert told[-1] == served.stat().st_size
     served.unlink()
     assert fetch_weights(one) == path == find_cached_weights(one)
@@ -187,7 +194,7 @@ def test_files_of_others_count_in_the_folder_that_was_named(
     for folder in (temporary, cache):
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")
-    monkeypatch.setattr("fullfield.models.weights._is_own", lambda _: False)
+    monkeypatch.setattr("fullfield.models.weights._is_owned_by_this_user", lambda _: False)
     assert find_cached_weights(mine) == cache / "weights" / "mine.pth"
     (cache / "weights" / "mine.pth").unlink()
     assert find_cached_weights(mine) is None
@@ -197,4 +204,4 @@ def test_files_of_others_count_in_the_folder_that_was_named(
 def test_weights_cache_ignores_other_files() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
-        assert weights._is_own(path) is ours  # type: ignore[arg-type]
+        assert weights._is_owned_by_this_user(path) is ours  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedSizes
-from fullfield.models.weights import NETWORKS, WEIGHTS, build_model, find_cached_weights
+from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_cached_weights
 
 Network: TypeAlias = RAFT | SEARAFT
 Flow = Callable[[Tensor, Tensor, int], Tensor]
@@ -137,7 +137,7 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
     """Return the method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build_model(NETWORKS[method])
+        model = build_random_model(NETWORKS[method])
     path = _file(plan, method)
     model.to(plan.device)
     if path is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models.pointcnnpp.config import Step
-from fullfield.models.pointcnnpp.networks import PointPyramid, PointResNet, check_input
+from fullfield.models.pointcnnpp.networks import PointPyramid, PointResNet, check_features_fit_pyramid
 from fullfield.ops.point_conv import PointGeometry
 from fullfield.ops.point_conv.triplets import Triplets
 
@@ -71,7 +71,7 @@ class RecordedStep:
         self._memory: _Memory | None = None
         if features.is_cuda:
             with torch.cuda.device(features.device):
-                self._memory = _Memory(network.config.steps(), features, pyramid, targets, spare)
+                self._memory = _Memory(network.config.list_geometry_steps(), features, pyramid, targets, spare)
                 self._memory.load(features, pyramid, targets)
                 self._record()
 
@@ -105,8 +105,8 @@ class RecordedStep:
         return loss
 
     def _check(self, features: Tensor, pyramid: PointPyramid) -> None:
-        steps = self.network.config.steps()
-        check_input(features, pyramid, self.network.config.in_channels, steps)
+        steps = self.network.config.list_geometry_steps()
+        check_features_fit_pyramid(features, pyramid, self.network.config.in_channels, steps)
         _check.require(not features.requires_grad, "features", "a tensor that does not require a gradient", features)
         for step in steps:
             if step[0] > 0:
@@ -126,7 +126,7 @@ class RecordedStep:
     def _padded_step(self) -> tuple[Tensor, Sequence[Tensor]]:
         """Compute the loss and the gradients of the batch in memory."""
         assert self._memory is not None
-        last = self.network.stage_features(self._memory.features, self._memory.pyramid)[-1]
+        last = self.network.compute_stage_features(self._memory.features, self._memory.pyramid)[-1]
         means = _means(last, self._memory.sizes)
         return self._gradients(self.network.classifier(means), self._memory.targets)
 

@@ -189,9 +189,9 @@ def _explain_fast_networks() -> dict[str, str | None]:
     """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
-    from fullfield.models.prepared import explain_refusal
+    from fullfield.models.prepared import explain_no_half_precision
 
-    return {gpu: explain_refusal(torch.device(gpu)) for gpu in _list_gpus()}
+    return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_gpus()}
 
 
 def _describe_fast_networks_on_cpu() -> str:

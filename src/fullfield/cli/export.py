@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _load_network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
     """Return the network with its weights, and their name."""
-    from fullfield.models.weights import find_origin, load_weights
+    from fullfield.models.weights import find_weights_origin, load_weights
 
     with rename_in_errors(weights="--weights"):
-        origin = find_origin(args.method, args.weights)
+        origin = find_weights_origin(args.method, args.weights)
     with ProgressBar("export", quiet=args.quiet) as progress:
         return load_weights(args.method, origin, report_download(progress, origin.name)), origin.name

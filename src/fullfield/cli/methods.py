@@ -25,7 +25,7 @@ from fullfield.estimators.registry import (
     get_canonical_method,
     get_method,
 )
-from fullfield.models.weights import Origin, find_origin
+from fullfield.models.weights import WeightsOrigin, find_weights_origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ class MethodChoice:
     config: Any
     backend: str | None
     device: str
-    origin: Origin | None = None
+    origin: WeightsOrigin | None = None
     """Origin of a network's weights."""
     scale: str = "1"
     """Fraction of the frames' size at which to estimate."""
@@ -234,7 +234,7 @@ def choose_method(args: argparse.Namespace) -> MethodChoice:
     changes = _collect_changes(args, args.method)
     with rename_in_errors(**map_arguments_to_options(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
-        origin = None if method.network is None else find_origin(method.network, config.weights)
+        origin = None if method.network is None else find_weights_origin(method.network, config.weights)
     return MethodChoice(args.method, args.preset, config, args.backend, resolve_auto(args.device), origin)
 
 

@@ -17,7 +17,7 @@ from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import add_fields
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_in_errors
-from fullfield.models.weights import build_model, load_weights
+from fullfield.models.weights import build_random_model, load_weights
 from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEA
 
     with rename_in_errors(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        model = build_model(args.network)
+        model = build_random_model(args.network)
         if args.correlation is not None:
             _check.choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation

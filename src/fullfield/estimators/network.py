@@ -20,11 +20,16 @@ from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, FlowWithRoughBackward, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, get_canonical_method, get_method
-from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
+from fullfield.models.cascade import (
+    FlowWithLogScale,
+    compute_cascade_sizes,
+    resample_pair_to_sizes,
+    select_more_confident_flow,
+)
 from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
-from fullfield.models.sea_raft.model import expected_log_scale
-from fullfield.models.weights import NETWORKS, Origin, find_origin, load_weights
+from fullfield.models.sea_raft.model import compute_expected_log_scale
+from fullfield.models.weights import NETWORKS, WeightsOrigin, find_weights_origin, load_weights
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 
@@ -83,7 +88,7 @@ def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request
 
 
 class _NetworkFlow(NamedTuple):
-    """Flow in one direction, with its log scale as in :class:`FlowWithScale` if it was requested."""
+    """Flow in one direction, with its log scale as in :class:`FlowWithLogScale` if it was requested."""
 
     flow: Tensor
     log_scale: Tensor | None = None
@@ -146,7 +151,7 @@ class NetworkEstimator(LoadingEstimator):
     def _reset(self) -> None:
         super()._reset()
         self._network: FlowNetwork | None = None
-        self._weights: Origin | None = None
+        self._weights: WeightsOrigin | None = None
         self._stamp: tuple[object, ...] = ()
         self._used: str | None = None
         self._precision: str = self.config.precision
@@ -291,7 +296,7 @@ class NetworkEstimator(LoadingEstimator):
         configured_fine, configured_coarse = self._get_configured_update_counts()
         with self._lock:
             network = self._load_on_device(frame1.device)
-            pairs = cascade_pairs(
+            pairs = resample_pair_to_sizes(
                 *pair, [(size.height, size.width) for size in self._list_cascade_sizes(PairSize.from_frame(frame1))]
             )
             height, width = pair[0].shape[-2:]
@@ -309,14 +314,14 @@ class NetworkEstimator(LoadingEstimator):
             if not larger:
                 return results[0]
             starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
-            frames = cascade_pairs(*pair, [(height, width), (2 * height, 2 * width)])[1]
+            frames = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
             results.append(at(frames, configured_fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
-            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*results, strict=True))
+            both_sizes = cast("Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(*results, strict=True))
             return [
                 _NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale))
-                for best in (more_confident(*sizes) for sizes in both_sizes)
+                for best in (select_more_confident_flow(*sizes) for sizes in both_sizes)
             ]
 
     def _estimate_at_size(
@@ -355,7 +360,9 @@ class NetworkEstimator(LoadingEstimator):
                     pairs = informed(*arguments) if both else (informed(*arguments),)
                     config = cast("Any", network.config)
                     # Copies, because the flow is part of a tensor with the mixture, which would stay in memory.
-                    results = [_NetworkFlow(flow.clone(), expected_log_scale(info, config)) for flow, info in pairs]
+                    results = [
+                        _NetworkFlow(flow.clone(), compute_expected_log_scale(info, config)) for flow, info in pairs
+                    ]
         if not exact:
             self._used = runner.backend
         return results
@@ -366,9 +373,9 @@ class NetworkEstimator(LoadingEstimator):
         if precision == "auto":
             precision = "exact"
             if device.type == "cuda" and self._requested in (None, "cuda"):
-                from fullfield.models.prepared import explain_refusal
+                from fullfield.models.prepared import explain_no_half_precision
 
-                reason = explain_refusal(device)
+                reason = explain_no_half_precision(device)
                 precision = "fast" if reason is None else "exact"
                 if reason is not None and self._precision == "auto":
                     logger.debug(
@@ -393,7 +400,7 @@ class NetworkEstimator(LoadingEstimator):
 
     def _list_cascade_sizes(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
-        sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
+        sizes = compute_cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
     def _with_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
@@ -421,7 +428,7 @@ class NetworkEstimator(LoadingEstimator):
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
-            origin = self._weights = find_origin(self.method, self.config.weights).fetch(fetching)
+            origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch(fetching)
         stamp = (*origin.stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first

@@ -29,7 +29,7 @@ MAX_CORRECTION_PX = 32.0
 """Largest difference between the flow of enlarged frames and that of the frames' own size that is taken."""
 
 
-class Network(Protocol):
+class CascadableNetwork(Protocol):
     """Callable that can be cascaded: RAFT, SEARAFT, their prepared forms, or anything with their arguments."""
 
     def __call__(
@@ -45,7 +45,7 @@ class Network(Protocol):
         ...
 
 
-def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
+def compute_cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
     """Return (height, width) of every level of a cascade, finest first.
 
     A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
@@ -69,7 +69,9 @@ def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
     return functional.interpolate(flow, size=(height, width), mode="bilinear", align_corners=False) * scale
 
 
-def cascade_pairs(frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+def resample_pair_to_sizes(
+    frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int]]
+) -> list[tuple[Tensor, Tensor]]:
     """Return both frames at every one of ``sizes``, each reduced from the previous one; the first is their own."""
     pairs = [(frame1, frame2)]
     for size in sizes[1:]:
@@ -81,8 +83,8 @@ class Cascade:
     """Network that starts from its own estimate at a quarter of the size, recursively.
 
     While the smaller side of the frames exceeds ``threshold``, they are reduced bilinearly to a quarter
-    (:func:`cascade_sizes`) and the flow found there is the next finer level's initial flow, in place of the network's
-    own. The network pads every level itself.
+    (:func:`compute_cascade_sizes`). Their flow is the initial flow of the next finer level, in place of the network's.
+    The network pads every level itself.
 
     Args:
         network: called once per level, coarsest first.
@@ -95,7 +97,7 @@ class Cascade:
 
     def __init__(
         self,
-        network: Network,
+        network: CascadableNetwork,
         *,
         updates: int | None = None,
         coarse_updates: int | None = None,
@@ -129,7 +131,7 @@ class Cascade:
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates
         height, width = frame1.shape[-2:]
-        pairs = cascade_pairs(frame1, frame2, cascade_sizes(height, width, self.threshold))
+        pairs = resample_pair_to_sizes(frame1, frame2, compute_cascade_sizes(height, width, self.threshold))
         flow = initial_flow
         for first, second in reversed(pairs[1:]):
             flow = self.network(first, second, updates=coarse, initial_flow=flow)
@@ -143,29 +145,29 @@ def resample_frame(frame: Tensor, size: tuple[int, int]) -> Tensor:
     return functional.interpolate(frame, size=size, mode="bilinear", align_corners=False)
 
 
-class FlowWithScale(NamedTuple):
+class FlowWithLogScale(NamedTuple):
     """Flow with the network's own estimate of its error."""
 
     flow: Tensor  # [B, 2, H, W], pixels
     log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
 
 
-def more_confident(own: FlowWithScale, large: FlowWithScale) -> FlowWithScale:
+def select_more_confident_flow(own: FlowWithLogScale, enlarged: FlowWithLogScale) -> FlowWithLogScale:
     """Return at every pixel the flow with the smaller expected error, in pixels of ``own``.
 
-    A flow of ``large`` that differs by more than :data:`MAX_CORRECTION_PX` from ``own`` is not taken.
+    A flow of ``enlarged`` that differs by more than :data:`MAX_CORRECTION_PX` from ``own`` is not taken.
 
     Args:
         own: flow of the frames at their own size.
-        large: flow of the same frames at another size, in its pixels.
+        enlarged: flow of the same frames at another size, in its pixels.
     """
     height, width = own.flow.shape[-2:]
-    ratio = math.sqrt(large.flow.shape[-2] * large.flow.shape[-1] / (height * width))
-    expected = functional.interpolate(large.log_scale, size=(height, width), mode="bilinear", align_corners=False)
+    ratio = math.sqrt(enlarged.flow.shape[-2] * enlarged.flow.shape[-1] / (height * width))
+    expected = functional.interpolate(enlarged.log_scale, size=(height, width), mode="bilinear", align_corners=False)
     expected = expected - math.log(ratio)
-    other = resample_flow(large.flow, height, width)
+    other = resample_flow(enlarged.flow, height, width)
     correction = (other - own.flow).norm(dim=1, keepdim=True)
     better = (expected < own.log_scale) & (correction <= MAX_CORRECTION_PX)
     flow = torch.where(better, other, own.flow)
     flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # an overflow in half precision must stay visible
-    return FlowWithScale(flow, torch.where(better, expected, own.log_scale))
+    return FlowWithLogScale(flow, torch.where(better, expected, own.log_scale))

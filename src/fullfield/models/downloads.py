@@ -27,8 +27,8 @@ class DownloadError(OSError):
     """Failed download, or a file with another checksum. The message is one line."""
 
 
-class _Cut(Exception):
-    """Lost connection; what arrived is kept."""
+class _TransferInterrupted(Exception):
+    """Interrupted transfer, to be tried again; what arrived is kept."""
 
 
 def download(
@@ -57,14 +57,14 @@ def download(
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _hold_lock(target.with_name(f".{target.name}.lock")):
+    with _lock_exclusively(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         for attempt in range(_ATTEMPTS):
             try:
-                _download_rest(url, partial_file, progress, timeout)
+                _resume_download(url, partial_file, progress, timeout)
                 break
-            except _Cut as cut:
+            except _TransferInterrupted as cut:
                 if attempt == _ATTEMPTS - 1:
                     raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
         if sha256 is not None:
@@ -73,10 +73,10 @@ def download(
                 _delete_partial(partial_file)
                 raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {checksum}; nothing was kept")
         partial_file.replace(target)
-        _tag_path(partial_file).unlink(missing_ok=True)
+        _get_validator_path(partial_file).unlink(missing_ok=True)
 
 
-def extract_member(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
+def extract_zip_member(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
     """Write one member of a zip file to ``target``, complete and checked or not at all.
 
     Args:
@@ -90,7 +90,7 @@ def extract_member(archive: Path, member: str, target: Path, *, sha256: str | No
         OSError: if the folder cannot be written.
     """
     partial_file = target.with_name(target.name + ".part")
-    with _hold_lock(target.with_name(f".{target.name}.lock")):
+    with _lock_exclusively(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         checksum = hashlib.sha256()
@@ -123,75 +123,78 @@ def compute_sha256(path: Path) -> str:
     return checksum.hexdigest()
 
 
-def _download_rest(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
-    """Download the rest of ``part``."""
-    have = partial_file.stat().st_size if partial_file.is_file() else 0
-    tag = _tag_path(partial_file).read_text("utf-8") if have and _tag_path(partial_file).is_file() else ""
+def _resume_download(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
+    """Download what ``partial_file`` lacks of the file."""
+    received_bytes = partial_file.stat().st_size if partial_file.is_file() else 0
+    validator_path = _get_validator_path(partial_file)
+    validator = validator_path.read_text("utf-8") if received_bytes and validator_path.is_file() else ""
     headers = {"User-Agent": "fullfield", "Accept-Encoding": "identity"}
-    if have and tag:
-        headers |= {"Range": f"bytes={have}-", "If-Range": tag}
+    if received_bytes and validator:
+        headers |= {"Range": f"bytes={received_bytes}-", "If-Range": validator}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
             if url.startswith("https:") and not response.url.startswith("https:"):
                 raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
-            start, total = _parse_extent(response, have)
+            start, total = _parse_content_range(response, received_bytes)
             if start == 0:
-                _tag_path(partial_file).write_text(_read_validator(response), "utf-8")
+                validator_path.write_text(_get_if_range_validator(response), "utf-8")
             with partial_file.open("ab" if start else "wb") as file:
-                have = _copy_to_file(response, file, start, total, progress)
+                received_bytes = _copy_response_to_file(response, file, start, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # our part is longer than the file
             _delete_partial(partial_file)
-            raise _Cut("the file on the server has changed") from None
+            raise _TransferInterrupted("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
         raise DownloadError(f"{url}: cannot be reached ({_describe_error(error.reason)})") from None
     except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-        raise _Cut(f"the connection broke off ({_describe_error(error)})") from None
-    if total is not None and have < total:
-        raise _Cut(f"the connection broke off after {have} of {total} bytes")
+        raise _TransferInterrupted(f"the connection broke off ({_describe_error(error)})") from None
+    if total is not None and received_bytes < total:
+        raise _TransferInterrupted(f"the connection broke off after {received_bytes} of {total} bytes")
 
 
-def _parse_extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
+def _parse_content_range(response: http.client.HTTPResponse, received_bytes: int) -> tuple[int, int | None]:
     """Return the offset of the answer in the file, and the length of the file."""
     if response.status == 206:
         extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if extent and int(extent[1]) == have:
-            return have, None if extent[2] == "*" else int(extent[2])
+        if extent and int(extent[1]) == received_bytes:
+            return received_bytes, None if extent[2] == "*" else int(extent[2])
         raise DownloadError(f"{response.url}: the server answered with another part of the file than was requested")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdigit() else None
 
 
-def _copy_to_file(
-    source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: DownloadProgress | None
+def _copy_response_to_file(
+    source: IO[bytes], file: IO[bytes], received_bytes: int, total: int | None, progress: DownloadProgress | None
 ) -> int:
     while True:
         try:
             block = source.read(_BLOCK)
         except (TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError) as error:
-            raise _Cut(f"the connection broke off after {have} bytes ({_describe_error(error)})") from None
+            raise _TransferInterrupted(
+                f"the connection broke off after {received_bytes} bytes ({_describe_error(error)})"
+            ) from None
         if not block:
-            return have
+            return received_bytes
         file.write(block)
-        have += len(block)
+        received_bytes += len(block)
         if progress is not None:
-            progress(have, total)
+            progress(received_bytes, total)
 
 
-def _read_validator(response: http.client.HTTPResponse) -> str:
+def _get_if_range_validator(response: http.client.HTTPResponse) -> str:
     """Return the server's name of this version of the file for If-Range; empty if it has none."""
     tag = str(response.headers.get("ETag", ""))
     return tag if tag.startswith('"') else str(response.headers.get("Last-Modified", ""))
 
 
-def _tag_path(partial_file: Path) -> Path:
+def _get_validator_path(partial_file: Path) -> Path:
     return partial_file.with_name(partial_file.name + ".tag")
 
 
 def _delete_partial(partial_file: Path) -> None:
     partial_file.unlink(missing_ok=True)
-    _tag_path(partial_file).unlink(missing_ok=True)
+    _get_validator_path(partial_file).unlink(missing_ok=True)
 
 
 def _describe_error(error: object) -> str:
@@ -199,7 +202,7 @@ def _describe_error(error: object) -> str:
 
 
 @contextmanager
-def _hold_lock(lock: Path) -> Iterator[None]:
+def _lock_exclusively(lock: Path) -> Iterator[None]:
     """Hold the file lock ``lock``, waiting for other holders. The system releases it when a process ends.
 
     The empty file stays: if it were removed while a process waits for it, two could hold the lock.

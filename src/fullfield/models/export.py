@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.models.framing import STRIDE, choose_padding, coordinate_grid_like
+from fullfield.models.framing import STRIDE, choose_padding, create_coordinate_grid_like
 from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, traceable_lookup
 
@@ -64,7 +64,7 @@ def export_onnx(
     """
     require_onnx()
     _check.choice(lookup, "lookup", FORMS)
-    frames = _check_and_make_example_frames(model, height, width, batch, dynamic)
+    frames = _check_and_create_example_frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
     _check.number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
     target = Path(path)
@@ -97,7 +97,7 @@ def require_onnx() -> None:
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
-class _Section(nn.Module):
+class _ExportedSection(nn.Module):
     """Part of an ONNX file: a network, and the form of its lookup."""
 
     def __init__(self, network: FlowNetwork, lookup_kind: str) -> None:
@@ -105,21 +105,21 @@ class _Section(nn.Module):
         self.network, self.lookup_kind = network, lookup_kind
 
 
-class _FirstSection(_Section):
+class _EncodingSection(_ExportedSection):
     """First part: what is computed once per pair."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
         model: Any = self.network
         padding = choose_padding(frame1.shape[-2], frame1.shape[-1], model.config.padding)
         fmap1, fmap2, net, context = model.encode(
-            model.prepare_frame(frame1, padding), model.prepare_frame(frame2, padding)
+            model.normalize_and_pad_frame(frame1, padding), model.normalize_and_pad_frame(frame2, padding)
         )
-        coords = coordinate_grid_like(net)
+        coords = create_coordinate_grid_like(net)
         coords = coords + model.regress_initial_flow(net) if model.config.has_learned_start else coords.clone()
         return net, coords, context, *build_traceable_state(fmap1, fmap2, model.config.levels, self.lookup_kind)
 
 
-class _Step(_Section):
+class _UpdateSection(_ExportedSection):
     """Second part: one update."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -127,11 +127,13 @@ class _Step(_Section):
             return traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
-        after: tuple[Tensor, Tensor] = model.apply_update(lookup, net, context, coords, coordinate_grid_like(net))
+        after: tuple[Tensor, Tensor] = model.apply_update(
+            lookup, net, context, coords, create_coordinate_grid_like(net)
+        )
         return after
 
 
-class _Finish(nn.Module):
+class _UpsamplingSection(nn.Module):
     """Last part: the flow of a frame of ``size``, height and width, or None if nothing was padded."""
 
     def __init__(self, network: FlowNetwork, size: tuple[int, int] | None) -> None:
@@ -140,11 +142,11 @@ class _Finish(nn.Module):
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
         model: Any = self.network
-        flow: Tensor = model.upsample(coords - coordinate_grid_like(net), model.predict_mask(net))
+        flow: Tensor = model.upsample(coords - create_coordinate_grid_like(net), model.predict_mask(net))
         return flow if self.size is None else choose_padding(*self.size, model.config.padding).crop(flow)
 
 
-def _check_and_make_example_frames(
+def _check_and_create_example_frames(
     model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool
 ) -> tuple[Tensor, Tensor]:
     """Check the arguments and return a pair to trace with."""
@@ -181,12 +183,12 @@ def _list_dynamic_cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
 
 
 def _trace_program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
-    with _silence_exporters():
+    with _disable_gradients_and_silence_exporters():
         return torch.export.export(module.eval(), inputs, dynamic_shapes=None if sides is None else tuple(sides))
 
 
 @contextmanager
-def _silence_exporters() -> Iterator[None]:
+def _disable_gradients_and_silence_exporters() -> Iterator[None]:
     """Disable gradients, and hide what exporters print about deprecated calls and passes without effect."""
     logger = logging.getLogger("onnx_ir")
     level = logger.level
@@ -203,8 +205,8 @@ def _export_sections(
     model: FlowNetwork, frames: tuple[Tensor, Tensor], lookup_kind: str, dynamic: bool
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto]:
     """Return first part, update and last part as ONNX models whose inputs and outputs have matching names."""
-    first, step = _FirstSection(model, lookup_kind).eval(), _Step(model, lookup_kind)
-    finish = _Finish(model, None if dynamic else (frames[0].shape[-2], frames[0].shape[-1]))
+    first, step = _EncodingSection(model, lookup_kind).eval(), _UpdateSection(model, lookup_kind)
+    finish = _UpsamplingSection(model, None if dynamic else (frames[0].shape[-2], frames[0].shape[-1]))
     with torch.no_grad():
         net, coords, context, *state = first(*frames)
     first_sides = step_sides = finish_sides = None
@@ -242,7 +244,7 @@ def _convert_to_onnx(program: ExportedProgram, prefix: str, inputs: list[str], o
     from onnx import helper
     from onnx.compose import add_prefix
 
-    with _silence_exporters():
+    with _disable_gradients_and_silence_exporters():
         onnx_program = torch.onnx.export(
             program, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
         )

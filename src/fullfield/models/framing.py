@@ -93,7 +93,7 @@ def encode_frames(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: T
     return encoder(frame1), encoder(frame2)
 
 
-def is_moving(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
+def is_unconverged(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
     """Return for each pair whether an update moved more than 2 % of its cells by more than a pixel.
 
     The limits separate what gains by further updates from what does not: after four updates 0.1 % of the cells at most
@@ -102,27 +102,27 @@ def is_moving(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, i
     return ((after - before).square().sum(1) > (1 / STRIDE) ** 2).flatten(1).float().mean(1) > 0.02
 
 
-def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
+def create_coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """Return the (x, y) of every cell, [B, 2, H, W] float32; cell 0 is at 0.0."""
     return pixel_positions((height, width), device).expand(batch, -1, -1, -1)
 
 
-def coordinate_grid_like(field: Tensor) -> Tensor:
-    """Return :func:`coordinate_grid` of the cells of ``field`` [B, C, H, W]."""
-    return coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
+def create_coordinate_grid_like(field: Tensor) -> Tensor:
+    """Return :func:`create_coordinate_grid` of the cells of ``field`` [B, C, H, W]."""
+    return create_coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
 
 
-def resample_to_cells(
+def resample_initial_flow_to_cells(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
-    """Return :func:`resample_to_grid` of an initial flow that belongs to ``frame`` [B, C, H, W]; None stays None."""
+    """Check an initial flow of ``frame`` [B, C, H, W], and :func:`resample_flow_to_cells`; None stays None."""
     if initial_flow is None:
         return None
     _check.tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
-    return resample_to_grid(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
+    return resample_flow_to_cells(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
 
 
-def resample_to_grid(
+def resample_flow_to_cells(
     initial_flow: Tensor,  # [B, 2, h, w], (u, v) in pixels of its own grid, covering the frame
     height: int,
     width: int,
@@ -145,14 +145,14 @@ def resample_to_grid(
     own_height, own_width = flow.shape[-2:]
     rows, columns = padding.count_cells(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
-        flow = _sample_at_centres(flow, -2, rows, padding.top, own_height / height)
-        flow = _sample_at_centres(flow, -1, columns, padding.left, own_width / width)
+        flow = _sample_at_cell_centres(flow, -2, rows, padding.top, own_height / height)
+        flow = _sample_at_cell_centres(flow, -1, columns, padding.left, own_width / width)
     x = width / (own_width * STRIDE)
     y = height / (own_height * STRIDE)
     return torch.cat((flow[:, :1] * x, flow[:, 1:] * y), 1)
 
 
-def _sample_at_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
+def _sample_at_cell_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
     """Sample ``field`` along ``dim`` at the centres of ``cells`` cells that begin ``before`` pixels outside."""
     last = field.shape[dim] - 1
     centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)

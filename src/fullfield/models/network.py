@@ -13,7 +13,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.state import from_torchvision, load_into, read_state, recognize_network, remove_aliases
+from fullfield.models.state import (
+    convert_torchvision_keys,
+    load_state_into,
+    read_state_dict,
+    recognize_network,
+    remove_shortcut_norm_aliases,
+)
 
 if TYPE_CHECKING:
     from fullfield.models.shape import NetworkArchitecture
@@ -28,7 +34,7 @@ class Encoded(NamedTuple):
     context: Tensor  # [B, C'', h, w]
 
 
-class NormedConvolution(nn.Conv2d):
+class ConvolutionBeforeNorm(nn.Conv2d):
     """Convolution that a norm follows.
 
     With ``skips_bias`` it adds no bias in training mode, where a batch norm would cancel it.
@@ -71,12 +77,12 @@ class FlowNetwork(nn.Module):
                 the weights as they were.
             OSError: if the file cannot be read.
         """
-        state, name = read_state(source)
+        state, name = read_state_dict(source)
         recognised = recognize_network(state)
         if recognised is not None and recognised.startswith("torchvision"):
-            state = from_torchvision(state)
+            state = convert_torchvision_keys(state)
         expected = recognize_network(self.state_dict()) or self.family
-        load_into(self, remove_aliases(state, name, self.norm_prefix), name, expected, recognised)
+        load_state_into(self, remove_shortcut_norm_aliases(state, name, self.norm_prefix), name, expected, recognised)
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms into the convolutions before them and reorder the weights.
@@ -91,21 +97,22 @@ class FlowNetwork(nn.Module):
                     setattr(module, behind, nn.Identity())
         self.to(memory_format=self.cpu_format)  # type: ignore[call-overload]
 
-    def find_normed_convolutions(self) -> list[tuple[str, str]]:
+    def find_convolutions_with_cancelled_bias(self) -> list[tuple[str, str]]:
         """Return the names of convolutions whose biases a batch norm in training mode cancels, and of these norms."""
         names = []
         for prefix, module in self.named_modules():
             start = f"{prefix}." if prefix else ""
             for (name, layer), (behind, norm) in pairwise(module.named_children()):
-                if isinstance(layer, NormedConvolution) and isinstance(norm, nn.BatchNorm2d) and norm.training:
+                if isinstance(layer, ConvolutionBeforeNorm) and isinstance(norm, nn.BatchNorm2d) and norm.training:
                     names.append((start + name, start + behind))
         return names
 
     @torch.no_grad()
-    def fold_biases(self, names: Sequence[tuple[str, str]]) -> None:
+    def fold_biases_into_norms(self, names: Sequence[tuple[str, str]]) -> None:
         """Move biases into the means of the norms behind them, and add none in training mode.
 
-        The network's results stay the same, but for rounding. ``names`` are from :meth:`find_normed_convolutions`.
+        The network's results stay the same, but for rounding. ``names`` are the pairs of
+        :meth:`find_convolutions_with_cancelled_bias`.
         """
         for name, behind in names:
             layer: Any = self.get_submodule(name)
@@ -115,7 +122,7 @@ class FlowNetwork(nn.Module):
                 layer.bias.zero_()
             layer.skips_bias = True
 
-    def prepare_frame(self, frame: Tensor, padding: framing.Padding) -> Tensor:
+    def normalize_and_pad_frame(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""
         return padding.pad(framing.normalize_frame(frame, self.fnet.conv1.weight.dtype))
 
@@ -132,20 +139,20 @@ class FlowNetwork(nn.Module):
     def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def _check_call(
+    def _check_call_arguments(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, min_updates: int
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
-        count = self._count_updates(updates)
+        count = self._get_update_count(updates)
         _check.number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
-        return count, padding, framing.resample_to_cells(initial_flow, frame1, padding)
+        return count, padding, framing.resample_initial_flow_to_cells(initial_flow, frame1, padding)
 
-    def _count_updates(self, updates: int | None) -> int:
+    def _get_update_count(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
 
-    def max_updates(self, updates: int | None) -> int:
+    def get_max_updates(self, updates: int | None) -> int:
         """Return the highest number of updates of a call with ``updates``.
 
         It is above ``config.updates`` where none are set and the configuration lets them go on; never in training,
@@ -153,7 +160,7 @@ class FlowNetwork(nn.Module):
         """
         config = self.config
         if updates is not None or config.max_updates is None or config.updates == 0:
-            return self._count_updates(updates)
+            return self._get_update_count(updates)
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -176,9 +183,11 @@ class FlowNetwork(nn.Module):
             The number of updates, the padding, and what is encoded with the initial flow in cells, forward and
             backward.
         """
-        count, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
-        back = framing.resample_to_cells(initial_backward, frame2, padding, "initial_backward")
-        one, two = self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding)
+        count, padding, start = self._check_call_arguments(
+            frame1, frame2, updates, initial_flow, min_updates=min_updates
+        )
+        back = framing.resample_initial_flow_to_cells(initial_backward, frame2, padding, "initial_backward")
+        one, two = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2 = self._encode_features(one, two)
         forward = Encoded(fmap1, fmap2, *self._encode_context(one, two))
         backward = Encoded(fmap2, fmap1, *self._encode_context(two, one))

@@ -59,7 +59,7 @@ _MASK = {"mask_predictor.convrelu.0": "mask.0", "mask_predictor.conv": "mask.2"}
 _BLOCK = re.compile(r"(?P<place>(?:layer\d\.\d\.)?)convnormrelu(?P<number>\d?)\.(?P<part>[01])")
 
 
-def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
+def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
     """Read the tensors of a ``.safetensors`` or PyTorch file, or of a state dict, onto the CPU.
 
     Prefixes of wrappers (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed and wrappers such as
@@ -130,7 +130,7 @@ def _check_tensors(content: object, name: str) -> State:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(f"{name}: expected named tensors, got {_check.describe_value(value)} at {key!r}")
-        odd = _describe_unusable(value)
+        odd = _describe_unusable_tensor(value)
         if odd is not None:
             raise InputError(f"{name}: expected plain tensors of real numbers, got {odd} at {key!r}")
         state[key] = value
@@ -140,7 +140,7 @@ def _check_tensors(content: object, name: str) -> State:
     return state
 
 
-def _describe_unusable(value: Tensor) -> str | None:
+def _describe_unusable_tensor(value: Tensor) -> str | None:
     """Describe a tensor that cannot hold weights; None for a plain one."""
     if value.is_nested:
         return "a nested tensor"
@@ -177,7 +177,7 @@ def recognize_network(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def remove_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
+def remove_shortcut_norm_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     """Return the state with one name for the norm of a shortcut, ``downsample.1``.
 
     Princeton's blocks also number it after their last convolution: ``norm3``, or ``norm4`` after a bottleneck.
@@ -200,7 +200,7 @@ def remove_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     return renamed_state
 
 
-def load_into(
+def load_state_into(
     module: nn.Module, state: Mapping[str, Tensor], name: str, expected: str, recognised: str | None = None
 ) -> None:
     """Load ``state`` into ``module`` if every name, shape and type fits.
@@ -225,7 +225,7 @@ def load_into(
         reasons = [f"it looks like {recognised}"] if other else []
         max_keys = 1 if other else _MAX_KEYS
         reasons += [
-            f"{word} {_list_some(keys, max_keys)}"
+            f"{word} {_join_first_keys(keys, max_keys)}"
             for word, keys in (("missing", missing), ("unexpected", unexpected))
             if keys
         ]
@@ -242,22 +242,22 @@ def load_into(
     module.load_state_dict(dict(state))
 
 
-def _list_some(keys: list[str], max_keys: int) -> str:
+def _join_first_keys(keys: list[str], max_keys: int) -> str:
     extra = f" and {len(keys) - max_keys} more" if len(keys) > max_keys else ""
     return ", ".join(keys[:max_keys]) + extra
 
 
-def from_torchvision(state: Mapping[str, Tensor]) -> State:
+def convert_torchvision_keys(state: Mapping[str, Tensor]) -> State:
     """Return weights of torchvision's RAFT under our names; other names stay."""
     one_gru = "update_block.recurrent_block.convgru2.convz.weight" not in state
-    return {_rename_key(key, one_gru): value for key, value in state.items()}
+    return {_convert_torchvision_key(key, one_gru): value for key, value in state.items()}
 
 
-def _rename_key(key: str, one_gru: bool) -> str:
+def _convert_torchvision_key(key: str, one_gru: bool) -> str:
     stem, _, field = key.rpartition(".")
     first, _, rest = stem.partition(".")
     if first in _ENCODERS:
-        return f"{_ENCODERS[first]}.{_rename_encoder_module(rest)}.{field}"
+        return f"{_ENCODERS[first]}.{_convert_torchvision_encoder_name(rest)}.{field}"
     if stem in _MASK:
         return f"update_block.{_MASK[stem]}.{field}"
     if first == "update_block" and rest in _UPDATE:
@@ -268,7 +268,7 @@ def _rename_key(key: str, one_gru: bool) -> str:
     return key
 
 
-def _rename_encoder_module(rest: str) -> str:
+def _convert_torchvision_encoder_name(rest: str) -> str:
     if rest == "conv":
         return "conv2"
     block = _BLOCK.fullmatch(rest)

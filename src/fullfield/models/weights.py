@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import ensure_private_folder, list_candidate_folders
-from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_member
+from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.shape import NetworkArchitecture
@@ -87,7 +87,7 @@ _PORTED = "torchvision 0.28, of its port"
 _USERS = "as reported by a user of it, whose sums of the other three files are right"
 
 
-def _princeton_entry(
+def _create_princeton_entry(
     name: str, training: str, sha256: str, metrics: Mapping[str, float], source: str = _PORTED, checked: str = _OURS
 ) -> WeightsEntry:
     return WeightsEntry(
@@ -107,7 +107,7 @@ def _princeton_entry(
     )
 
 
-def _torchvision_entry(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
+def _create_torchvision_entry(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
     size, _, rest = version.partition("_")
     file = f"raft_{version}-{digits}.pth"
     origin = "ported from princeton's by torchvision" if version.endswith("V1") else "trained by torchvision"
@@ -125,7 +125,7 @@ def _torchvision_entry(version: str, digits: str, training: str, metrics: Mappin
     )
 
 
-def _sea_raft_entry(
+def _create_sea_raft_entry(
     size: str,
     stage: str,
     training: str,
@@ -155,15 +155,15 @@ def _sea_raft_entry(
     )
 
 
-def _training_scores(clean: float, final: float, kitti: float) -> dict[str, float]:
+def _build_training_scores(clean: float, final: float, kitti: float) -> dict[str, float]:
     return {"Sintel clean, train, EPE": clean, "Sintel final, train, EPE": final, "KITTI 2015, train, Fl": kitti}
 
 
-def _test_scores(clean: float, final: float) -> dict[str, float]:
+def _build_test_scores(clean: float, final: float) -> dict[str, float]:
     return {"Sintel clean, test, EPE": clean, "Sintel final, test, EPE": final}
 
 
-_PORT, _PORT_SMALL = _training_scores(1.4411, 2.7894, 17.4506), _training_scores(2.1231, 3.2790, 25.2801)
+_PORT, _PORT_SMALL = _build_training_scores(1.4411, 2.7894, 17.4506), _build_training_scores(2.1231, 3.2790, 25.2801)
 _TARTAN = f"TartanAir, {_CT}; then FlyingThings3D, Sintel, KITTI and HD1K"
 
 _ENTRIES = (
@@ -186,17 +186,19 @@ _ENTRIES = (
         licence="Apache-2.0",
         packaged=True,
     ),
-    _princeton_entry(
+    _create_princeton_entry(
         "raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS
     ),
-    _princeton_entry("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
-    _princeton_entry(
+    _create_princeton_entry(
+        "raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT
+    ),
+    _create_princeton_entry(
         "raft-sintel",
         _CTS,
         "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf",
-        _test_scores(1.94, 3.18),
+        _build_test_scores(1.94, 3.18),
     ),
-    _princeton_entry(
+    _create_princeton_entry(
         "raft-kitti",
         _CTK,
         "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
@@ -204,18 +206,18 @@ _ENTRIES = (
         "RAFT, 2020, abstract",
         _USERS,
     ),
-    _princeton_entry(
+    _create_princeton_entry(
         "raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL
     ),
-    _torchvision_entry("large_C_T_V1", "22a6c225", _CT, _PORT),
-    _torchvision_entry("large_C_T_V2", "1bb1363a", _CT, _training_scores(1.3822, 2.7161, 16.0679)),
-    _torchvision_entry("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _test_scores(1.94, 3.18)),
-    _torchvision_entry("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _test_scores(1.819, 3.067)),
-    _torchvision_entry("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
-    _torchvision_entry("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
-    _torchvision_entry("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
-    _torchvision_entry("small_C_T_V2", "01064c6d", _CT, _training_scores(1.9901, 3.2831, 25.2369)),
-    _sea_raft_entry(
+    _create_torchvision_entry("large_C_T_V1", "22a6c225", _CT, _PORT),
+    _create_torchvision_entry("large_C_T_V2", "1bb1363a", _CT, _build_training_scores(1.3822, 2.7161, 16.0679)),
+    _create_torchvision_entry("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _build_test_scores(1.94, 3.18)),
+    _create_torchvision_entry("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _build_test_scores(1.819, 3.067)),
+    _create_torchvision_entry("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
+    _create_torchvision_entry("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
+    _create_torchvision_entry("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
+    _create_torchvision_entry("small_C_T_V2", "01064c6d", _CT, _build_training_scores(1.9901, 3.2831, 25.2369)),
+    _create_sea_raft_entry(
         "S",
         "sintel",
         _TARTAN,
@@ -223,11 +225,11 @@ _ENTRIES = (
         revision="de21657a1519e5b14d2a9c10885ec369a8654c05",
         sha256="9752a49fca0a3f33551d51fec7bc5bd87f93a155b1e9fadd803e8176f4edb423",
     ),
-    _sea_raft_entry("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
-    _sea_raft_entry("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
-    _sea_raft_entry("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
-    _sea_raft_entry("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
-    _sea_raft_entry(
+    _create_sea_raft_entry("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
+    _create_sea_raft_entry("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
+    _create_sea_raft_entry("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
+    _create_sea_raft_entry("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
+    _create_sea_raft_entry(
         "M",
         "spring",
         f"{_TARTAN}; then Spring",
@@ -289,10 +291,10 @@ def find_cached_weights(entry: WeightsEntry) -> Path | None:
     checkout = Path(__file__).parents[3] / "weights" / entry.file
     if entry.in_repository and checkout.is_file():
         return checkout
-    return _find_cached(entry.file)
+    return _find_cached_file(entry.file)
 
 
-def _find_address(entry: WeightsEntry) -> str | None:
+def _find_download_url(entry: WeightsEntry) -> str | None:
     """Return where the entry's file is published; None if no address is known."""
     if not entry.in_repository:
         return entry.url
@@ -305,21 +307,21 @@ def _find_address(entry: WeightsEntry) -> str | None:
     return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
-def _find_cached(file: str) -> Path | None:
+def _find_cached_file(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in list_candidate_folders():
         path = parent / "weights" / file
-        if path.is_file() and ((named and parent == Path(named)) or _is_own(path)):
+        if path.is_file() and ((named and parent == Path(named)) or _is_owned_by_this_user(path)):
             return path
     return None
 
 
-def _is_own(path: Path) -> bool:
+def _is_owned_by_this_user(path: Path) -> bool:
     return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
-def weights_folder() -> Path:
+def create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
     tried = [parent / "weights" for parent in list_candidate_folders()]
     for folder in tried:
@@ -344,26 +346,26 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     path = find_cached_weights(entry)
     if path is not None:
         return path
-    folder = weights_folder()
+    folder = create_weights_folder()
     target = folder / entry.file
-    address = _find_address(entry)
+    address = _find_download_url(entry)
     if address is None:
         raise DownloadError(f"{entry.name}: no direct address is known; {_explain_download_by_hand(entry, target)}")
     try:
         if entry.archive is None or entry.member is None:
             download(address, target, sha256=entry.sha256, progress=progress)
         else:
-            archive = _find_cached(entry.archive) or folder / entry.archive
+            archive = _find_cached_file(entry.archive) or folder / entry.archive
             if not archive.is_file():
                 download(address, archive, sha256=entry.archive_sha256, progress=progress)
-            extract_member(archive, entry.member, target, sha256=entry.sha256)
+            extract_zip_member(archive, entry.member, target, sha256=entry.sha256)
     except DownloadError as error:
         raise DownloadError(f"{entry.name}: {error}; {_explain_download_by_hand(entry, target)}") from None
     return target
 
 
 def _explain_download_by_hand(entry: WeightsEntry, target: Path) -> str:
-    description = _find_address(entry) or f"{entry.file} from {entry.page}"
+    description = _find_download_url(entry) or f"{entry.file} from {entry.page}"
     inside = f", take {entry.member} out of it" if entry.member else ""
     return f"fetch {description} by hand{inside} and put it at {target}"
 
@@ -373,7 +375,7 @@ class MissingFileError(InputError, FileNotFoundError):
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsOrigin:
     """Weights before they are loaded.
 
     Attributes:
@@ -396,11 +398,11 @@ class Origin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetch(self, progress: DownloadProgress | None = None) -> Origin:
+    def fetch(self, progress: DownloadProgress | None = None) -> WeightsOrigin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
-        return Origin(self.name, self.entry, fetch_weights(self.entry, progress))
+        return WeightsOrigin(self.name, self.entry, fetch_weights(self.entry, progress))
 
     def stamp(self) -> tuple[object, ...]:
         """Return values that change when the weights do."""
@@ -410,7 +412,7 @@ class Origin:
         return (str(self.path), state.st_mtime_ns, state.st_size)
 
 
-def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None = None) -> Origin:
+def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None = None) -> WeightsOrigin:
     """Return the weights that ``source`` names for the model called ``model``; nothing is downloaded.
 
     Args:
@@ -429,11 +431,11 @@ def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None
     else:
         name = os.fspath(source)
         if name == RANDOM:
-            return Origin(RANDOM)
+            return WeightsOrigin(RANDOM)
         path = Path(name)
         if name not in WEIGHTS:
             if path.is_file():
-                return Origin(name, path=path)
+                return WeightsOrigin(name, path=path)
             if path.name != name or path.suffix:
                 special = "is no regular file" if path.exists() else "no such file"
                 description = "is a folder" if path.is_dir() else special
@@ -445,12 +447,12 @@ def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None
         raise InputError(
             f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
         )
-    return Origin(entry.name, entry, find_cached_weights(entry))
+    return WeightsOrigin(entry.name, entry, find_cached_weights(entry))
 
 
 def load_weights(
     model: str | NetworkArchitecture | RAFT | SEARAFT,
-    source: str | os.PathLike[str] | WeightsEntry | Origin | None = None,
+    source: str | os.PathLike[str] | WeightsEntry | WeightsOrigin | None = None,
     progress: DownloadProgress | None = None,
     *,
     correlation: str | None = None,
@@ -460,8 +462,8 @@ def load_weights(
     Args:
         model: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``,
             ``"sea-raft-l"``, a shape, or a model to fill.
-        source: a file, an entry or its name, ``"random"`` (for a new model), or a result of :func:`find_origin`; by
-            default the model's entry in :data:`DEFAULTS`.
+        source: a file, an entry or its name, ``"random"`` (for a new model), or a :class:`WeightsOrigin`; by default
+            the model's entry in :data:`DEFAULTS`.
         progress: as for :func:`fetch_weights`.
         correlation: for a new model, the backend of :class:`fullfield.nn.CorrelationPyramid`.
 
@@ -470,8 +472,8 @@ def load_weights(
         OSError: if the file cannot be read or downloaded.
     """
     is_new = isinstance(model, (str, NetworkArchitecture))
-    chosen: RAFT | SEARAFT = build_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
-    origin = source if isinstance(source, Origin) else find_origin(chosen.config.name, source)
+    chosen: RAFT | SEARAFT = build_random_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
+    origin = source if isinstance(source, WeightsOrigin) else find_weights_origin(chosen.config.name, source)
     if origin.is_random:
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen
@@ -481,7 +483,7 @@ def load_weights(
     return chosen
 
 
-def build_model(
+def build_random_model(
     shape: str | NetworkArchitecture, correlation: str | None = None, *, seed: int | None = None
 ) -> RAFT | SEARAFT:
     """Return a model of that shape, or of the name in :data:`NETWORKS`, with random weights, in evaluation mode.

@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import write_atomically
 from fullfield.models.downloads import DownloadProgress
-from fullfield.models.state import load_into, read_state, recognize_network
+from fullfield.models.state import load_state_into, read_state_dict, recognize_network
 from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
@@ -208,7 +208,7 @@ class LearnedDescriptor:
             OSError: if it cannot be read.
         """
         target_device = _check.device(device)
-        state, name = read_state(path)
+        state, name = read_state_dict(path)
         stored = _read_header(Path(path)).get(_NAME)
         if stored is None:
             looks = recognize_network(state)
@@ -233,7 +233,7 @@ class LearnedDescriptor:
         finite = all(bool(value.isfinite().all()) for value in state.values())
         _check.require(finite, name, "finite weights", "some that are not")
         model = DescriptorNetwork(config)
-        load_into(model, state, name, "the descriptor that its header describes")
+        load_state_into(model, state, name, "the descriptor that its header describes")
         return cls(model.to(target_device).eval())
 
     @classmethod

@@ -17,7 +17,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
-from fullfield.models.state import load_into, read_safetensors
+from fullfield.models.state import load_state_into, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
@@ -167,7 +167,7 @@ def restore_run(
         stored[name] = read_safetensors(path)
         check_finite(_leave_out(stored[name], left_out.get(name, ())), str(path))
     for name, module in modules.items():
-        load_into(module, stored[name], str(files[name]), "this run")
+        load_state_into(module, stored[name], str(files[name]), "this run")
     _restore_moments(modules["model"], optimizer, stored, files)
     return Restored(history, notes)
 

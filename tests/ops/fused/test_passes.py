@@ -311,7 +311,7 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
 @gpu
 @needs_cuda
 def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
-    """What they make of NaN is left open: fullfield.models.prepared.shared.mark_not_finite."""
+    """What they make of NaN is left open: fullfield.models.prepared.shared.compute_nan_guard."""
     from fullfield.models.prepared.shared import multiply_relu
 
     x = torch.rand(1, 16, 24, 64, device="cuda").half()

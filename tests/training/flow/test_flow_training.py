@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
 from fullfield.models import SEARAFT, SEARAFTConfig
-from fullfield.models.sea_raft.model import expected_log_scale
+from fullfield.models.sea_raft.model import compute_expected_log_scale
 from fullfield.training.checkpoint import DivergedError, restore_run
 from fullfield.training.flow import FlowRun, FlowTraining, loop, train_flow
 from fullfield.training.flow import ranks as ranks_module
@@ -165,7 +165,7 @@ def test_losses_have_a_lower_limit_of_the_wide_scale_than_uncertainties(scenes: 
         right = [laplace_mixture_loss(pairs, batch.flow, batch.valid, log_scale_max=high) for high in (1.5, 10.0)]
     assert found == right[0]
     assert right[0] > 2 * right[1]
-    assert float(expected_log_scale(info, model.config).max()) > 4
+    assert float(compute_expected_log_scale(info, model.config).max()) > 4
 
 
 def test_averaged_weights_follow_buffers() -> None:
@@ -644,14 +644,14 @@ def small_network() -> SEARAFT:
     """A SEA-RAFT whose convolutions in front of norms have biases."""
     torch.manual_seed(2)
     model = SEARAFT(SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 8, 16), channels=8)).train()
-    for name, _ in model.find_normed_convolutions():
+    for name, _ in model.find_convolutions_with_cancelled_bias():
         torch.nn.init.normal_(model.get_parameter(f"{name}.bias"))
     return model
 
 
 def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
     model, batch = small_network(), scenes.batch(0, 2)
-    names = [f"{name}.bias" for name, _ in model.find_normed_convolutions()]
+    names = [f"{name}.bias" for name, _ in model.find_convolutions_with_cancelled_bias()]
     assert "fnet.conv1.bias" in names
     assert "cnet.layer2.0.downsample.0.bias" in names
     before = model.eval()(batch.frame1, batch.frame2)
@@ -668,7 +668,7 @@ def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_norms(frozen)
-    assert frozen.find_normed_convolutions() == []
+    assert frozen.find_convolutions_with_cancelled_bias() == []
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # while PyTorch traces

@@ -14,18 +14,23 @@ NORMS = ("layer", "batch", "instance")
 Step = tuple[int, int, int]
 
 
-def _check_config(config: Any, lists: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+def _check_and_freeze_lists(config: Any, list_fields: tuple[str, ...], count_fields: tuple[str, ...]) -> None:
     number(config.grid, "grid", above=0.0)
     choice(config.norm, "norm", NORMS)
-    for name in lists:
+    for name in list_fields:
         values = tuple(getattr(config, name))
         object.__setattr__(config, name, values)
         require(len(values) > 0, name, "at least one", repr(values))
         for value in values:
             number(value, name, integer=True, low=1)
-    same = len({len(getattr(config, name)) for name in lists}) == 1
-    require(same, lists[0], f"as many numbers as {' and '.join(lists[1:])}", repr(getattr(config, lists[0])))
-    for name in numbers:
+    same = len({len(getattr(config, name)) for name in list_fields}) == 1
+    require(
+        same,
+        list_fields[0],
+        f"as many numbers as {' and '.join(list_fields[1:])}",
+        repr(getattr(config, list_fields[0])),
+    )
+    for name in count_fields:
         number(getattr(config, name), name, integer=True, low=1)
     number(config.stem_kernel, "stem_kernel", integer=True, low=1, high=8)
 
@@ -52,7 +57,7 @@ class PointResNetConfig(Config):
 
     def __post_init__(self) -> None:
         choice(self.block, "block", BLOCKS)
-        _check_config(self, ("blocks", "channels"), ("in_channels", "classes"))
+        _check_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "classes"))
 
     @classmethod
     def resnet18(cls, **changes: Any) -> PointResNetConfig:
@@ -69,14 +74,14 @@ class PointResNetConfig(Config):
         """Return the network with sixteen bottlenecks of kernels 1, 3³ and 1."""
         return cls(name="pointcnnpp-resnet50", block="bottleneck", blocks=(3, 4, 6, 3)).replace(**changes)
 
-    def levels(self) -> int:
+    def count_levels(self) -> int:
         """Return the number of densities, including the input's."""
         return 2 + len(self.blocks)
 
-    def steps(self) -> tuple[Step, ...]:
+    def list_geometry_steps(self) -> tuple[Step, ...]:
         """Return the steps whose geometries the network reads."""
-        within = [(level, level, 3) for level in range(2, self.levels())]
-        return ((0, 1, self.stem_kernel), *((level - 1, level, 3) for level in range(2, self.levels())), *within)
+        within = [(level, level, 3) for level in range(2, self.count_levels())]
+        return ((0, 1, self.stem_kernel), *((level - 1, level, 3) for level in range(2, self.count_levels())), *within)
 
 
 @dataclass(frozen=True)
@@ -102,17 +107,17 @@ class PointUNetConfig(Config):
     """True if features are scaled to length 1, as for descriptors."""
 
     def __post_init__(self) -> None:
-        _check_config(self, ("blocks", "channels"), ("in_channels", "out_channels"))
+        _check_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "out_channels"))
         require(isinstance(self.unit_length, bool), "unit_length", "True or False", self.unit_length)
 
-    def levels(self) -> int:
+    def count_levels(self) -> int:
         """Return the number of densities, including the input's."""
         return len(self.channels)
 
-    def steps(self) -> tuple[Step, ...]:
+    def list_geometry_steps(self) -> tuple[Step, ...]:
         """Return the steps whose geometries the network reads."""
-        within = [(level, level, 3) for level in range(self.levels())]
-        down = [(level - 1, level, 3) for level in range(1, self.levels())]
-        up = [(level, level - 1, 3) for level in range(1, self.levels())]
+        within = [(level, level, 3) for level in range(self.count_levels())]
+        down = [(level - 1, level, 3) for level in range(1, self.count_levels())]
+        up = [(level, level - 1, 3) for level in range(1, self.count_levels())]
         stem = [] if self.stem_kernel == 3 else [(0, 0, self.stem_kernel)]
         return (*stem, *within, *down, *up)

@@ -89,7 +89,9 @@ class PointPyramid:
         )
 
 
-def check_input(features: Tensor, pyramid: PointPyramid, channels: int, steps: Iterable[tuple[int, int, int]]) -> None:
+def check_features_fit_pyramid(
+    features: Tensor, pyramid: PointPyramid, channels: int, steps: Iterable[tuple[int, int, int]]
+) -> None:
     """Check that a pyramid and features belong to a network and to each other.
 
     Raises:
@@ -173,7 +175,9 @@ class _Network(nn.Module):
     def prepare(self, points: Tensor, offsets: Tensor | None = None, *, gradient: bool = True) -> PointPyramid:
         """Return the pyramid of points [N, 3] for :meth:`forward`; ``gradient``: a backward pass follows."""
         c = self.config
-        return PointPyramid.prepare(points, c.grid, c.levels(), c.steps(), offsets=offsets, gradient=gradient)
+        return PointPyramid.prepare(
+            points, c.grid, c.count_levels(), c.list_geometry_steps(), offsets=offsets, gradient=gradient
+        )
 
 
 class PointResNet(_Network):
@@ -200,9 +204,9 @@ class PointResNet(_Network):
         self.mean = CloudPool("mean")
         self.classifier = nn.Linear(inputs, config.classes)
 
-    def stage_features(self, features: Tensor, pyramid: PointPyramid) -> list[Tensor]:
+    def compute_stage_features(self, features: Tensor, pyramid: PointPyramid) -> list[Tensor]:
         """Return the features [N_l, C] of every stage; the first stage is on level 2."""
-        check_input(features, pyramid, self.config.in_channels, self.config.steps())
+        check_features_fit_pyramid(features, pyramid, self.config.in_channels, self.config.list_geometry_steps())
         out: Tensor = self.stem(features, pyramid, relu=True)
         out = self.pool(out, pyramid.geometries[1, 2, 3])
         outputs = []
@@ -218,7 +222,7 @@ class PointResNet(_Network):
         Raises:
             InputError: for features that do not fit, or a pyramid prepared for another network.
         """
-        last = self.stage_features(features, pyramid)[-1]
+        last = self.compute_stage_features(features, pyramid)[-1]
         out: Tensor = self.classifier(self.mean(last, pyramid.sizes[-1]))
         return out
 
@@ -249,7 +253,7 @@ class PointUNet(_Network):
         Raises:
             InputError: for features that do not fit, or a pyramid prepared for another network.
         """
-        check_input(features, pyramid, self.config.in_channels, self.config.steps())
+        check_features_fit_pyramid(features, pyramid, self.config.in_channels, self.config.list_geometry_steps())
         out: Tensor = self.stem(features, pyramid, relu=True)
         skipped = []
         for level, blocks in enumerate(self.encoder):

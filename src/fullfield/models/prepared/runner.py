@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, mark_not_finite
+from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, compute_nan_guard
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding
 from fullfield.ops._recording import InOrder
@@ -65,9 +65,9 @@ class PreparedFlow:
         batch: int = 1,
         precision: str = "fast",
     ) -> None:
-        self._set_up(_build_kit(model, precision), height, width, batch)
+        self._allocate_and_record(_build_shared_parts(model, precision), height, width, batch)
 
-    def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
+    def _allocate_and_record(self, kit: _SharedParts, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
             _check.number(value, name, integer=True, low=low)
         self.model = kit.model
@@ -85,13 +85,13 @@ class PreparedFlow:
         self._pool: Any = None
         with _disable_autograd(self.device):
             cells = self.padding.count_cells(*self.size)
-            self._grid = framing.coordinate_grid(self.batch, *cells, self.device).contiguous()
+            self._grid = framing.create_coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
                 (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
                 dtype=self.dtype,
                 device=self.device,
             )
-            self._runs = {1: _Run(self, 1)}
+            self._runs = {1: _RecordedSteps(self, 1)}
 
     def __call__(
         self,
@@ -144,7 +144,9 @@ class PreparedFlow:
         )
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
-    def _check_call(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
+    def _check_call_arguments(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool
+    ) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
@@ -153,7 +155,7 @@ class PreparedFlow:
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
         _check.number(number, "updates", integer=True, low=0 if optional else 1)
-        return int(number), int(self.model.max_updates(updates))
+        return int(number), int(self.model.get_max_updates(updates))
 
     def _estimate_flows(
         self,
@@ -165,23 +167,23 @@ class PreparedFlow:
         backward_updates: int | None = None,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
-        """Return the forward flow, and the backward flow if two starts are ``given``."""
+        """Return the forward flow, and with two ``initial_flows`` the backward flow."""
         config, count = self.model.config, len(initial_flows)
         optional = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
-        number, max_updates = self._check_call(frame1, frame2, updates, optional)
+        number, max_updates = self._check_call_arguments(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
-        with self._lock, _disable_autograd(self.device), self._in_order(self._tensors):
+        with self._lock, _disable_autograd(self.device), self._in_order(self._iterate_shared_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
-            flows = [framing.resample_to_cells(flow, frame1, self.padding, name) for name, flow in named]
+            flows = [framing.resample_initial_flow_to_cells(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in initial_flows]
             if number == 0 and starts[0] is not None and not config.has_learned_start:
-                return [_enlarge_flow(starts[0] - self._grid, self.padding, corners=False)]
+                return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
-                self._runs[count] = _Run(self, count)
+                self._runs[count] = _RecordedSteps(self, count)
                 self._in_order.register_tensors()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
@@ -194,18 +196,18 @@ class PreparedFlow:
             ranges = [(number, max_updates), (number, max_updates)]
             if backward_updates is not None:
                 ranges[1] = backward_updates, backward_updates
-            for step, pair, coords, (min_updates, most) in zip(
+            for step, pair, coords, (min_updates, max_updates) in zip(
                 run.steps, run.pairs, run.coords, ranges[:count], strict=True
             ):
-                for _ in range(min_updates - (most > min_updates)):
+                for _ in range(min_updates - (max_updates > min_updates)):
                     step()
-                if most > min_updates:
-                    self._update_until_still(step, pair, coords, most - min_updates + 1)
-                results.append(self._read_flow(pair, coords, informed=informed))
+                if max_updates > min_updates:
+                    self._update_until_converged(step, pair, coords, max_updates - min_updates + 1)
+                results.append(self._upsample_flow(pair, coords, informed=informed))
             return results
 
-    def _update_until_still(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
-        """Update while the flow of a pair moves, ``most`` times at most; a pair that has settled keeps its state."""
+    def _update_until_converged(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
+        """Update up to ``max_updates`` times while a pair's flow moves; a pair that has converged keeps its state."""
         moving: Tensor | None = None
         for left in range(max_updates - 1, -1, -1):
             flow, state = coords.clone(), pair.state.clone() if self.batch > 1 else pair.state
@@ -215,7 +217,7 @@ class PreparedFlow:
                 pair.state.copy_(torch.where(moving[:, None, None, None], pair.state, state))
             if left == 0:
                 return
-            moving = framing.is_moving(flow, coords)
+            moving = framing.is_unconverged(flow, coords)
             if not moving.any():
                 return
 
@@ -225,11 +227,11 @@ class PreparedFlow:
         backends = (pair.lookup.backend for run in self._runs.values() for pair in run.pairs)
         return next(backends, None)
 
-    def _read_flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
+    def _upsample_flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
         mask = self._network.mask
-        flow = coords - self._grid + (pair.nan_guard + mark_not_finite(pair.state))
+        flow = coords - self._grid + (pair.nan_guard + compute_nan_guard(pair.state))
         if mask is None:
-            return _enlarge_flow(flow, self.padding, corners=True)
+            return _upsample_flow_bilinearly(flow, self.padding, corners=True)
         if informed:  # divided by what the up-sampling multiplies by
             flow = torch.cat((flow, self._network.flow_head.predict_info(pair.state) / framing.STRIDE), 1)
         channels, rows, columns = flow.shape[1:]
@@ -238,7 +240,7 @@ class PreparedFlow:
         strip_rows = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
         for item in range(self.batch):
             for first in range(0, rows, strip_rows):
-                weights = mask.multiply_hidden(hidden[item, first : first + strip_rows])
+                weights = mask.project_hidden(hidden[item, first : first + strip_rows])
                 self._passes.convex_upsample_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
@@ -250,12 +252,12 @@ class PreparedFlow:
                 )
         return out
 
-    def _tensors(self) -> Iterator[Tensor]:
+    def _iterate_shared_tensors(self) -> Iterator[Tensor]:
         coords = (one for run in self._runs.values() for one in run.coords)
         yield from (self._grid, self._cells, *coords, *self._parameters)
 
 
-class _Run:
+class _RecordedSteps:
     """Steps of a pair in one direction or both, recorded as CUDA graphs if the owner's passes are kernels."""
 
     def __init__(self, owner: PreparedFlow, count: int) -> None:
@@ -267,9 +269,9 @@ class _Run:
             partial(self._update_direction, direction) for direction in range(count)
         ]
         if owner._fused:
-            works = self._encode_pair, *self.steps
-            (self.encode, *self.steps), owner._pool = _record_graphs(
-                owner.device, works, partial(self._run_all_steps, owner._read_flow), owner._pool
+            functions = self._encode_pair, *self.steps
+            (self.encode, *self.steps), owner._pool = _record_cuda_graphs(
+                owner.device, functions, partial(self._run_all_steps, owner._upsample_flow), owner._pool
             )
 
     def _encode_pair(self) -> None:
@@ -291,29 +293,29 @@ class _Run:
         self.pairs = []
 
 
-def _record_graphs(
-    device: torch.device, works: Sequence[Callable[[], None]], tried: Callable[[], None], pool: Any = None
+def _record_cuda_graphs(
+    device: torch.device, functions: Sequence[Callable[[], None]], warm_up: Callable[[], None], pool: Any = None
 ) -> tuple[list[Callable[[], None]], Any]:
-    """Record ``works`` as CUDA graphs in one memory pool, after a run of ``tried``, which compiles what they need."""
+    """Record ``functions`` as CUDA graphs in one memory pool after ``warm_up``, which compiles what they need."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            tried()
+            warm_up()
         stream.synchronize()
         torch.cuda.empty_cache()
-        graphs = [torch.cuda.CUDAGraph() for _ in works]
-        for graph, work in zip(graphs, works, strict=True):
+        graphs = [torch.cuda.CUDAGraph() for _ in functions]
+        for graph, function in zip(graphs, functions, strict=True):
             # Relaxed, because other threads may allocate meanwhile.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
-                work()
+                function()
             pool = graphs[0].pool() if pool is None else pool
         torch.cuda.current_stream().wait_stream(stream)
     return [graph.replay for graph in graphs], pool
 
 
 class PreparedSizes:
-    """Network in its fast form for frames of any size, with a :class:`PreparedFlow` per size, made on first use.
+    """Network in its fast form for frames of any size, with a :class:`PreparedFlow` per size, created on first use.
 
     ::
 
@@ -328,7 +330,7 @@ class PreparedSizes:
 
     def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
-        self._kit = _build_kit(model, precision)
+        self._kit = _build_shared_parts(model, precision)
         self.model = model
         self.sizes = int(sizes)
         self._by_size: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -348,7 +350,7 @@ class PreparedSizes:
                 while len(self._by_size) >= self.sizes:
                     self._by_size.popitem(last=False)
                 prepared = PreparedFlow.__new__(PreparedFlow)
-                prepared._set_up(self._kit, height, width, batch)
+                prepared._allocate_and_record(self._kit, height, width, batch)
             self._by_size[key] = prepared
             return prepared
 
@@ -363,7 +365,7 @@ class PreparedSizes:
         return self.prepare_size(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 
-class _Kit(NamedTuple):
+class _SharedParts(NamedTuple):
     """Parts that all sizes share."""
 
     model: FlowNetwork
@@ -371,12 +373,12 @@ class _Kit(NamedTuple):
     network: PreparedPairs
 
 
-def _build_kit(model: FlowNetwork, precision: str) -> _Kit:
+def _build_shared_parts(model: FlowNetwork, precision: str) -> _SharedParts:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe_value(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    converter = WeightConverter(device, dtype, _choose_passes(device, dtype, precision))
+    converter = WeightConverter(device, dtype, _choose_kernels(device, dtype, precision))
     with _disable_autograd(device):
         network: PreparedPairs = model.config.import_class("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
@@ -385,15 +387,15 @@ def _build_kit(model: FlowNetwork, precision: str) -> _Kit:
     state = network.state_channels
     if converter.passes is not reference and state is not None and state % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {state}")
-    return _Kit(model, converter, network)
+    return _SharedParts(model, converter, network)
 
 
-def _choose_passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
+def _choose_kernels(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
     from fullfield.ops import _launching
 
-    reason = explain_refusal(device)
+    reason = explain_no_half_precision(device)
     if reason is None and dtype == torch.bfloat16:
         reason = _launching.explain_no_bfloat16(device)
     if reason is not None:
@@ -411,7 +413,7 @@ def choose_cpu_dtype() -> torch.dtype:
     return torch.bfloat16 if has_instructions("avx512bf16") else torch.float32
 
 
-def explain_refusal(device: torch.device) -> str | None:
+def explain_no_half_precision(device: torch.device) -> str | None:
     """Return why the fast form cannot run in half precision on ``device``; None if it can."""
     from fullfield.ops import _launching
 
@@ -427,7 +429,7 @@ def _disable_autograd(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _enlarge_flow(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
+def _upsample_flow_bilinearly(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
     """Enlarge a flow bilinearly, with ``corners`` between the corners' centres."""
     size = (framing.STRIDE * flow.shape[-2], framing.STRIDE * flow.shape[-1])
     fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners)

@@ -19,7 +19,7 @@ LANE = 8
 _CELL = 12  # values of one frame in a cell of 2×2 pixels
 
 
-def pad_channel_count(channels: int) -> int:
+def round_up_channel_count(channels: int) -> int:
     """Return ``channels`` padded to a multiple of :data:`LANE`."""
     return -(-channels // LANE) * LANE
 
@@ -35,11 +35,11 @@ class WeightConverter:
     weights: list[Tensor] = field(default_factory=list, repr=False, compare=False)
     """Every parameter converted so far."""
 
-    def convert_filters(self, weight: Tensor) -> Tensor:
+    def convert_conv_weight(self, weight: Tensor) -> Tensor:
         """Convert weights of a convolution [C', C, kh, kw] to channels-last."""
         return self._to_device(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
-    def convert_rows(self, weight: Tensor) -> Tensor:
+    def convert_linear_weight(self, weight: Tensor) -> Tensor:
         """Convert weights [C', C] of a product with rows of channels to [C, C'], contiguous."""
         return self._to_device(weight.t().to(self.device, self.dtype).contiguous())
 
@@ -56,7 +56,7 @@ class WeightConverter:
         return values
 
 
-def fold_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+def fold_batch_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
     """Return weight and bias (float64) of a convolution with the batch norm in eval mode after it, if any."""
     weight = conv.weight.detach().double()
     bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias.detach().double()
@@ -72,7 +72,7 @@ def fold_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
     return weight * scale[:, None, None, None], bias * scale + shift
 
 
-def convert_stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
+def convert_stem_to_cells(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
     """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
     ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` names the frame of a cell that each group of three
@@ -104,7 +104,7 @@ def convert_to_taps(weight: Tensor) -> Tensor:
     Rows are ordered by kernel row, kernel column and output, slow to fast, and end with zeros.
     """
     flat = weight.permute(2, 3, 0, 1).reshape(18, weight.shape[1])
-    return pad_weight(flat, pad_channel_count(18))
+    return pad_weight(flat, round_up_channel_count(18))
 
 
 _SIDE = 7  # of the windows of the flow
@@ -141,10 +141,10 @@ def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.M
     if isinstance(norm, nn.InstanceNorm2d):
         # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
-    weight, bias = fold_norm(conv, norm)
+    weight, bias = fold_batch_norm(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
     return _Convolution(
-        converter.convert_filters(weight),
+        converter.convert_conv_weight(weight),
         converter.convert_bias(bias),
         converter.convert_to_float32(bias),
         stride,
@@ -194,16 +194,21 @@ class PreparedEncoder:
         module: Any = encoder
         norm = _list_norms(module)[0]
         first = _prepare_convolution(converter, module.conv1, norm)
-        weight, _ = fold_norm(module.conv1, None if first.epsilon is not None else norm)
+        weight, _ = fold_batch_norm(module.conv1, None if first.epsilon is not None else norm)
         self.stems = [
-            replace(first, weight=converter.convert_filters(convert_stem(weight, frames)), stride=1, padding=(0, 0))
+            replace(
+                first,
+                weight=converter.convert_conv_weight(convert_stem_to_cells(weight, frames)),
+                stride=1,
+                padding=(0, 0),
+            )
             for frames in reads
         ]
         layers = (module.layer1, module.layer2, module.layer3)
         self.blocks = [_Block(converter, block) for layer in layers for block in layer]
         last = module.conv2 if hasattr(module, "conv2") else module.final_conv
-        weight, bias = fold_norm(last, None)
-        self.weight, self.bias = converter.convert_rows(weight.flatten(1)), converter.convert_bias(bias)
+        weight, bias = fold_batch_norm(last, None)
+        self.weight, self.bias = converter.convert_linear_weight(weight.flatten(1)), converter.convert_bias(bias)
         convs = [conv for block in self.blocks for conv in block.convs]
         self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
 
@@ -221,7 +226,7 @@ def multiply_relu(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tenso
     return result
 
 
-def mark_not_finite(*activations: Tensor) -> Tensor:
+def compute_nan_guard(*activations: Tensor) -> Tensor:
     """Return [B, 1, 1, 1] float32: 0, or NaN for an item of [B, ...] that is not finite everywhere.
 
     It is added to the flow, because the rectifiers of cuDNN and cuBLAS may turn NaN into 0 and so hide an overflow.
@@ -236,24 +241,24 @@ class PreparedMotion:
     def __init__(self, converter: WeightConverter, encoder: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = encoder
-        weight, bias = fold_norm(module.convc1, None)
-        self.first = converter.convert_rows(weight.flatten(1)), converter.convert_bias(bias)
+        weight, bias = fold_batch_norm(module.convc1, None)
+        self.first = converter.convert_linear_weight(weight.flatten(1)), converter.convert_bias(bias)
         self.second = None
         if module.convc2 is not None:
-            weight, bias = fold_norm(module.convc2, None)
-            self.second = converter.convert_filters(weight), converter.convert_to_float32(bias)
-        weight, bias = fold_norm(module.convf1, None)
+            weight, bias = fold_batch_norm(module.convc2, None)
+            self.second = converter.convert_conv_weight(weight), converter.convert_to_float32(bias)
+        weight, bias = fold_batch_norm(module.convf1, None)
         windows = weight.permute(0, 2, 3, 1).flatten(1)
-        self.windows = pad_channel_count(windows.shape[1])
-        rows = converter.convert_rows(pad_weight(windows, len(windows), self.windows))
+        self.windows = round_up_channel_count(windows.shape[1])
+        rows = converter.convert_linear_weight(pad_weight(windows, len(windows), self.windows))
         self.flow_first = rows, converter.convert_bias(bias)
-        weight, bias = fold_norm(module.convf2, None)
-        self.flow_second = converter.convert_filters(weight), converter.convert_to_float32(bias)
-        weight, bias = fold_norm(module.conv, None)
+        weight, bias = fold_batch_norm(module.convf2, None)
+        self.flow_second = converter.convert_conv_weight(weight), converter.convert_to_float32(bias)
+        weight, bias = fold_batch_norm(module.conv, None)
         self.flow_channel = len(weight)
-        self.channels = pad_channel_count(len(weight) + 2)
+        self.channels = round_up_channel_count(len(weight) + 2)
         self.joint = (
-            converter.convert_filters(pad_weight(weight, self.channels)),
+            converter.convert_conv_weight(pad_weight(weight, self.channels)),
             converter.convert_to_float32(functional.pad(bias, (0, self.channels - len(bias)))),
         )
 
@@ -304,9 +309,9 @@ class PreparedHead:
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
         self.passes = converter.passes
-        weight, offset = fold_norm(first, None)
-        self.first = converter.convert_filters(weight), converter.convert_bias(offset)
-        self.weight = converter.convert_rows(last)
+        weight, offset = fold_batch_norm(first, None)
+        self.first = converter.convert_conv_weight(weight), converter.convert_bias(offset)
+        self.weight = converter.convert_linear_weight(last)
         self.bias = converter.convert_bias(last.new_zeros(len(last)) if bias is None else bias)
 
     def compute_hidden(self, state: Tensor) -> Tensor:
@@ -314,7 +319,7 @@ class PreparedHead:
         hidden: Tensor = self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
         return hidden
 
-    def multiply_hidden(self, hidden: Tensor) -> Tensor:
+    def project_hidden(self, hidden: Tensor) -> Tensor:
         """Multiply [..., C] with the second convolution's weights to [..., C']."""
         return torch.addmm(self.bias, hidden.flatten(0, -2), self.weight).view(*hidden.shape[:-1], -1)
 
@@ -323,19 +328,22 @@ class FlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: nn.Conv2d) -> None:
-        weight, bias = fold_norm(last, None)
+        weight, bias = fold_batch_norm(last, None)
         self.passes = converter.passes
         self.head = PreparedHead(converter, first, convert_to_taps(weight[:2]), None)
         self.bias = converter.convert_to_float32(bias[:2])
         self.others = [
-            (converter.convert_rows(convert_to_taps(weight[n : n + 2])), converter.convert_to_float32(bias[n : n + 2]))
+            (
+                converter.convert_linear_weight(convert_to_taps(weight[n : n + 2])),
+                converter.convert_to_float32(bias[n : n + 2]),
+            )
             for n in range(2, len(weight), 2)
         ]
 
     def add_step_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
         self.passes.add_3x3_taps_to_coords_(
-            coords, self.head.multiply_hidden(self.head.compute_hidden(state)), self.bias
+            coords, self.head.project_hidden(self.head.compute_hidden(state)), self.bias
         )
 
     def predict_info(self, state: Tensor) -> Tensor:
@@ -349,10 +357,10 @@ class FlowHead:
         return torch.cat(pairs, 1)
 
 
-def prepare_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
+def create_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
     """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
-    weight, bias = fold_norm(module[2], None)
+    weight, bias = fold_batch_norm(module[2], None)
     return PreparedHead(converter, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
@@ -406,7 +414,7 @@ class PreparedPairs:
         lookup = CorrelationPyramid(
             first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.converter.dtype
         )
-        return lookup, mark_not_finite(cells, first, second)
+        return lookup, compute_nan_guard(cells, first, second)
 
     def encode_pair(
         self,

@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.network import Encoded, FlowNetwork, NormedConvolution
+from fullfield.models.network import ConvolutionBeforeNorm, Encoded, FlowNetwork
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
 
-def norm_constructor(kind: str) -> Callable[[int], nn.Module]:
+def get_norm_constructor(kind: str) -> Callable[[int], nn.Module]:
     """Return the constructor of a norm, which takes the number of channels."""
     return {"instance": nn.InstanceNorm2d, "batch": nn.BatchNorm2d, "none": nn.Identity}[kind]
 
@@ -39,12 +39,12 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self._names = [(f"conv{number}", f"{called}{number}") for number in range(1, len(convs) + 1)]
         for (conv, behind), (inputs, outputs, side, stride) in zip(self._names, convs, strict=True):
-            self.add_module(conv, NormedConvolution(inputs, outputs, side, stride, padding=side // 2))
+            self.add_module(conv, ConvolutionBeforeNorm(inputs, outputs, side, stride, padding=side // 2))
             self.add_module(behind, norm(outputs))
         inputs, outputs, stride = convs[0][0], convs[-1][1], math.prod(stride for *_, stride in convs)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(NormedConvolution(inputs, outputs, 1, stride), norm(outputs))
+            self.downsample = nn.Sequential(ConvolutionBeforeNorm(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inputs, H, W]; the result is [B, outputs, H / stride, W / stride]."""
@@ -65,10 +65,10 @@ class Encoder(nn.Module):
             inner = outputs // 4
             shallow = ((inputs, outputs, 3, stride), (outputs, outputs, 3, 1))
             bottleneck = ((inputs, inner, 1, 1), (inner, inner, 3, stride), (inner, outputs, 1, 1))
-            return ResidualBlock(bottleneck if config.bottleneck else shallow, norm_constructor(norm))
+            return ResidualBlock(bottleneck if config.bottleneck else shallow, get_norm_constructor(norm))
 
-        self.conv1 = NormedConvolution(3, half, 7, 2, padding=3)
-        self.norm1 = norm_constructor(norm)(half)
+        self.conv1 = ConvolutionBeforeNorm(3, half, 7, 2, padding=3)
+        self.norm1 = get_norm_constructor(norm)(half)
         self.layer1 = nn.Sequential(build_block(half, half, 1), build_block(half, half, 1))
         self.layer2 = nn.Sequential(build_block(half, quarter, 2), build_block(quarter, quarter, 1))
         self.layer3 = nn.Sequential(build_block(quarter, eighth, 2), build_block(eighth, eighth, 1))
@@ -111,7 +111,7 @@ class MotionEncoder(nn.Module):
     def forward(self, flow: Tensor, features: Tensor) -> Tensor:
         """Encode flow [B, 2, h, w] and features [B, looked_up, h, w], of one dtype, to [B, motion, h, w]."""
         from_correlation = torch.relu_(
-            _apply_pointwise(self.convc1, features) if self.by_products else self.convc1(features)
+            _apply_1x1_convolution(self.convc1, features) if self.by_products else self.convc1(features)
         )
         if self.convc2 is not None:
             from_correlation = torch.relu_(self.convc2(from_correlation))
@@ -120,12 +120,12 @@ class MotionEncoder(nn.Module):
         return torch.cat((both, flow), 1)
 
 
-def _apply_pointwise(conv: nn.Conv2d, features: Tensor) -> Tensor:
+def _apply_1x1_convolution(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """Apply a 1×1 convolution to [B, C, h, w] as one product; the result is channels-last."""
     return functional.linear(features.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
-def _update_gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
+def _apply_gru_step(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
     """Apply one step of a gated recurrent unit whose products are convolutions."""
     joint = torch.cat((net, x), 1)
     update = torch.sigmoid(convz(joint))
@@ -143,7 +143,7 @@ class SquareGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        return _update_gated(net, x, self.convz, self.convr, self.convq)
+        return _apply_gru_step(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
@@ -160,8 +160,8 @@ class SeparableGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        net = _update_gated(net, x, self.convz1, self.convr1, self.convq1)
-        return _update_gated(net, x, self.convz2, self.convr2, self.convq2)
+        net = _apply_gru_step(net, x, self.convz1, self.convr1, self.convq1)
+        return _apply_gru_step(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
@@ -281,12 +281,12 @@ class RAFT(FlowNetwork):
             frame2: second frame, of the same size.
             updates: number of updates, by default ``config.updates``. With 0 the initial flow itself is up-sampled.
             initial_flow: flow to start from (warm start): a field that covers the frame at any resolution, in pixels
-                of its own grid; see :func:`fullfield.models.framing.resample_to_grid`.
+                of its own grid; see :func:`fullfield.models.framing.resample_flow_to_cells`.
 
         Raises:
             InputError: naming the argument that does not fit.
         """
-        for flow in self._iterate_flows(frame1, frame2, updates, initial_flow, every=False):
+        for flow in self._iterate_flows(frame1, frame2, updates, initial_flow, upsample_each=False):
             last = flow
         return last
 
@@ -306,7 +306,7 @@ class RAFT(FlowNetwork):
         number, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=1)
         flows = []
         for encoded, start in directions:
-            *_, last = self._iterate_updates(encoded, start, number, padding, every=False)
+            *_, last = self._iterate_updates(encoded, start, number, padding, upsample_each=False)
             flows.append(last)
         return flows[0], flows[1]
 
@@ -316,37 +316,41 @@ class RAFT(FlowNetwork):
         """Return the flow after every update (at least 1), for training; arguments as for :meth:`forward`."""
         if updates is not None:
             _check.number(updates, "updates", integer=True, low=1)
-        return list(self._iterate_flows(frame1, frame2, updates, initial_flow, every=True))
+        return list(self._iterate_flows(frame1, frame2, updates, initial_flow, upsample_each=True))
 
     def _iterate_flows(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, upsample_each: bool
     ) -> Iterator[Tensor]:
         min_updates = 0 if initial_flow is not None else 1
-        number, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
+        number, padding, start = self._check_call_arguments(
+            frame1, frame2, updates, initial_flow, min_updates=min_updates
+        )
         if number == 0 and start is not None:
-            grid = framing.coordinate_grid_like(start)
+            grid = framing.create_coordinate_grid_like(start)
             start = (grid + start) - grid  # rounded as after an update
             yield padding.crop(8 * functional.interpolate(start, scale_factor=8, mode="bilinear"))
             return
-        encoded = self.encode(self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding))
-        yield from self._iterate_updates(encoded, start, number, padding, every=every)
+        encoded = self.encode(
+            self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
+        )
+        yield from self._iterate_updates(encoded, start, number, padding, upsample_each=upsample_each)
 
     def _iterate_updates(
-        self, encoded: Encoded, start: Tensor | None, updates: int, padding: framing.Padding, *, every: bool
+        self, encoded: Encoded, start: Tensor | None, updates: int, padding: framing.Padding, *, upsample_each: bool
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
-        grid = framing.coordinate_grid_like(net)
+        grid = framing.create_coordinate_grid_like(net)
         coords = grid if start is None else grid + start
         lookup = self.build_pyramid(fmap1, fmap2)
         # Compiled, sizes would become conditions.
-        trains = every and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        trains = upsample_each and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         together = _TOGETHER_CELLS.get(coords.device.type, 0) if trains else 0
         max_waiting = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
             net, coords = self.apply_update(lookup, net, context, coords, grid)
             last = update == updates - 1
-            if every or last:
+            if upsample_each or last:
                 waiting.append((coords - grid, net))
             if last or len(waiting) == max_waiting:
                 yield from self._upsample_all(waiting, padding)

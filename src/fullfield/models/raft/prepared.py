@@ -13,10 +13,10 @@ from fullfield.models.prepared.shared import (
     FlowHead,
     PreparedPairs,
     WeightConverter,
-    fold_norm,
-    pad_channel_count,
+    create_mask_head,
+    fold_batch_norm,
     pad_weight,
-    prepare_mask_head,
+    round_up_channel_count,
 )
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -24,7 +24,7 @@ from fullfield.ops._fused.arguments import Target
 
 
 @dataclass
-class _Memory:
+class _GRUInput:
     """Input of one half of the GRU: [B, h, w, C], or [B, w, h, C] for the half along columns."""
 
     joint: Tensor
@@ -41,14 +41,14 @@ class RAFTPair:
     """State of one pair of frames."""
 
     lookup: CorrelationPyramid
-    halves: list[_Memory]
+    halves: list[_GRUInput]
     state: Tensor
     """[B, h, w, hidden] without gaps."""
     nan_guard: Tensor
     """Guard of frames and features."""
 
 
-class _Half:
+class _PreparedGRU:
     """Gated recurrent unit along rows, along columns, or both.
 
     Columns are processed as rows of transposed activations, because cuDNN is slower along columns.
@@ -56,7 +56,7 @@ class _Half:
 
     def __init__(self, converter: WeightConverter, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
         self.passes, self.hidden = converter.passes, hidden
-        weights, biases = zip(*(fold_norm(conv, None) for conv in convs), strict=True)
+        weights, biases = zip(*(fold_batch_norm(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
         self.transposed = gates.shape[3] == 1
         if self.transposed:
@@ -65,15 +65,15 @@ class _Half:
         end = hidden + context
         without_context = [torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate)]
         self.gates, self.candidate = (
-            converter.convert_filters(pad_weight(w, len(w), hidden + pad_channel_count(w.shape[1] - hidden)))
+            converter.convert_conv_weight(pad_weight(w, len(w), hidden + round_up_channel_count(w.shape[1] - hidden)))
             for w in without_context
         )
         self.context_weights = [
-            (converter.convert_filters(w[:, hidden:end]), converter.convert_bias(bias))
+            (converter.convert_conv_weight(w[:, hidden:end]), converter.convert_bias(bias))
             for w, bias in ((gates, torch.cat(biases[:2])), (candidate, biases[2]))
         ]
 
-    def allocate_memory(self, context: Tensor, motion: int) -> _Memory:
+    def allocate_input(self, context: Tensor, motion: int) -> _GRUInput:
         """Return the input for a context [B, h, w, C] and a number of motion channels."""
         if self.transposed:
             context = context.transpose(1, 2).contiguous()
@@ -81,9 +81,9 @@ class _Half:
             self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.context_weights
         )
         joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
-        return _Memory(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
+        return _GRUInput(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
 
-    def __call__(self, memory: _Memory, to: Sequence[Target]) -> None:
+    def __call__(self, memory: _GRUInput, to: Sequence[Target]) -> None:
         passes, state = self.passes, memory.joint[..., : self.hidden]
         gates = passes.convolve(memory.joint, self.gates, padding=self.padding)
         passes.apply_reset_gate(state, gates, memory.maps[0], Target(memory.reset[..., : self.hidden]))
@@ -101,7 +101,7 @@ class PreparedRAFT(PreparedPairs):
         gru: Any = update.gru
         ends = ("1", "2") if config.separable_gru else ("",)
         self.halves = [
-            _Half(
+            _PreparedGRU(
                 converter,
                 [getattr(gru, f"conv{gate}{end}") for gate in "zrq"],
                 config.hidden_channels,
@@ -110,7 +110,7 @@ class PreparedRAFT(PreparedPairs):
             for end in ends
         ]
         self.flow_head = FlowHead(converter, update.flow_head.conv1, update.flow_head.conv2)
-        self.mask = None if update.mask is None else prepare_mask_head(converter, update.mask)
+        self.mask = None if update.mask is None else create_mask_head(converter, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
         self.channels = []
         for size in sizes:
@@ -131,7 +131,7 @@ class PreparedRAFT(PreparedPairs):
         both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
-        halves = [half.allocate_memory(context, self.motion.channels) for half in self.halves]
+        halves = [half.allocate_input(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
         return RAFTPair(lookup, halves, state, guard)

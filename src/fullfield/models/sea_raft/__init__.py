@@ -7,8 +7,8 @@ from fullfield._lazy import load_lazily
 if TYPE_CHECKING:
     from fullfield.models.sea_raft.config import SEARAFTConfig as SEARAFTConfig
     from fullfield.models.sea_raft.model import SEARAFT as SEARAFT
-    from fullfield.models.sea_raft.model import expected_log_scale as expected_log_scale
+    from fullfield.models.sea_raft.model import compute_expected_log_scale as compute_expected_log_scale
 
 __all__, __getattr__, __dir__ = load_lazily(
-    __name__, {"config": "SEARAFTConfig", "model": "SEARAFT expected_log_scale"}
+    __name__, {"config": "SEARAFTConfig", "model": "SEARAFT compute_expected_log_scale"}
 )

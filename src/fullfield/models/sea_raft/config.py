@@ -31,10 +31,10 @@ class SEARAFTConfig(NetworkArchitecture):
     :meth:`fullfield_m` for those in the package.
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
-    ``max_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
-    :func:`fullfield.models.framing.is_moving`. The limits of the logarithms of the Laplacians' scales affect losses
-    and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is far off
-    moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
+    ``max_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves
+    (:func:`fullfield.models.framing.is_unconverged`). The limits of the Laplacians' log scales affect
+    losses and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is
+    far off moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
 
     Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
     """

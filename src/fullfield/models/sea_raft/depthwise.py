@@ -22,7 +22,7 @@ class DepthwiseConvolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         """Convolve."""
         ctx.save_for_backward(x, weight)
-        return _apply_filters(x, weight)
+        return _apply_depthwise_filters(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,24 +33,24 @@ class DepthwiseConvolution(torch.autograd.Function):
         grad_weight: Tensor = torch.ops.aten.convolution_backward(
             grad, x, weight, None, one, pads, one, False, none, len(weight), [False, True, False]
         )[1]
-        return _apply_filters(grad, weight.flip(2, 3)), grad_weight
+        return _apply_depthwise_filters(grad, weight.flip(2, 3)), grad_weight
 
 
-def _apply_filters(x: Tensor, weight: Tensor) -> Tensor:
+def _apply_depthwise_filters(x: Tensor, weight: Tensor) -> Tensor:
     if cuda.explain_depthwise_refusal(x, weight) is None:
         filters = weight.float().flatten(1).t().contiguous()
-        convolved: Tensor = _depthwise_operator(x.contiguous(memory_format=torch.channels_last), filters)
+        convolved: Tensor = _convolve_depthwise_by_kernel(x.contiguous(memory_format=torch.channels_last), filters)
         return convolved
     return functional.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=len(weight))
 
 
 @torch.library.custom_op("fullfield::depthwise_convolution", mutates_args=())
-def _depthwise_operator(x: Tensor, filters: Tensor) -> Tensor:
+def _convolve_depthwise_by_kernel(x: Tensor, filters: Tensor) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.channels_last)
     cuda.convolve_depthwise(x.permute(0, 2, 3, 1), filters, out.permute(0, 2, 3, 1))
     return out
 
 
-@_depthwise_operator.register_fake
-def _depthwise_fake(x: Tensor, _: Tensor) -> Tensor:
+@_convolve_depthwise_by_kernel.register_fake
+def _allocate_depthwise_result(x: Tensor, _: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.network import Encoded, FlowNetwork, NormedConvolution
+from fullfield.models.network import ConvolutionBeforeNorm, Encoded, FlowNetwork
 from fullfield.models.raft.model import MotionEncoder, ResidualBlock, build_two_convolutions
 from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         super().__init__()
         depths = BACKBONES[config.backbone]
         first, second, third = config.stage_channels
-        self.conv1 = NormedConvolution(in_channels, config.stem_channels, 7, 2, padding=3)
+        self.conv1 = ConvolutionBeforeNorm(in_channels, config.stem_channels, 7, 2, padding=3)
         self.bn1 = nn.BatchNorm2d(config.stem_channels)
         self.layer1 = _build_stage(config.stem_channels, first, 1, depths[0])
         self.layer2 = _build_stage(first, second, 2, depths[1])
@@ -159,7 +159,7 @@ class UpdateBlock(nn.Module):
         return net
 
 
-class _State(NamedTuple):
+class _UpdateState(NamedTuple):
     net: Tensor
     flow: Tensor  # [B, 2, h, w] float32, in cells
     info: Tensor  # [B, 4, h, w] float32
@@ -218,15 +218,15 @@ class SEARAFT(FlowNetwork):
             frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
             frame2: second frame, of the same size.
             updates: number of updates, by default ``config.updates``, and up to ``config.max_updates`` while the flow
-                still moves (:func:`fullfield.models.framing.is_moving`). With 0 the initial flow is up-sampled.
+                still moves (:func:`fullfield.models.framing.is_unconverged`). With 0 the initial flow is up-sampled.
             initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
-                resolution, in pixels of its own grid; see :func:`fullfield.models.framing.resample_to_grid`.
+                resolution, in pixels of its own grid; see :func:`fullfield.models.framing.resample_flow_to_cells`.
 
         Raises:
             InputError: naming the argument that does not fit.
         """
-        padding, states = self._start_updates(frame1, frame2, updates, initial_flow)
-        state = _take_last(states)
+        padding, states = self._encode_and_iterate_states(frame1, frame2, updates, initial_flow)
+        state = _get_last_state(states)
         return padding.crop(self.upsample(state.flow, self.predict_mask(state.net)))
 
     def flow_with_info(
@@ -235,10 +235,10 @@ class SEARAFT(FlowNetwork):
         """Return the flow and the parameters of its error model, a mixture of two Laplacians at every pixel.
 
         The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
-        limited. :func:`expected_log_scale` turns them into an uncertainty.
+        limited. :func:`compute_expected_log_scale` turns them into an uncertainty.
         """
-        padding, states = self._start_updates(frame1, frame2, updates, initial_flow)
-        return self._upsample_state(_take_last(states), padding)
+        padding, states = self._encode_and_iterate_states(frame1, frame2, updates, initial_flow)
+        return self._upsample_state(_get_last_state(states), padding)
 
     def bidirectional_with_info(
         self,
@@ -256,11 +256,11 @@ class SEARAFT(FlowNetwork):
         """
         starts = initial_flow, initial_backward
         count, padding, directions = self._encode_both_directions(frame1, frame2, updates, *starts, min_updates=0)
-        ranges = [(count, self.max_updates(updates))] * 2
+        ranges = [(count, self.get_max_updates(updates))] * 2
         if backward_updates is not None:
             ranges[1] = backward_updates, backward_updates
         forward, backward = (
-            self._upsample_state(_take_last(self._iterate_states(encoded, start, *numbers)), padding)
+            self._upsample_state(_get_last_state(self._iterate_states(encoded, start, *numbers)), padding)
             for (encoded, start), numbers in zip(directions, ranges, strict=True)
         )
         return forward, backward
@@ -275,7 +275,7 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
-        padding, states = self._start_updates(frame1, frame2, self._count_updates(updates), initial_flow)
+        padding, states = self._encode_and_iterate_states(frame1, frame2, self._get_update_count(updates), initial_flow)
         return [self._upsample_state(state, padding) for state in states]
 
     def coarse_predictions(
@@ -285,16 +285,18 @@ class SEARAFT(FlowNetwork):
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
-        count, padding, start = self._check_call(
-            frame1, frame2, self._count_updates(updates), initial_flow, min_updates=0
+        count, padding, start = self._check_call_arguments(
+            frame1, frame2, self._get_update_count(updates), initial_flow, min_updates=0
         )
-        prepared = self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding)
-        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_start)(*prepared)
+        prepared = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
+        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_and_predict_start)(
+            *prepared
+        )
         if start is not None:
             flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
         predictions = [(field, mask)]
         if count:
-            lookup, grid = self.build_pyramid(fmap1, fmap2), framing.coordinate_grid_like(net)
+            lookup, grid = self.build_pyramid(fmap1, fmap2), framing.create_coordinate_grid_like(net)
         for _ in range(count):
             flow = flow.detach()
             features = lookup(grid + flow)
@@ -308,10 +310,10 @@ class SEARAFT(FlowNetwork):
         Args:
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
         """
-        self._compiled_start = None if mode is None else torch.compile(self._encode_start, mode=mode)
+        self._compiled_start = None if mode is None else torch.compile(self._encode_and_predict_start, mode=mode)
         self._compiled_update = None if mode is None else torch.compile(self._update_and_predict, mode=mode)
 
-    def _encode_start(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
+    def _encode_and_predict_start(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
         """Return fmap1, fmap2, state, context, the regressed flow in cells, and the field and mask of a prediction.
 
         The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
@@ -398,56 +400,60 @@ class SEARAFT(FlowNetwork):
 
     def _update_state(
         self, lookup: Callable[[Tensor], Tensor], net: Tensor, context: Tensor, flow: Tensor, grid: Tensor
-    ) -> _State:
+    ) -> _UpdateState:
         flow = flow.detach()
         net = self.update_block(net, context, lookup(grid + flow), flow)
         delta, info = self._predict_flow_and_info(net)
-        return _State(net, flow + delta, info)
+        return _UpdateState(net, flow + delta, info)
 
-    def _upsample_state(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
+    def _upsample_state(self, state: _UpdateState, padding: framing.Padding) -> tuple[Tensor, Tensor]:
         both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.predict_mask(state.net), 8)
         return padding.crop(both[:, :2]), padding.crop(both[:, 2:])
 
-    def _start_updates(
+    def _encode_and_iterate_states(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
-    ) -> tuple[framing.Padding, Iterator[_State]]:
+    ) -> tuple[framing.Padding, Iterator[_UpdateState]]:
         """Return the padding, and the states: the initial one, and one after every update."""
-        count, padding, flow = self._check_call(frame1, frame2, updates, initial_flow, min_updates=0)
-        encoded = self.encode(self.prepare_frame(frame1, padding), self.prepare_frame(frame2, padding))
-        return padding, self._iterate_states(encoded, flow, count, self.max_updates(updates))
+        count, padding, flow = self._check_call_arguments(frame1, frame2, updates, initial_flow, min_updates=0)
+        encoded = self.encode(
+            self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
+        )
+        return padding, self._iterate_states(encoded, flow, count, self.get_max_updates(updates))
 
     def _iterate_states(
         self, encoded: Encoded, flow: Tensor | None, updates: int, max_updates: int
-    ) -> Iterator[_State]:
+    ) -> Iterator[_UpdateState]:
         """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
         regressed, info = self._predict_flow_and_info(net)
-        state = _State(net, regressed if flow is None else flow, info)
+        state = _UpdateState(net, regressed if flow is None else flow, info)
         yield state
         if updates == 0:
             return
         lookup = self.build_pyramid(fmap1, fmap2)
-        grid = framing.coordinate_grid_like(net)
+        grid = framing.create_coordinate_grid_like(net)
         moving: Tensor | None = None
         for number in range(1, max_updates + 1):
             before, state = state, self._update_state(lookup, state.net, context, state.flow, grid)
             if moving is not None:  # a pair that has settled keeps its state, as it would alone
-                is_moving = moving[:, None, None, None]
-                state = _State(*(torch.where(is_moving, new, old) for new, old in zip(state, before, strict=True)))
+                is_unconverged = moving[:, None, None, None]
+                state = _UpdateState(
+                    *(torch.where(is_unconverged, new, old) for new, old in zip(state, before, strict=True))
+                )
             yield state
             if updates <= number < max_updates:
-                moving = framing.is_moving(before.flow, state.flow)
+                moving = framing.is_unconverged(before.flow, state.flow)
                 if not moving.any():
                     return
 
 
-def _take_last(states: Iterator[_State]) -> _State:
+def _get_last_state(states: Iterator[_UpdateState]) -> _UpdateState:
     for state in states:
         last = state
     return last
 
 
-def expected_log_scale(
+def compute_expected_log_scale(
     info: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_info`
     config: SEARAFTConfig,
 ) -> Tensor:  # [B, 1, H, W]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, fold_norm, prepare_mask_head
+from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, create_mask_head, fold_batch_norm
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import Target
@@ -27,21 +27,21 @@ class SEARAFTPair:
     """Guard of frames and features."""
 
 
-class _Refinement:
+class _PreparedConvNeXtBlock:
     """ConvNeXt block with its last two linear layers merged, and the norm's weights merged into the first one's."""
 
     def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
         self.passes = converter.passes
         module: Any = block
-        weight, bias = fold_norm(module.dwconv, None)
+        weight, bias = fold_batch_norm(module.dwconv, None)
         self.filters = converter.convert_to_float32(weight.flatten(1).t())
         self.offset = converter.convert_to_float32(bias)
         self.epsilon: float = module.norm.eps
         layers: MergedLayers = module.merge_layers()
-        self.expand = converter.convert_rows(layers.wide), converter.convert_bias(layers.wide_bias)
+        self.expand = converter.convert_linear_weight(layers.wide), converter.convert_bias(layers.wide_bias)
         self.narrow, self.final, self.bias = (
-            converter.convert_rows(layers.narrow),
-            converter.convert_rows(layers.final),
+            converter.convert_linear_weight(layers.narrow),
+            converter.convert_linear_weight(layers.final),
             converter.convert_bias(layers.bias),
         )
 
@@ -61,13 +61,13 @@ class PreparedSEARAFT(PreparedPairs):
 
     def __init__(self, model: SEARAFT, converter: WeightConverter) -> None:
         super().__init__(model, converter, ((0, 1), (1, 0)))
-        weight, bias = fold_norm(model.init_conv, None)
-        self.initial = converter.convert_filters(weight), converter.convert_bias(bias)
+        weight, bias = fold_batch_norm(model.init_conv, None)
+        self.initial = converter.convert_conv_weight(weight), converter.convert_bias(bias)
         update: Any = model.update_block
-        self.refine = [_Refinement(converter, block) for block in update.refine]
+        self.refine = [_PreparedConvNeXtBlock(converter, block) for block in update.refine]
         flow: Any = model.flow_head
         self.flow_head = FlowHead(converter, flow[0], flow[2])
-        self.mask = prepare_mask_head(converter, model.upsample_weight)
+        self.mask = create_mask_head(converter, model.upsample_weight)
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 

@@ -286,7 +286,7 @@ class _Loop:
         restored = restore_run(folder, self._list_modules(), self.stepper.optimizer, FlowRow)
         if restored is None:
             return None
-        self.stepper.fold_biases()
+        self.stepper.fold_biases_into_norms()
         return restored.history, _Notes.from_notes(restored.notes, folder)
 
     def _list_modules(self) -> dict[str, nn.Module]:

@@ -163,7 +163,7 @@ class Stepper:
         self.model = model
         self.training = training
         self.ranks = ranks or Ranks()
-        names: Callable[[], list[tuple[str, str]]] = getattr(model, "find_normed_convolutions", list)
+        names: Callable[[], list[tuple[str, str]]] = getattr(model, "find_convolutions_with_cancelled_bias", list)
         self._normed = names()
         biases = [model.get_parameter(f"{name}.bias") for name, _ in self._normed]
         self._untrained = [bias for bias in biases if bias.requires_grad]
@@ -176,7 +176,7 @@ class Stepper:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ranks.copy_from_first([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
-        self.fold_biases()
+        self.fold_biases_into_norms()
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
@@ -207,10 +207,10 @@ class Stepper:
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
-    def fold_biases(self) -> None:
+    def fold_biases_into_norms(self) -> None:
         """Move the biases that are not trained into the norms behind them, as after weights are loaded."""
         for network in (self.model, self.average.model) if self._normed else ():
-            network.fold_biases(self._normed)  # type: ignore[operator]
+            network.fold_biases_into_norms(self._normed)  # type: ignore[operator]
 
     def close(self) -> None:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
