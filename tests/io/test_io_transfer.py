@@ -28,7 +28,7 @@ def exr(path: Path, pixels: np.ndarray) -> Path:
     return save(path, ExrPart(np.asarray(pixels, np.float32), RGB))
 
 
-def test_linear_exr_and_srgb_png_are_the_same_frame(tmp_path: Path) -> None:
+def test_read_frame_linear_exr_equals_srgb_png(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (31, 33, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     linear = to_linear(pixels / 255)
@@ -46,7 +46,7 @@ def test_linear_exr_and_srgb_png_are_the_same_frame(tmp_path: Path) -> None:
     assert not torch.allclose(read_frame(tmp_path / "a.exr", transfer="srgb"), shown, atol=0.1)
 
 
-def test_integers_keep_stored_values_by_default(tmp_path: Path) -> None:
+def test_read_frame_integers_keep_stored_values(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
     path = save(tmp_path / "a.png", ExrPart(pixels, RGB))
     stored = torch.from_numpy((pixels / 65535).astype(np.float32).transpose(2, 0, 1).copy())
@@ -56,7 +56,7 @@ def test_integers_keep_stored_values_by_default(tmp_path: Path) -> None:
     assert np.allclose(read_frame(path, transfer="linear").numpy(), as_light, atol=1e-6)
 
 
-def test_highlights_go_on_and_negative_light_is_black(tmp_path: Path) -> None:
+def test_read_frame_keeps_highlights_and_clamps_negative_light(tmp_path: Path) -> None:
     light = np.linspace(-2, 50, 300).reshape(10, 10, 3)
     frame = read_frame(exr(tmp_path / "a.exr", light))
     assert np.allclose(frame.numpy(), srgb(light).transpose(2, 0, 1), rtol=1e-6, atol=1e-6)
@@ -76,7 +76,7 @@ def test_highlights_go_on_and_negative_light_is_black(tmp_path: Path) -> None:
         (None, "srgb"),
     ],
 )
-def test_dpx_header_selects_transfer(tmp_path: Path, said: str | None, meant: str) -> None:
+def test_read_frame_dpx_header_selects_transfer(tmp_path: Path, said: str | None, meant: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
     attributes: dict[str, object] = {"oiio:BitsPerSample": 10}
     if said:
@@ -88,7 +88,7 @@ def test_dpx_header_selects_transfer(tmp_path: Path, said: str | None, meant: st
     assert not any(torch.equal(frame, read_frame(path, transfer=other)) for other in others)
 
 
-def test_cineon_against_its_formula(tmp_path: Path) -> None:
+def test_read_frame_cineon_equals_formula(tmp_path: Path) -> None:
     codes = np.arange(0, 1023, 4).reshape(16, 16)[..., None].repeat(3, 2)
     frame = read_frame(exr(tmp_path / "a.exr", codes / 1023), transfer="cineon").numpy()
     black = 10 ** ((95 - 685) / 300)
@@ -117,21 +117,21 @@ def logc3(code: np.ndarray) -> np.ndarray:
         ("acescct", (0.175579, 0.413588, 0.546119)),
     ],
 )
-def test_camera_curves(tmp_path: Path, name: str, codes: tuple[float, ...]) -> None:
+def test_read_frame_camera_curves_equal_published_values(tmp_path: Path, name: str, codes: tuple[float, ...]) -> None:
     """On greys, which every camera's primaries leave grey."""
     path = exr(tmp_path / "a.exr", np.array(codes).reshape(1, 3, 1).repeat(3, 2))
     expected = srgb(np.array([0.01, 0.18, 0.9]))
     assert np.allclose(read_frame(path, transfer=name).numpy()[:, 0], expected, rtol=2e-4, atol=2e-3)
 
 
-def test_grey_frame_uses_same_curve(tmp_path: Path) -> None:
+def test_read_frame_grey_uses_same_curve(tmp_path: Path) -> None:
     code = np.linspace(0.05, 0.75, 256).reshape(16, 16, 1).astype(np.float32)
     frame = read_frame(save(tmp_path / "g.exr", ExrPart(code, ("Y",))), transfer="logc3").numpy()
     assert frame.shape == (1, 16, 16)
     assert np.allclose(frame[0], srgb(logc3(code[..., 0])), rtol=2e-4, atol=2e-3)
 
 
-def test_primaries_are_converted(tmp_path: Path) -> None:
+def test_read_frame_converts_primaries(tmp_path: Path) -> None:
     """ACEScg's red lies outside of Rec.709: more red there, and no negative green."""
     path = exr(tmp_path / "a.exr", np.array([[[0.5, 0, 0], [0.5, 0.5, 0.5]]]))
     red, grey = read_frame(path, transfer="acescg")[:, 0].T
@@ -140,7 +140,7 @@ def test_primaries_are_converted(tmp_path: Path) -> None:
     assert np.allclose(grey.numpy(), srgb(np.array(0.5)), atol=1e-3)
 
 
-def test_every_short_name_has_its_space() -> None:
+def test_choose_curve_knows_every_short_name() -> None:
     for name in TRANSFERS:
         choose_display_curve(name, "srgb")
     assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_ocio_color_spaces(
@@ -148,7 +148,7 @@ def test_every_short_name_has_its_space() -> None:
     )
 
 
-def test_names_of_colour_spaces(tmp_path: Path) -> None:
+def test_read_frame_transfer_accepts_colour_space_names(tmp_path: Path) -> None:
     pixels = samples((6, 7, 3))
     path = exr(tmp_path / "a.exr", pixels)
     linear = read_frame(path)
@@ -181,7 +181,7 @@ colorspaces:
 """
 
 
-def test_ocio_configuration_of_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_frame_uses_ocio_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.ocio").write_text(CONFIG)
     pixels = samples((6, 7, 3))
     path = exr(tmp_path / "a.exr", pixels)
@@ -197,7 +197,7 @@ def test_ocio_configuration_of_user_is_used(tmp_path: Path, monkeypatch: pytest.
         read_frame(path, transfer="ARRI LogC4")
 
 
-def test_broken_ocio_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_frame_refuses_broken_ocio_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = exr(tmp_path / "a.exr", samples((3, 3, 3)))
     for content in (None, "this is no configuration"):
         config = tmp_path / "config.ocio"
@@ -210,13 +210,13 @@ def test_broken_ocio_configuration_is_refused(tmp_path: Path, monkeypatch: pytes
         complaint(error)
 
 
-def test_light_that_becomes_infinite(tmp_path: Path) -> None:
+def test_read_frame_refuses_infinite_light(tmp_path: Path) -> None:
     path = exr(tmp_path / "a.exr", np.full((2, 2, 3), 1e30))
     with pytest.raises(InputError, match="infinite"):
         read_frame(path, transfer="cineon")
 
 
-def test_transfer_curve_has_inverse() -> None:
+def test_decode_srgb_is_inverse_of_encode_srgb() -> None:
     encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
     light = encoded.copy()
     decode_srgb_in_place(light)
@@ -225,7 +225,7 @@ def test_transfer_curve_has_inverse() -> None:
     assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
 
 
-def test_transfer_curve_is_independent_of_position() -> None:
+def test_encode_srgb_is_independent_of_position() -> None:
     light = samples((100_003,))
     whole = light.copy()
     encode_srgb_in_place(whole)
@@ -235,14 +235,14 @@ def test_transfer_curve_is_independent_of_position() -> None:
         assert np.array_equal(piece, whole[start:stop:step])
 
 
-def test_identity_transfer_copies_nothing() -> None:
+def test_choose_curve_returns_none_for_identity() -> None:
     assert choose_display_curve("srgb", "linear") is None
     assert choose_display_curve("auto", "srgb") is None
     assert choose_display_curve("auto", "linear") is encode_srgb_in_place
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])
-def test_half_floats_read_as_the_same_values_in_floats(tmp_path: Path, transfer: str) -> None:
+def test_read_frame_half_equals_float(tmp_path: Path, transfer: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     halves = bits.view(np.float16)
     halves = halves[np.isfinite(halves) & (halves < 10)]
@@ -254,7 +254,7 @@ def test_half_floats_read_as_the_same_values_in_floats(tmp_path: Path, transfer:
 
 
 @pytest.mark.parametrize(("value", "transfer"), [(np.nan, "srgb"), (-np.inf, "linear"), (np.inf, "cineon")])
-def test_read_frame_warns_of_dead_half_floats_as_of_floats(tmp_path: Path, value: float, transfer: str) -> None:
+def test_read_frame_nonfinite_half_warns_like_float(tmp_path: Path, value: float, transfer: str) -> None:
     pixels = np.full((9, 12, 3), 0.25, np.float16)
     pixels[5, 7, 1] = pixels[6, 2, 0] = value
     frames = []
@@ -265,7 +265,7 @@ def test_read_frame_warns_of_dead_half_floats_as_of_floats(tmp_path: Path, value
     assert torch.equal(*frames)
 
 
-def test_read_frame_names_half_floats_beyond_the_curve_as_floats(tmp_path: Path) -> None:
+def test_read_frame_infinite_half_raises_like_float(tmp_path: Path) -> None:
     pixels = np.full((9, 12, 3), 0.25, np.float16)
     pixels[5, 7, 1] = pixels[6, 2, 0] = 60000
     messages = []

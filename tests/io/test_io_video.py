@@ -73,7 +73,7 @@ def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
     source.close()
 
 
-def test_open_video_takes_a_path_object(tmp_path: Path) -> None:
+def test_open_video_accepts_path_object(tmp_path: Path) -> None:
     source = open_video(film(tmp_path / "film.mkv", 2))
     assert len(list(source)) == 2
     source.close()
@@ -87,7 +87,7 @@ def test_video_writer_pads_odd_sides(tmp_path: Path) -> None:
     source.close()
 
 
-def test_pictures_keep_their_times(tmp_path: Path) -> None:
+def test_video_writer_keeps_time_stamps(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "gaps.mkv", 64, 48, 25.0) as writer:
         for picture, seconds in zip(pictures(4), (0.0, 0.04, 0.4, 0.41), strict=True):
             writer.write(picture, seconds)
@@ -103,7 +103,7 @@ def test_video_writer_sets_x264_quality(tmp_path: Path) -> None:
         assert writer._stream.options == {"preset": "veryfast", "crf": "18"}
 
 
-def test_pictures_of_one_time_are_a_tick_apart(tmp_path: Path) -> None:
+def test_video_writer_separates_equal_time_stamps(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "same.mp4", 64, 48, 25.0) as writer:
         for picture in pictures(3):
             writer.write(picture, 0.0)
@@ -138,7 +138,9 @@ def test_video_source_reports_and_skips_jumping_time_stamps(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["InvalidDataError", "EOFError", "PatchWelcomeError", "ArgumentError", "OSError"])
 @pytest.mark.parametrize("where", ["open", "decode"])
-def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str) -> None:
+def test_open_video_ffmpeg_errors_name_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
+) -> None:
     import av
 
     path = str(film(tmp_path / "a.mkv", 2))
@@ -219,7 +221,7 @@ def test_open_video_refuses_other_files(tmp_path: Path) -> None:
         open_video(str(tmp_path / "none.mp4"))
 
 
-def test_truncated_video_ends_early_or_is_refused(tmp_path: Path) -> None:
+def test_open_video_truncated_ends_early_or_raises(tmp_path: Path) -> None:
     whole = film(tmp_path / "whole.mkv", 60).read_bytes()
     (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
     told, frames = "", 0
@@ -233,7 +235,7 @@ def test_truncated_video_ends_early_or_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_truncated_video_shot_warns(tmp_path: Path, share: float) -> None:
+def test_open_plates_truncated_video_warns(tmp_path: Path, share: float) -> None:
     whole = noisy(tmp_path / "whole.mkv", 100).read_bytes()
     assert len(open_plates(tmp_path / "whole.mkv").numbers) == 100
     (tmp_path / "cut.mkv").write_bytes(whole[: round(share * len(whole))])
@@ -243,7 +245,7 @@ def test_truncated_video_shot_warns(tmp_path: Path, share: float) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "codec"), [("mkv", "mpeg4"), ("mp4", "libx264"), ("avi", "mpeg4")])
-def test_truncated_short_video_yields_existing_frames(tmp_path: Path, suffix: str, codec: str) -> None:
+def test_open_plates_short_truncated_video_yields_existing_frames(tmp_path: Path, suffix: str, codec: str) -> None:
     import av
 
     path, chance = tmp_path / f"a.{suffix}", np.random.default_rng(0)
@@ -267,7 +269,7 @@ def test_truncated_short_video_yields_existing_frames(tmp_path: Path, suffix: st
 @pytest.mark.parametrize(
     ("suffix", "codec"), [("mkv", "libx264"), ("webm", "libvpx"), ("mp4", "libx264"), ("avi", "mpeg4")]
 )
-def test_complete_video_is_not_reported_as_truncated(tmp_path: Path, suffix: str, codec: str, late: int) -> None:
+def test_open_plates_complete_video_warns_of_nothing(tmp_path: Path, suffix: str, codec: str, late: int) -> None:
     """Also where its pictures begin after its sound would, and with frames that are stored out of order."""
     import av
 
@@ -285,14 +287,14 @@ def test_complete_video_is_not_reported_as_truncated(tmp_path: Path, suffix: str
         assert len(open_plates(path).numbers) == 50
 
 
-def test_damaged_video_frame_is_no_plate() -> None:
+def test_video_frame_values_refuses_damaged_frame() -> None:
     frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.DisplayRotation(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
         frame.to_float_rgb()
 
 
 @pytest.mark.parametrize("sides", [(16000, 16000), (64, 48)])
-def test_video_header_beyond_limits_is_refused(tmp_path: Path, sides: tuple[int, int]) -> None:
+def test_open_video_refuses_header_beyond_limits(tmp_path: Path, sides: tuple[int, int]) -> None:
     import av
 
     path = tmp_path / "a.avi"
@@ -315,7 +317,7 @@ def test_video_header_beyond_limits_is_refused(tmp_path: Path, sides: tuple[int,
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(Fraction(1, 90000), None), (Fraction(10**6), None), (24, 24.0)])
-def test_impossible_video_rate_is_unknown(
+def test_open_video_impossible_rate_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: Fraction, expected: float | None
 ) -> None:
     """Its frames would be a day apart, or a writer could not count them."""
@@ -335,7 +337,7 @@ def test_impossible_video_rate_is_unknown(
     assert open_video(str(tmp_path / "a.mkv")).rate == expected
 
 
-def test_sound_alone_is_no_video(tmp_path: Path) -> None:
+def test_open_video_refuses_sound_only(tmp_path: Path) -> None:
     import av
 
     path = tmp_path / "sound.mkv"
@@ -348,7 +350,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
         open_video(str(path))
 
 
-def test_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_video_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     cv2 = pytest.importorskip("cv2")
     grabbed = [picture.permute(1, 2, 0).flip(2).numpy().copy() for picture in pictures(3)]
 
@@ -389,7 +391,7 @@ def test_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("share", "word"), [(0.0, "no video came within 0.5 s"), (0.6, "nothing came for 0.5 s after")]
 )
-def test_silent_stream_address_times_out(
+def test_open_video_silent_address_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, word: str
 ) -> None:
     monkeypatch.setattr(video, "_PATIENCE", 0.5)
@@ -441,7 +443,7 @@ def blocks() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 @pytest.mark.parametrize("matrix", TURNS)
-def test_open_video_turns_frames_as_players_do(tmp_path: Path, matrix: tuple[int, int, int, int]) -> None:
+def test_open_video_rotates_frames_by_display_matrix(tmp_path: Path, matrix: tuple[int, int, int, int]) -> None:
     a, b, c, d = matrix
     stored = blocks()
     height, width = (48, 64) if a else (64, 48)
@@ -467,7 +469,7 @@ def test_open_video_turns_frames_as_players_do(tmp_path: Path, matrix: tuple[int
     source.close()
 
 
-def test_open_video_without_the_entries_of_a_frame_still_turns(tmp_path: Path) -> None:
+def test_read_display_rotation_without_side_data_equals_rotation(tmp_path: Path) -> None:
     """PyAV raises ValueError for the side data of a frame where it does not know the kind of one entry."""
 
     class Unreadable:
@@ -484,14 +486,14 @@ def test_open_video_without_the_entries_of_a_frame_still_turns(tmp_path: Path) -
         assert video._read_display_rotation(unreadable) == video._read_display_rotation(frame), matrix
 
 
-def test_open_video_turned_between_the_quarters_warns(tmp_path: Path) -> None:
+def test_open_video_other_rotation_angles_warn(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mp4", (1, 1, -1, 1))
     with pytest.warns(UserWarning, match=r"a\.mp4: is turned by an angle that is no multiple of 90"):
         frames = list(open_video(str(path)))
     assert frames[0].rgb().shape == (3, 48, 64)
 
 
-def test_open_video_of_interlaced_material_warns_once(tmp_path: Path) -> None:
+def test_open_video_interlaced_warns_once(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mp4", None, **{"x264-params": "tff=1"})
     with pytest.warns(UserWarning, match=r"a\.mp4: is interlaced") as caught:
         assert len(list(open_video(str(path)))) == 4

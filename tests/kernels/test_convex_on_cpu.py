@@ -61,7 +61,7 @@ def test_convex_upsample_kernels_equal_reference(
         assert float((one.double() - other).abs().max()) <= ALLOWED[kind] * float(other.abs().max()), name
 
 
-def test_gradients_of_gradients_go_step_by_step() -> None:
+def test_convex_upsample_second_derivatives_equal_reference() -> None:
     """Also where the mask was made of the field, and for many gradients at once."""
     field, mask, grad = draw(1, 2, 2, 3, torch.float32)
     inputs = field.requires_grad_(), mask.requires_grad_()
@@ -77,7 +77,7 @@ def test_gradients_of_gradients_go_step_by_step() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_convex_kernels_refuse_unsupported_requests() -> None:
+def test_convex_kernels_explain_unsupported_requests() -> None:
     field, mask, _ = draw(1, 8, 2, 3, torch.float32)
     assert "1 to 7 channels" in str(cuda.explain_convex_gradients_refusal(field, mask, 8))
     assert type(convex_upsample(field.requires_grad_(), mask, 8).grad_fn).__name__ != "_ConvexBackward"

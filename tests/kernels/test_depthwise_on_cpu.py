@@ -16,7 +16,7 @@ ALLOWED = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize("size", [(9, 17), (3, 8), (1, 1), (8, 14)], ids=str)
-def test_depthwise_kernel_equals_the_convolution(
+def test_depthwise_kernel_equals_convolution(
     emulate: Callable[..., Emulator], dtype: torch.dtype, size: tuple[int, int]
 ) -> None:
     emulate(cuda, serve=True)

@@ -41,7 +41,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
-def test_cold_start_is_announced_once_and_cached(tmp_path: Path) -> None:
+def test_numba_kernels_announce_compilation_once(tmp_path: Path) -> None:
     out, said = finish(start([FEW], str(tmp_path), FULLFIELD_QUIET=""))
     assert out == FOUND
     assert said.startswith("fullfield: compiling ")
@@ -50,7 +50,7 @@ def test_cold_start_is_announced_once_and_cached(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_tvl1_cold_start_takes_at_most_fifteen_seconds(tmp_path: Path) -> None:
+def test_tvl1_solver_compiles_within_fifteen_seconds(tmp_path: Path) -> None:
     cold, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
     assert said.startswith("fullfield: compiling TV-L1 kernels for this CPU, once ...\nfullfield: compiled in ")
     warm, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
@@ -75,7 +75,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], numba_c
     return make
 
 
-def test_second_process_fills_a_cold_cache(
+def test_start_compiling_fills_cache_in_second_process(
     few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
@@ -88,7 +88,7 @@ def test_second_process_fills_a_cold_cache(
     assert capsys.readouterr().err == "", "the cache is warm"
 
 
-def test_kernels_are_compiled_here_if_the_second_process_ends_early(
+def test_kernels_compile_in_caller_after_second_process_dies(
     few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
@@ -100,13 +100,13 @@ def test_kernels_are_compiled_here_if_the_second_process_ends_early(
     assert "compiling a few kernels for this CPU, once ..." in capsys.readouterr().err
 
 
-def test_processes_share_a_cold_cache_and_may_be_quiet(tmp_path: Path) -> None:
+def test_numba_cache_is_shared_by_concurrent_processes(tmp_path: Path) -> None:
     both = [start([FEW], str(tmp_path), FULLFIELD_QUIET="1") for _ in range(2)]
     assert [finish(process) for process in both] == [(FOUND, "")] * 2
     assert len(list(tmp_path.glob("numba-*/*.compiled"))) == 1
 
 
-def test_cache_folder_skips_unwritable_folders(tmp_path: Path) -> None:
+def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     out, said = finish(start([FEW], str(blocked / "cache"), TMPDIR=str(tmp_path)))
@@ -115,7 +115,7 @@ def test_cache_folder_skips_unwritable_folders(tmp_path: Path) -> None:
     assert list(tmp_path.glob("fullfield-*/numba-*/*.compiled"))
 
 
-def test_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
     assert numba_cache.find_cache_folder(__file__) is None
     script = (
@@ -127,7 +127,7 @@ def test_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytes
     assert not any(tmp_path.iterdir())
 
 
-def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
     source.write_text("a = 1\n")
@@ -142,14 +142,14 @@ def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_cache_folder_of_other_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensure_private_folder_refuses_folder_of_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder.ensure_private_folder(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     assert not cache_folder.ensure_private_folder(tmp_path)
 
 
-def test_numbas_own_setting_is_left_alone(tmp_path: Path) -> None:
+def test_cache_compiled_code_restores_numba_setting(tmp_path: Path) -> None:
     config = pytest.importorskip("numba").config
     before = config.CACHE_DIR
     with numba_cache.cache_compiled_code(tmp_path):
@@ -167,7 +167,7 @@ def _flipped(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", [lambda _: b"", _cut, _flipped], ids=["empty", "cut", "flipped"])
-def test_damaged_files_are_compiled_again(
+def test_numba_cache_recompiles_damaged_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suffix: str, damage: Any
 ) -> None:
     """numba itself raises EOFError, UnpicklingError and more, or crashes, at every call until the file is gone."""
@@ -197,7 +197,7 @@ def _doubled(x: int) -> int:
     return x * 2
 
 
-def test_full_disk_is_reported_and_kernels_run(tmp_path: Path) -> None:
+def test_numba_kernels_run_on_full_disk(tmp_path: Path) -> None:
     """Here no file may grow beyond 3 kB."""
     pytest.importorskip("resource")
     script = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{RUN_FEW}"
@@ -209,7 +209,7 @@ def test_full_disk_is_reported_and_kernels_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_temporary_cache_folder_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensure_private_folder_refuses_shared_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -231,7 +231,7 @@ def test_temporary_cache_folder_must_be_private(tmp_path: Path, monkeypatch: pyt
         assert not cache_folder.ensure_private_folder(top / "numba")
 
 
-def test_kernels_can_be_shared_by_modules(tmp_path: Path) -> None:
+def test_compile_all_accepts_kernels_of_other_modules(tmp_path: Path) -> None:
     from numba import types
 
     shared = numba_cache.create_jit(tmp_path)(_twice)

@@ -29,7 +29,7 @@ def test_assembled_json_matches_compiler(arch: str) -> None:
 
 
 @needs_nvrtc
-def test_compile_errors_contain_compiler_log() -> None:
+def test_nvrtc_compile_error_contains_compiler_log() -> None:
     with pytest.raises(KernelError, match=r"cannot compile for sm_80: .*fullfield.cu\(1\): error"):
         nvrtc.load_nvrtc().compile(Source("nonsense"), "sm_80")
 
@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @needs_nvrtc
-def test_compiled_code_is_cached_and_announced_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiler_caches_code_and_announces_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sources = [TRIVIAL, Source(TRIVIAL.text, ("-DVALUE=2",))]
     codes = Compiler("sm_80", "test kernels").compile(sources)
     said = capfd.readouterr().err
@@ -64,7 +64,7 @@ def test_compiled_code_is_cached_and_announced_once(cache: Path, capfd: pytest.C
 
 
 @needs_nvrtc
-def test_damaged_code_is_compiled_again(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiler_recompiles_damaged_code(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (code,) = Compiler("sm_80", "test kernels").compile([TRIVIAL])
     (kept,) = cache.iterdir()
     capfd.readouterr()
@@ -75,7 +75,7 @@ def test_damaged_code_is_compiled_again(cache: Path, capfd: pytest.CaptureFixtur
 
 
 @needs_nvrtc
-def test_code_that_cannot_be_cached_is_reported(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiler_reports_unwritable_cache(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     compiler = Compiler("sm_80", "test kernels")
     cache.rmdir()  # meanwhile
     assert compiler.compile([TRIVIAL])[0]
@@ -128,7 +128,7 @@ def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.
     assert list(nvrtc.list_candidate_libraries()) == [*map(str, places), *names]
 
 
-def test_launches_as_the_driver_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvrtc_launch_structures_match_cuda_header(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUlaunchConfig and CUlaunchAttribute as cuda.h lays them out; the context is made current where there is none."""
     seen: list[tuple[object, ...]] = []
     current: list[int] = []

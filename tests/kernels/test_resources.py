@@ -285,7 +285,7 @@ ITERATIONS = [
 
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
-def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
+def test_tvl1_iteration_kernels_fit_registers(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
     device = _launching.Device(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
@@ -309,7 +309,7 @@ VARIANTS = [
 
 
 @pytest.mark.unit
-def test_sources_follow_shared_memory_and_hopper() -> None:
+def test_lookup_source_differs_by_shared_memory_and_hopper() -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS:
         request = build_request(channels, radius, dtype, levels=8)
         one, other = (lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
@@ -318,7 +318,7 @@ def test_sources_follow_shared_memory_and_hopper() -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", SHARED)
-def test_variants_of_the_lookup_compile(arch: str) -> None:
+def test_lookup_variants_compile(arch: str) -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS[: 2 if arch == "sm_87" else None]:
         if (arch, radius) == ("sm_75", 8):  # refused
             continue
@@ -334,7 +334,9 @@ def test_variants_of_the_lookup_compile(arch: str) -> None:
     [((1, 1), 1, 1, 10), ((512, 512), 1, 27, 3000), ((3, 64), 1, 343, 200_000), ((32, 32), 32, 125, 10**7)],
     ids=str,
 )
-def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int) -> None:
+def test_point_conv_kernels_fit_shared_memory(
+    arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int
+) -> None:
     device = gpu_from_device(arch)
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
@@ -351,7 +353,7 @@ def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [(64, 64), (64, 128), (8, 16)], ids=str)
-def test_wgmma_overlaps_other_instructions(dtype: torch.dtype, channels: tuple[int, int]) -> None:
+def test_point_conv_wgmma_overlaps_other_instructions(dtype: torch.dtype, channels: tuple[int, int]) -> None:
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (

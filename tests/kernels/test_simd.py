@@ -50,7 +50,7 @@ def _columns(a, indices, out):  # type: ignore[no-untyped-def]
         simd.store(out, 16 * column, vector)
 
 
-def test_columns_come_from_their_rows() -> None:
+def test_simd_columns_match_rows() -> None:
     a, indices = RNG.uniform(-4, 4, (50, 8)).astype(np.float32), RNG.integers(0, 50, 19).astype(np.int32)
     out = np.zeros(128, np.float32)
     _columns(a.ravel(), indices, out)
@@ -79,7 +79,7 @@ def _wrong(a, out):  # type: ignore[no-untyped-def]
     out[0] = simd.load(a, 0) + 1.0
 
 
-def test_mixing_with_scalars_is_a_typing_error() -> None:
+def test_simd_lanes_refuse_scalars() -> None:
     with pytest.raises(numba.core.errors.TypingError):
         _wrong(np.zeros(16, np.float32), np.zeros(1, np.float32))
 

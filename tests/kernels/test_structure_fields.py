@@ -35,6 +35,6 @@ def test_launchers_fill_declared_fields(path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_fields_are_found() -> None:
+def test_list_declared_fields_returns_known_fields() -> None:
     assert len(LAUNCHERS) >= 5
     assert {"products", "begin", "rows"} <= list_declared_fields()

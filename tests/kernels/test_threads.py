@@ -15,7 +15,7 @@ from fullfield._kernels import threads
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64))
-def test_rows_cover_everything_once(height: int, number: int, grain: int) -> None:
+def test_split_rows_covers_rows_once(height: int, number: int, grain: int) -> None:
     parts = threads.split_rows(height, number, grain)
     assert parts[0][0] == 0
     assert parts[-1][1] == height
@@ -25,19 +25,19 @@ def test_rows_cover_everything_once(height: int, number: int, grain: int) -> Non
         assert min(b - a for a, b in parts) >= grain - 1
 
 
-def test_tasks_run_on_several_threads() -> None:
+def test_threads_run_uses_several_threads() -> None:
     meeting = threading.Barrier(3, timeout=10)
     threads.run([lambda: meeting.wait() for _ in range(3)], 3)
 
 
-def test_single_thread_runs_in_caller() -> None:
+def test_threads_run_single_thread_is_caller() -> None:
     seen: list[int] = []
     threads.run([lambda: seen.append(threading.get_ident())] * 3, 1)
     assert seen == [threading.get_ident()] * 3
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])
-def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
+def test_threads_run_raises_error_after_all_tasks(bad: int) -> None:
     ended: list[int] = []
 
     def work(index: int) -> None:
@@ -51,7 +51,7 @@ def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_work_runs_in_caller_when_threads_cannot_start(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_threads_run_uses_caller_if_threads_cannot_start(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As with too little address space."""
     started: list[threading.Thread] = []
     start = threading.Thread.start
@@ -69,7 +69,7 @@ def test_work_runs_in_caller_when_threads_cannot_start(monkeypatch: pytest.Monke
     assert sorted(done) == list(range(6))
 
 
-def test_growing_pools_lose_no_callers() -> None:
+def test_threads_run_keeps_concurrent_callers_while_pool_grows() -> None:
     problems: list[BaseException] = []
 
     def call(number: int) -> None:
@@ -90,7 +90,7 @@ def test_growing_pools_lose_no_callers() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_pool_works_in_a_forked_child() -> None:
+def test_threads_run_works_in_forked_child() -> None:
     threads.run([lambda: None] * 2, 2)
     child = os.fork()
     if child == 0:
@@ -105,7 +105,7 @@ def test_pool_works_in_a_forked_child() -> None:
 
 
 @pytest.mark.parametrize(("count", "number", "parts"), [(0, 2, 0), (100, 1, 1), (100, 2, 8), (30, 2, 3)])
-def test_parts_cover_everything_once(count: int, number: int, parts: int) -> None:
+def test_run_chunks_covers_range_once(count: int, number: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
     threads.run_chunks(count, 10, number, lambda first, last: done.append((first, last)))
     assert len(done) == parts

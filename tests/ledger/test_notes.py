@@ -19,20 +19,20 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", "null", '"x"', "[" * 100_000, "\xff"])
-def test_read_notes_names_a_file_without_an_object(text: str, tmp_path: Path) -> None:
+def test_read_notes_refuses_file_without_object(text: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text(text, "latin-1")
     refuses(r"settings\.json: ", read_notes, path)
 
 
-def test_read_notes_reads_numbers_that_are_not_finite_as_none(tmp_path: Path) -> None:
+def test_read_notes_returns_none_for_nonfinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text('{"a": 1e999, "b": NaN, "c": [-Infinity, 1.5]}')
     assert read_notes(path) == {"a": None, "b": None, "c": [None, 1.5]}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
-def test_read_notes_and_records_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
+def test_read_notes_and_records_refuse_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.json")
     refuses("expected a regular file", read_notes, tmp_path / "settings.json")
     os.mkfifo(tmp_path / "a.jsonl")
@@ -68,7 +68,7 @@ def test_records_ignore_damaged_lines(changes: dict[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "1.5", "true"])
-def test_records_ignore_lines_with_numbers_that_are_no_sizes(number: str, tmp_path: Path) -> None:
+def test_records_ignore_lines_with_invalid_sizes(number: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         f'{{"name": "x.exr", "provenance": {{}}, "checksum": "a", "stamp": [{number}, 1, 1]}}\n'
         f'{{"input": "x.exr", "checksum": "a", "stamp": [{number}, 1, 1]}}\n[1]\n"text"\n7\n'
@@ -80,7 +80,7 @@ def settle(file: SettingsFile, content: dict[str, Any], results: list[str], **op
     return file.write_or_check(content, has_results=lambda: bool(results), advice="use another folder", **options)
 
 
-def test_settings_bind_while_results_exist(tmp_path: Path) -> None:
+def test_settings_file_refuses_change_while_results_exist(tmp_path: Path) -> None:
     file, results = SettingsFile(tmp_path / "run" / "settings.json", "the settings of a run"), list[str]()
     assert settle(file, {"a": 1}, results) is None
     assert settle(file, {"a": 2}, results) == {"a": 1}
@@ -94,7 +94,7 @@ def test_settings_bind_while_results_exist(tmp_path: Path) -> None:
     assert file.read() == {"a": 3}
 
 
-def test_missing_settings_next_to_results_are_reported(tmp_path: Path) -> None:
+def test_settings_file_refuses_results_without_settings(tmp_path: Path) -> None:
     file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
     refuses(r"no settings\.json says how they were made", settle, file, {"a": 1}, ["x"])
     assert file.read() is None
@@ -102,14 +102,14 @@ def test_missing_settings_next_to_results_are_reported(tmp_path: Path) -> None:
     assert file.read() == {"a": 1}
 
 
-def test_settings_name_three_changes_and_the_method_first(tmp_path: Path) -> None:
+def test_settings_file_names_three_changes_method_first(tmp_path: Path) -> None:
     file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
     settle(file, {"a": 1, "b": 1, "c": 1, "method": "x", "parameters": {"d": 1}}, [])
     changed = {"a": 2, "b": 2, "c": 2, "method": "y", "parameters": {"d": 2}}
     refuses(r"method was 'x', is 'y'; a was 1, is 2; b was 1, is 2; and 1 more\)", settle, file, changed, ["x"])
 
 
-def test_settings_of_the_first_process_stay(tmp_path: Path) -> None:
+def test_write_notes_unless_exist_keeps_first_settings(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     for number in range(3):
         write_notes_unless_exist(path, {"number": number})
@@ -119,7 +119,7 @@ def test_settings_of_the_first_process_stay(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]
 
 
-def test_settings_without_links_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_notes_unless_exist_works_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 

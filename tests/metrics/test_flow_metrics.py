@@ -139,7 +139,7 @@ def test_flow_metrics_equal_springs_evaluation():
 
 
 @pytest.mark.unit
-def test_four_values_with_own_mask():
+def test_four_values_returns_nan_where_invalid():
     flow = torch.arange(2 * 2 * 4, dtype=torch.float32).reshape(2, 2, 4)
     valid = torch.ones(2, 4, dtype=torch.bool)
     valid[1, 2] = False
@@ -152,7 +152,7 @@ def test_four_values_with_own_mask():
 
 
 @pytest.mark.unit
-def test_fl_all_needs_both_conditions():
+def test_fl_all_requires_both_conditions():
     truth = torch.tensor([[100.0, 100.0, 10.0, 10.0, 0.0]] * 1)[None].repeat(2, 1, 1)
     truth[1] = 0
     pred = truth.clone()
@@ -162,7 +162,7 @@ def test_fl_all_needs_both_conditions():
 
 
 @pytest.mark.unit
-def test_wauc_at_its_thresholds():
+def test_wauc_counts_errors_at_thresholds():
     """An error of exactly i/20 counts as an inlier at i; beyond 5 px nothing counts."""
     for error, first in ((0.0, 1), (0.05, 1), (0.0500001, 2), (0.25, 5), (2.5, 50), (5.0, 100), (5.0000001, 101)):
         pred = torch.tensor([error, 0.0], dtype=torch.float64).reshape(2, 1, 1)
@@ -356,7 +356,7 @@ def test_flow_metrics_on_gpu_equal_cpu():
 
 @pytest.mark.unit
 @pytest.mark.parametrize("seed", range(4))
-def test_boundary_distance_equals_all_pairs(seed):
+def test_compute_boundary_distance_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
     occluded = np.zeros((26, 31), bool)
     for _ in range(seed + 1):
@@ -370,7 +370,7 @@ def test_boundary_distance_equals_all_pairs(seed):
 
 
 @pytest.mark.unit
-def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
+def test_compute_boundary_distance_is_independent_of_blocks(monkeypatch):
     monkeypatch.setattr("fullfield.metrics.pixels._BLOCK_PIXELS", 700)
     occluded = torch.zeros(330, 340, dtype=torch.bool)
     occluded[3, 5] = True
@@ -388,7 +388,7 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
 
 
 @pytest.mark.unit
-def test_sintel_bands_on_a_real_occlusion_map(data_dir):
+def test_compute_boundary_distance_equals_scipy_on_sintel(data_dir):
     scipy = pytest.importorskip("scipy.ndimage")
     path: Path = data_dir / "flow" / "sintel" / "truth" / "occlusions_0002.png"
     occluded = np.asarray(Image.open(path).convert("L")) > 127
@@ -423,7 +423,7 @@ def test_flow_metrics_peak_memory_is_few_planes(forked):
 
 
 @pytest.mark.unit
-def test_epe_of_far_and_differentiable_predictions():
+def test_flow_metrics_accept_far_and_differentiable_predictions():
     truth = torch.zeros(2, 4, 4)
     gathered = FlowMetrics()
     refuses("pred: expected finite vectors", gathered.update, torch.full((2, 4, 4), 1e308, dtype=torch.float64), truth)

@@ -33,11 +33,11 @@ def turn(degrees: float, shift: tuple[float, float, float] = (0, 0, 0)) -> Tenso
 
 
 @pytest.mark.parametrize("degrees", [0.0, 1e-6, 0.3, 90.0, 179.9999, 180.0])
-def test_relative_rotation_error_is_angle_at_flat_cosine(degrees: float) -> None:
+def test_relative_rotation_error_is_exact_for_small_angles(degrees: float) -> None:
     assert float(relative_rotation_error(turn(10 + degrees), turn(10))) == pytest.approx(degrees, rel=1e-6, abs=1e-9)
 
 
-def test_errors_of_pose_batches_equal_singles() -> None:
+def test_pose_errors_of_batch_equal_singles() -> None:
     pred = torch.stack([turn(5, (1, 2, 2)), turn(0)]).float()
     truth = turn(0).float().expand(2, 4, 4)
     assert relative_rotation_error(pred, truth).tolist() == pytest.approx([5.0, 0.0], abs=1e-4)
@@ -78,7 +78,7 @@ def test_rmse_by_information_equals_rmse_for_small_errors() -> None:
 
 
 @pytest.mark.parametrize("degrees", [0.0, 60.0, 130.0, 179.9999, 180.0])
-def test_rmse_by_information_of_any_rotation(degrees: float) -> None:
+def test_rmse_by_information_equals_formula_for_any_rotation(degrees: float) -> None:
     weights = torch.diag(torch.tensor([4.0, 4, 4, 0, 0, 4], dtype=torch.float64))
     expected = math.hypot(1.0, math.sin(math.radians(degrees / 2)))
     assert float(rmse_by_information(turn(degrees, (0, 1, 0)), turn(0), weights)) == pytest.approx(expected, abs=1e-6)

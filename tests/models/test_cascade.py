@@ -68,7 +68,7 @@ def interior(error: Tensor, levels: int) -> Tensor:
     return error[..., margin:-margin, margin:-margin]
 
 
-def test_sizes_of_the_levels() -> None:
+def test_cascade_sizes_returns_quarter_levels() -> None:
     assert compute_cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
     assert compute_cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
     assert compute_cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
@@ -90,7 +90,7 @@ def test_cascade_resamples_affine_flow_without_shift(height: int, width: int) ->
     assert truth.abs().amax() > 8
 
 
-def test_updates_of_the_levels() -> None:
+def test_cascade_uses_coarse_updates_on_smaller_levels() -> None:
     network = Known((1371, 1131))
     pair = frames(1371, 1131)
     Cascade(network, updates=2, coarse_updates=6, threshold=THRESHOLD)(*pair)
@@ -115,7 +115,7 @@ def test_cascade_initial_flow_starts_coarsest_level() -> None:
     assert interior(flow - start, 3).abs().max() < 2e-4
 
 
-def test_frames_are_reduced_by_a_quarter() -> None:
+def test_cascade_reduces_frames_by_averaging() -> None:
     seen = []
 
     def network(frame1: Tensor, frame2: Tensor, **_: Any) -> Tensor:
@@ -137,7 +137,7 @@ def test_frames_are_reduced_by_a_quarter() -> None:
     assert torch.allclose(seen[4][0][0, :, 100, 200], block, atol=1e-6)
 
 
-def test_resampled_flow_is_the_same_motion() -> None:
+def test_resample_flow_keeps_motion() -> None:
     for size in ((43, 87), (400, 201), (130, 190)):
         found = resample_flow(affine(130, 190, (130, 190)), *size)
         assert (found - affine(*size, (130, 190)))[..., 8:-8, 8:-8].abs().max() < 1e-4
@@ -163,7 +163,7 @@ def test_cascade_refuses_bad_arguments() -> None:
     refuses("network: expected something that is called like a network", Cascade, "raft")
 
 
-def test_resampled_flow_agrees_at_two_sizes() -> None:
+def test_more_confident_selects_flow_by_log_scale() -> None:
     own = FlowWithLogScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
     large = FlowWithLogScale(
         torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10)
@@ -178,7 +178,7 @@ def test_resampled_flow_agrees_at_two_sizes() -> None:
     assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
 
 
-def test_the_enlarged_flow_corrects_by_four_cells_at_most() -> None:
+def test_more_confident_limits_correction_to_four_cells() -> None:
     own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5))
     large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.full((1, 1, 6, 10), -3.0))
     large.flow[:, 0] = 2 * 31.9
@@ -191,7 +191,7 @@ def test_the_enlarged_flow_corrects_by_four_cells_at_most() -> None:
 
 @pytest.mark.parametrize("which", ["own", "large"])
 @pytest.mark.parametrize("surest", [-1.0, 1.0])
-def test_cascade_shows_overflow_of_either_size(which: str, surest: float) -> None:
+def test_more_confident_keeps_nonfinite_values(which: str, surest: float) -> None:
     own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
     large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large

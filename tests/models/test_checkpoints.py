@@ -131,7 +131,7 @@ def test_load_weights_names_wrong_model(torchvision: Any, tmp_path: Path) -> Non
     assert refused(tiny, narrow).startswith("state dict: expected weights of SEA-RAFT (S); ")
 
 
-def test_incomplete_or_inconsistent_weights_are_refused() -> None:
+def test_load_weights_refuses_incomplete_or_inconsistent_weights() -> None:
     state, target = official(model(1).state_dict()), model(2)
     missing = {key: value for key, value in state.items() if key != "flow_head.2.bias"}
     assert refused(target, missing) == "state dict: expected weights of SEA-RAFT (S); missing flow_head.2.bias"
@@ -167,7 +167,7 @@ def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Ten
     assert same(state, tensors)
 
 
-def test_names_and_their_suffix_stay(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_read_state_keeps_tensor_names(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     path = tmp_path / "w.pth"
     save_file(tensors, path)
     state, _ = read_state_dict(path)
@@ -178,7 +178,7 @@ def test_names_and_their_suffix_stay(tmp_path: Path, tensors: dict[str, Tensor])
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_prefixes_and_wrappers_go(tensors: dict[str, Tensor], prefix: str) -> None:
+def test_read_state_removes_prefixes_and_wrappers(tensors: dict[str, Tensor], prefix: str) -> None:
     wrapped = {"epoch": 3, "state_dict": {prefix + key: value for key, value in tensors.items()}}
     assert same(read_state_dict(wrapped)[0], tensors)  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ class Evil:
         return (print, ("opened",))
 
 
-def test_code_and_programs_are_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_state_refuses_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.ones(1), "b": Evil()}, path)
     refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state_dict, path)
@@ -203,7 +203,7 @@ def test_code_and_programs_are_not_run(tmp_path: Path, capsys: pytest.CaptureFix
     refuses("TorchScript", read_state_dict, path)
 
 
-def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_read_state_refuses_other_files(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     whole = tmp_path / "whole.pth"
     torch.save(tensors, whole)
     held = whole.read_bytes()
@@ -250,7 +250,7 @@ def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
+def test_read_state_refuses_damaged_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
     whole = path.read_bytes()
@@ -288,7 +288,7 @@ def test_load_weights_refuses_mismatch_without_loading(tensors: dict[str, Tensor
     assert module.state_dict()["a.bias"].tolist() == [7.0, 7.0]
 
 
-def test_models_are_recognised(torchvision: Any, ptlflow: Any) -> None:
+def test_recognize_network_returns_name_of_network(torchvision: Any, ptlflow: Any) -> None:
     assert recognize_network(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
     assert recognize_network(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
     assert recognize_network(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
@@ -332,7 +332,7 @@ def _deep() -> dict[str, Any]:
     ],
     ids=["meta", "coo", "nested", "quantised", "complex"],
 )
-def test_odd_tensors_are_refused_in_one_line(tmp_path: Path, odd: Tensor, words: str) -> None:
+def test_read_state_refuses_unsupported_tensors(tmp_path: Path, odd: Tensor, words: str) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a.weight": odd}, path)
     for source in (path, {"a.weight": odd}):
@@ -340,13 +340,13 @@ def test_odd_tensors_are_refused_in_one_line(tmp_path: Path, odd: Tensor, words:
         assert caught.endswith("at 'a.weight'")
 
 
-def test_deep_wrappers_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_read_state_refuses_deep_wrappers(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"state_dict": torch.ones(1)}, path)
     refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state_dict, _deep())
 
 
-def test_weights_of_integers_are_refused() -> None:
+def test_load_weights_refuses_integer_weights() -> None:
     module = torch.nn.BatchNorm2d(3)
     state = {name: value.clone() for name, value in module.state_dict().items()}
     state["weight"] = torch.tensor([1, 2, 3])

@@ -141,7 +141,7 @@ def test_download_restarts_when_file_changed(
     assert target.read_bytes() == content
 
 
-def test_wrong_sums_and_bad_answers_leave_nothing(server: Server, tmp_path: Path) -> None:
+def test_download_leaves_no_file_after_failure(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"expected the SHA-256 abcd, got {SUM}; nothing was kept"):
         download(server.url(), tmp_path / "file.bin", sha256="abcd")
     assert names(tmp_path) == set()
@@ -152,7 +152,7 @@ def test_wrong_sums_and_bad_answers_leave_nothing(server: Server, tmp_path: Path
     assert names(tmp_path) == set()
 
 
-def test_encryption_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_refuses_redirect_to_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Answer(io.BytesIO):
         url = "http://elsewhere/file.bin"
         status = 200

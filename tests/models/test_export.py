@@ -71,7 +71,7 @@ def plainly_encoded(config: RAFTConfig | SEARAFTConfig, *encoders: str) -> Netwo
 
 @pytest.mark.parametrize("lookup", FORMS)
 @pytest.mark.parametrize("config", [SEA_RAFT, SMALL, LARGE], ids=["sea-raft", "raft-small", "raft"])
-def test_exported_parts_equal_network(config: Any, lookup: str) -> None:
+def test_export_sections_equal_network(config: Any, lookup: str) -> None:
     """Called one after the other, without an exporter; frames of 65×86 are padded, those of 64×80 are not."""
     model = network(config)
     begin, step = export._EncodingSection(model, lookup), export._UpdateSection(model, lookup)
@@ -87,7 +87,7 @@ def test_exported_parts_equal_network(config: Any, lookup: str) -> None:
 
 # Most of the time goes into PyTorch's exporter, so graphs are small: two levels, and one network in the usual checks.
 # Symbolic sizes of both lookups: tests/ops/correlation/test_traceable.py.
-def test_onnx_is_one_file_with_a_loop(tmp_path: Path) -> None:
+def test_export_onnx_writes_one_file_with_loop(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     model = plainly_encoded(SMALL.replace(levels=2, radius=1), "fnet", "cnet")
@@ -119,7 +119,9 @@ def test_onnx_is_one_file_with_a_loop(tmp_path: Path) -> None:
         pytest.param(SMALL.replace(levels=2, radius=1), "dense", ("fnet", "cnet"), id="raft-small-dense"),
     ],
 )
-def test_onnx_of_any_size(config: Any, lookup: str, encoders: tuple[str, ...], tmp_path: Path) -> None:
+def test_export_onnx_dynamic_accepts_any_size(
+    config: Any, lookup: str, encoders: tuple[str, ...], tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
     model = plainly_encoded(config, *encoders)
     path = export_onnx(model, tmp_path / "flow.onnx", 64, 80, lookup=lookup, dynamic=True, updates=2)
@@ -128,7 +130,7 @@ def test_onnx_of_any_size(config: Any, lookup: str, encoders: tuple[str, ...], t
 
 
 @pytest.mark.long
-def test_onnx_of_one_size(tmp_path: Path) -> None:
+def test_export_onnx_static_equals_network(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = network(SEA_RAFT.replace(levels=2, radius=2))
     path = export_onnx(model, tmp_path / "flow.onnx", 65, 86, batch=2, lookup="linear")
@@ -136,7 +138,7 @@ def test_onnx_of_one_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_exported_file_states_frame_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+def test_export_onnx_stores_frame_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
@@ -181,14 +183,14 @@ def test_exported_file_states_frame_sizes(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_arguments_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_export_onnx_refuses_bad_arguments(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     arguments = {"model": network(SEA_RAFT), "path": tmp_path / "x.onnx", "height": 128, "width": 128, **changes}
     refuses(message, export_onnx, **arguments)
     assert not [*tmp_path.iterdir()]
 
 
-def test_export_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_onnx_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(SEA_RAFT)
     with pytest.raises(OSError, match=r"absent.*x\.onnx|does not exist"):
         export_onnx(model, tmp_path / "absent" / "x.onnx", 64, 64)

@@ -29,7 +29,7 @@ def model(name: str) -> Network:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 50), (8, 8), (17, 16), (40, 9), (64, 72), (61, 71), (65, 95)])
-def test_networks_take_any_size(model: Network, size: tuple[int, int]) -> None:
+def test_networks_accept_any_size(model: Network, size: tuple[int, int]) -> None:
     """The padding is the original's: evenly on both sides, the odd pixel right and below."""
     height, width = size
     frames = pair(*size)
@@ -56,7 +56,7 @@ def test_network_batch_equals_singles_and_accepts_uint8(model: Network) -> None:
         torch.testing.assert_close(model(*bytes_, 2), as_floats, rtol=0, atol=1e-4)
 
 
-def test_cpu_prepared_form_equals_network(model: Network) -> None:
+def test_prepared_flow_on_cpu_equals_network(model: Network) -> None:
     randomise(model)  # batch norms whose statistics count
     frames = pair(40, 56, batch=2)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_cpu_prepared_form_equals_network(model: Network) -> None:
         assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_merged_layers_follow_the_weights() -> None:
+def test_merged_layers_follow_weight_changes() -> None:
     one, two = (tiny("sea-raft") for _ in range(2))
     for seed, network in enumerate((one, two)):
         randomise(network, seed)
@@ -91,7 +91,7 @@ def test_merged_layers_follow_the_weights() -> None:
     assert block.pwconv1.weight.grad is not None
 
 
-def test_frames_encoded_one_by_one_are_the_same(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_encoding_frames_separately_equals_batch(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = pair(56, 72, 2)
     seen: list[int] = []
     model.fnet.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
@@ -104,7 +104,7 @@ def test_frames_encoded_one_by_one_are_the_same(model: Network, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["autocast", "bfloat16"])
-def test_half_precision_keeps_coordinates_in_float32(
+def test_network_half_precision_keeps_float32_coordinates(
     name: str, model: Network, half: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if half and name != "sea-raft":
@@ -194,14 +194,14 @@ def test_network_uses_named_backend(model: Network) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("name", ["raft-small", "sea-raft"])
-def test_wrong_inputs_are_named(model: Network, changes: dict[str, Any], message: str) -> None:
+def test_network_refuses_bad_inputs(model: Network, changes: dict[str, Any], message: str) -> None:
     one, two = torch.rand(2, 1, 3, 64, 64)
     for call in (model, model.predictions, getattr(model, "flow_with_info", model)):
         refuses(f"^{message}", call, **{"frame1": one, "frame2": two, "updates": 1, **changes})
 
 
 @pytest.mark.parametrize("name", ["raft-small", "sea-raft"])
-def test_frames_that_are_not_where_the_weights_are_are_named(model: Network) -> None:
+def test_network_refuses_frames_on_other_device(model: Network) -> None:
     elsewhere = torch.zeros(1, 3, 16, 16, device="meta")
     refuses(r"^frame1: expected device cpu, as the weights, got .* on meta$", model, elsewhere, elsewhere)
 
@@ -227,11 +227,11 @@ def test_frames_that_are_not_where_the_weights_are_are_named(model: Network) -> 
     ],
     ids=str,
 )
-def test_wrong_configurations_are_named(changes: dict[str, Any], message: str) -> None:
+def test_network_configs_refuse_bad_values(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         RAFTConfig.large(**changes["raft"]) if "raft" in changes else SEARAFTConfig(**changes)
 
 
-def test_configurations_of_another_kind_are_named() -> None:
+def test_networks_refuse_config_of_other_type() -> None:
     for network, wrong in ((RAFT, "large"), (SEARAFT, {"updates": 4})):
         refuses(f"config: expected a {network.__name__}Config", network, wrong)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("mode", ["sintel", "kitti"])
-def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> None:
+def test_choose_padding_pads_to_multiples_of_eight(mode: str) -> None:
     for height, width in [(9, 31), (16, 24), (375, 1242), (436, 1024), (17, 40), (1, 1), (8, 3), (5, 200)]:
         padding = choose_padding(height, width, mode)
         frame = torch.rand(2, 3, height, width)
@@ -37,7 +37,7 @@ def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> 
             assert 0 <= padding.bottom - padding.top <= 1
 
 
-def test_padding_and_values() -> None:
+def test_normalize_frame_scales_uint8_and_float() -> None:
     field = torch.zeros(1, 2, 16, 24)
     assert choose_padding(16, 24).crop(field) is field
     assert choose_padding(15, 24).crop(field).shape == (1, 2, 15, 24)
@@ -60,7 +60,7 @@ def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("mode", ["sintel", "kitti"])
 @pytest.mark.parametrize("frame", [(64, 96), (70, 91), (129, 63)])
 @pytest.mark.parametrize("own", [(64, 96), (70, 91), (35, 47), (9, 12), (18, 23), (140, 182)])
-def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
+def test_resample_to_grid_samples_cell_centres(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
     padding = choose_padding(*frame, mode)
     start = resample_flow_to_cells(linear(*own, frame), *frame, padding)
     rows, columns = start.shape[-2:]
@@ -73,7 +73,7 @@ def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: 
     torch.testing.assert_close(start[0], truth, rtol=1e-5, atol=1e-5)
 
 
-def test_starts_of_a_quarter_and_an_eighth() -> None:
+def test_resample_to_grid_averages_quarter_to_eighth() -> None:
     quarter = torch.randn(2, 2, 32, 40, generator=torch.Generator().manual_seed(0))
     start = resample_flow_to_cells(quarter, 128, 160, choose_padding(128, 160))
     half = 0.5 * functional.interpolate(quarter, scale_factor=0.5, mode="bilinear")

@@ -44,7 +44,7 @@ def assert_every_gradient(model: torch.nn.Module) -> None:
     ("name", "blocks", "parameters"),
     [("resnet18", 8, 33_716_904), ("resnet34", 16, 64_026_536), ("resnet50", 16, 48_247_976)],
 )
-def test_published_sizes(name: str, blocks: int, parameters: int) -> None:
+def test_point_resnet_matches_published_sizes(name: str, blocks: int, parameters: int) -> None:
     """27 weights where an image network has nine, 343 in the stem; a norm has two numbers a channel."""
     config = RESNETS[name]()
     with torch.device("meta"):
@@ -54,7 +54,7 @@ def test_published_sizes(name: str, blocks: int, parameters: int) -> None:
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_residual_networks(name: str) -> None:
+def test_point_resnet_logits_of_empty_cloud_equal_bias(name: str) -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(RESNETS[name]()))
@@ -68,7 +68,7 @@ def test_residual_networks(name: str) -> None:
     assert torch.equal(model(features, pyramid), logits)
 
 
-def test_clouds_of_a_batch_do_not_see_each_other() -> None:
+def test_point_networks_batch_equals_singles() -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     for norm in ("layer", "instance"):
@@ -84,7 +84,7 @@ def test_clouds_of_a_batch_do_not_see_each_other() -> None:
                 torch.testing.assert_close(features_together[part], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_levels_halve_their_density() -> None:
+def test_point_unet_prepare_halves_density_per_level() -> None:
     points, offsets, _ = clouds(torch.float64)
     far = points + torch.tensor([400_000.0, 5_400_000.0, 100.0], dtype=torch.float64)
     config = PointUNetConfig(grid=0.05, channels=(4, 4, 4), blocks=(1, 1, 1), stem_kernel=3)
@@ -100,7 +100,7 @@ def test_levels_halve_their_density() -> None:
         assert (up.forward.rows.diff() > 0).all()  # every fine point sees a coarse one
 
 
-def test_dense_features_follow_their_points() -> None:
+def test_point_unet_features_follow_point_order() -> None:
     torch.manual_seed(0)
     points, _, features = clouds()
     points, features = points[:220], features[:220]
@@ -132,7 +132,7 @@ def test_point_network_compiles_without_graph_break() -> None:
 @pytest.mark.parametrize(
     ("norm", "backend"), [pytest.param("layer", "aot_eager", marks=pytest.mark.long), ("instance", "eager")]
 )
-def test_compiled_once_for_clouds_of_any_size(norm: str, backend: str) -> None:
+def test_point_networks_compile_once_for_any_size(norm: str, backend: str) -> None:
     """One graph for the first batch, one for sizes that vary."""
     torch.manual_seed(0)
     model = PointResNet(
@@ -152,7 +152,7 @@ def test_compiled_once_for_clouds_of_any_size(norm: str, backend: str) -> None:
     torch._dynamo.reset()
 
 
-def test_gradients_of_a_network_through_torch_func() -> None:
+def test_point_network_gradients_through_torch_func_equal_backward() -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18()))
@@ -168,7 +168,7 @@ def test_gradients_of_a_network_through_torch_func() -> None:
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch", "instance"])
-def test_half_precision(norm: str) -> None:
+def test_point_network_half_precision_is_close_to_float32(norm: str) -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18(norm=norm))).eval()
@@ -184,7 +184,7 @@ def test_half_precision(norm: str) -> None:
         torch.testing.assert_close(got.float(), exact, rtol=0.1, atol=0.15)
 
 
-def test_empty_batches() -> None:
+def test_point_networks_accept_empty_batches() -> None:
     model = PointResNet(small(PointResNetConfig.resnet18()))
     logits = model(torch.zeros(0, 3), model.prepare(torch.zeros(0, 3), torch.tensor([0, 0])))
     assert torch.equal(logits, model.classifier.bias[None])
@@ -193,7 +193,7 @@ def test_empty_batches() -> None:
     assert dense(torch.zeros(1, 1), dense.prepare(torch.zeros(1, 3))).isfinite().all()
 
 
-def test_mistakes_are_named() -> None:
+def test_point_networks_refuse_bad_arguments() -> None:
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18()))
     pyramid = model.prepare(points, offsets, gradient=False)
@@ -224,7 +224,7 @@ def test_mistakes_are_named() -> None:
         refuses(rf"^{field}: ", PointResNetConfig().replace, **{field: bad})
 
 
-def test_configurations_and_the_catalogue_need_no_torch() -> None:
+def test_model_configs_and_weights_import_no_torch() -> None:
     modules = ("models", "models.weights", "models.raft.config", "models.sea_raft.config")
     script = f"import sys, {', '.join(f'fullfield.{module}' for module in modules)}\n"
     script += "from fullfield.models.pointcnnpp import PointResNetConfig, PointUNetConfig\n"

@@ -71,7 +71,7 @@ def test_prepared_flow_equals_module(name: str) -> None:
         close(fast(*eight_bit, updates=1), model(*eight_bit, updates=1))
 
 
-def test_padding_of_the_configuration() -> None:
+def test_prepared_flow_uses_padding_of_config() -> None:
     model = RAFT(CONFIGS["raft"].replace(padding="kitti")).eval()
     first, second = frames()
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_padding_of_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_bfloat16_on_the_cpu(name: str) -> None:
+def test_prepared_flow_bfloat16_is_close_to_module(name: str) -> None:
     model = network(name)
     first, second = frames(2)
     half = PreparedFlow(model, *SIZE, batch=2, precision="bfloat16")
@@ -100,7 +100,7 @@ def test_bfloat16_on_the_cpu(name: str) -> None:
     assert torch.equal(fast(first, second, updates=1), same(first, second, updates=1))
 
 
-def test_prepared_results_are_not_overwritten() -> None:
+def test_prepared_flow_keeps_earlier_results() -> None:
     model = network("raft")
     first, second = frames()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -168,7 +168,7 @@ def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_parameter_is_known_to_the_form(name: str) -> None:
+def test_prepared_flow_lists_all_its_tensors(name: str) -> None:
     """Their memory must outlive what streams have still to do."""
     fast = PreparedFlow(network(name), *SIZE, precision="exact")
     found = tensors_of(fast._network, set())
@@ -215,7 +215,7 @@ def test_prepared_flow_refuses_bad_arguments() -> None:
         refuses(message, call)
 
 
-def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
+def test_prepared_sizes_keep_last_used_sizes() -> None:
     model = network("sea-raft")
     fast = PreparedSizes(model, sizes=2)
     first = fast.prepare_size(64, 64)
@@ -230,7 +230,7 @@ def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
     assert not fast._by_size
 
 
-def test_prepared_network_in_cascade_equals_module() -> None:
+def test_prepared_sizes_in_cascade_equal_module() -> None:
     model = network("sea-raft")
     first, second = frames(size=(150, 190))
     with torch.no_grad():
@@ -239,9 +239,7 @@ def test_prepared_network_in_cascade_equals_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
-def test_networks_in_the_package_load_offline_and_equal_their_prepared_form(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundled_networks_load_offline_and_equal_prepared_flow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.weights.download", lambda *_, **__: pytest.fail("downloads"))
     model = load_weights(name)
     scene = textured_scene(160, 200, seed=3, max_motion=4)
@@ -256,7 +254,7 @@ def test_networks_in_the_package_load_offline_and_equal_their_prepared_form(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
-def test_networks_in_the_package_are_near_float32_in_half_precision(name: str) -> None:
+def test_bundled_networks_in_half_precision_match_float32(name: str) -> None:
     model = load_weights(name).cuda()
     scene = textured_scene(160, 200, seed=3, max_motion=4)
     frames = scene.frame1[None].cuda(), scene.frame2[None].cuda()

@@ -88,7 +88,7 @@ def test_prepared_flow_of_unusual_sizes(name: str, size: tuple[int, int]) -> Non
     assert off(PreparedFlow(model, *size, batch=3)(first, second, 2), right) < 2e-2
 
 
-def test_official_weights_on_real_frames(data_dir: Path) -> None:
+def test_prepared_flow_error_equals_module_on_real_frames(data_dir: Path) -> None:
     from fullfield.estimators._frames import read_or_convert_frame
     from fullfield.io import read_flow
 
@@ -108,7 +108,7 @@ def test_official_weights_on_real_frames(data_dir: Path) -> None:
         assert errors[1] == pytest.approx(errors[0], rel=0.005)
 
 
-def test_calls_are_repeatable_and_take_no_new_memory() -> None:
+def test_prepared_flow_is_repeatable_and_allocates_nothing() -> None:
     fast = PreparedFlow(network("raft"), *SIZE)
     pairs = [textured(SIZE), textured(SIZE)[::-1]]
     first = [fast(*pair, updates=3) for pair in pairs]
@@ -122,7 +122,7 @@ def test_calls_are_repeatable_and_take_no_new_memory() -> None:
     assert not torch.equal(first[0], first[1])
 
 
-def test_streams_and_threads_take_turns() -> None:
+def test_prepared_flow_serializes_streams_and_threads() -> None:
     fast = PreparedFlow(network("sea-raft"), *SIZE)
     pairs = [textured(SIZE), textured(SIZE)[::-1]]
     right = [fast(*pair) for pair in pairs]
@@ -188,7 +188,7 @@ def test_prepared_flow_overflow_is_not_finite(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "most"), [("sea-raft", (864, 2048), 0.6), ("raft", (1728, 4096), 1.5)])
-def test_prepared_flow_peak_memory(name: str, size: tuple[int, int], most: float) -> None:
+def test_prepared_flow_peak_memory_is_bounded(name: str, size: tuple[int, int], most: float) -> None:
     model = network(name)
     first, second = textured(size)
     torch.cuda.empty_cache()
@@ -200,7 +200,7 @@ def test_prepared_flow_peak_memory(name: str, size: tuple[int, int], most: float
     assert torch.cuda.max_memory_allocated() - before < most * GIB
 
 
-def test_prepared_cuda_network_in_cascade_equals_module() -> None:
+def test_prepared_sizes_on_gpu_in_cascade_equal_module() -> None:
     model = network("sea-raft")
     first, second = textured((864, 1152))
     with torch.no_grad():
@@ -208,7 +208,7 @@ def test_prepared_cuda_network_in_cascade_equals_module() -> None:
     assert off(Cascade(PreparedSizes(model), updates=2)(first, second), right) < 0.05
 
 
-def test_global_switches_are_left_alone() -> None:
+def test_prepared_flow_keeps_global_torch_flags() -> None:
     before = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.is_inference_mode_enabled()
     PreparedFlow(network("raft-small"), 64, 96)(*textured((64, 96)))
     assert before == (
@@ -246,7 +246,7 @@ def test_prepared_bidirectional_flow_equals_two_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_updates_go_on_while_the_flow_moves(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+def test_prepared_flow_continues_updates_while_flow_moves(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     model = network("sea-raft")
     model.config = model.config.replace(max_updates=6)
     fast = PreparedFlow(model, 128, 256, batch)

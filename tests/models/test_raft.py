@@ -76,7 +76,7 @@ def same_gradients(model: RAFT, theirs: dict[str, Tensor]) -> None:
         assert off <= 2e-2 * size + 1e-5, (name, off, size)
 
 
-def test_outputs_and_gradients_are_torchvisions(from_vision: nn.Module, size: str) -> None:
+def test_raft_equals_torchvision(from_vision: nn.Module, size: str) -> None:
     model = RAFT(config(size)).eval()
     model.load_checkpoint(from_vision.state_dict())
     first, second = pair(128, 136, 2)
@@ -96,7 +96,7 @@ def test_outputs_and_gradients_are_torchvisions(from_vision: nn.Module, size: st
         torch.testing.assert_close(mine, other)
 
 
-def test_outputs_and_gradients_are_ptlflows_at_any_size(from_ptlflow: nn.Module, size: str) -> None:
+def test_raft_equals_ptlflow_at_any_size(from_ptlflow: nn.Module, size: str) -> None:
     model = RAFT(config(size)).eval()
     model.load_checkpoint({f"module.{name}": value for name, value in from_ptlflow.state_dict().items()})
     first, second = pair(131, 146, 2)
@@ -135,7 +135,7 @@ def test_raft_initial_flow_equals_ptlflow_warm_start(
     assert float((ours - cold).abs().max()) > 1
 
 
-def test_zero_updates_enlarge_the_start(small: RAFT) -> None:
+def test_raft_zero_updates_upsample_initial_flow(small: RAFT) -> None:
     first, second = pair(60, 90)
     start = torch.full((1, 2, 15, 20), 1.5)
     flow = small(first, second, 0, initial_flow=start)
@@ -146,7 +146,7 @@ def test_zero_updates_enlarge_the_start(small: RAFT) -> None:
     refuses("updates: expected an integer >= 1", small.predictions, first, second, 0, initial_flow=start)
 
 
-def test_kittis_padding(size: str) -> None:
+def test_raft_kitti_padding_pads_below(size: str) -> None:
     name = "raft" if size == "large" else "raft-small"
     evenly, below = tiny(name), tiny(name, padding="kitti")
     below.load_checkpoint(evenly.state_dict())
@@ -166,7 +166,7 @@ def test_raft_coordinates_have_no_gradient(small: RAFT) -> None:
     assert start.grad is None or float(start.grad.abs().max()) == 0
 
 
-def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_predictions_upsample_in_one_batch(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, frames = tiny("raft" if size == "large" else "raft-small"), pair(130, 136, 2)
     cells = 2 * 17 * 17
     sizes: list[int] = []
@@ -195,7 +195,7 @@ def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.Monk
     assert [flow.shape[0] for flow in model.predictions(none, none, updates=5)] == [0] * 5
 
 
-def test_lookups_give_the_features_type_in_training_on_a_gpu(small: RAFT, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_lookup_dtype_in_training_follows_features(small: RAFT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.raft.model.CorrelationPyramid", lambda *_, **options: options["out_dtype"])
 
     def asked(on_gpu: bool, learns: bool) -> object:
@@ -208,7 +208,7 @@ def test_lookups_give_the_features_type_in_training_on_a_gpu(small: RAFT, monkey
         assert asked(True, True) is None
 
 
-def test_frozen_batch_norms_stay_frozen() -> None:
+def test_raft_freeze_batch_norm_survives_train() -> None:
     model = RAFT(RAFTConfig.large())
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
@@ -221,7 +221,7 @@ def test_frozen_batch_norms_stay_frozen() -> None:
     assert all(norm.training for norm in norms)
 
 
-def test_dropout_works_in_training_only() -> None:
+def test_raft_dropout_applies_in_training_only() -> None:
     torch.manual_seed(0)
     model = RAFT(RAFTConfig.small(dropout=0.5))
     first, second = pair(32, 32)
@@ -231,7 +231,7 @@ def test_dropout_works_in_training_only() -> None:
         assert torch.equal(model(first, second, 1), model(first, second, 1))
 
 
-def test_double_precision(small: RAFT) -> None:
+def test_raft_float64_matches_float32(small: RAFT) -> None:
     first, second = pair(32, 40)
     with torch.no_grad():
         single = small(first, second, 2)
@@ -239,7 +239,7 @@ def test_double_precision(small: RAFT) -> None:
     torch.testing.assert_close(double.float(), single, rtol=0, atol=1e-3)
 
 
-def test_official_weights_reproduce_the_listed_error(data_dir: Path) -> None:
+def test_raft_official_weights_match_listed_error(data_dir: Path) -> None:
     from fullfield.estimators._frames import read_or_convert_frame
     from fullfield.io import read_flow
 

@@ -93,7 +93,7 @@ def in_memory(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_unused_memory_changes_nothing(name: str) -> None:
+def test_recorded_memory_padding_keeps_results(name: str) -> None:
     model = made(name)
     like = batch(model, (300, 200), 0)
     memory, run = in_memory(model, like, 0.3)
@@ -106,7 +106,7 @@ def test_unused_memory_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_unused_memory_in_emulated_kernels(
+def test_recorded_memory_padding_keeps_emulated_results(
     dtype: torch.dtype, emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All kernels of the features, whose memory is poisoned and watched; the geometry is the reference's."""
@@ -126,7 +126,7 @@ def test_unused_memory_in_emulated_kernels(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-def test_means_of_clouds(dtype: torch.dtype) -> None:
+def test_cloud_means_equal_definition(dtype: torch.dtype) -> None:
     features = (torch.arange(24).view(8, 3) * 100 + 60_000).clamp(max=65_000).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         found = recorded_step._means(features, torch.tensor([3, 0, 4]))
@@ -137,7 +137,7 @@ def test_means_of_clouds(dtype: torch.dtype) -> None:
     torch.testing.assert_close(grad, share[:, None].expand(8, 3))
 
 
-def test_without_a_gpu_every_step_is_plain() -> None:
+def test_recorded_step_without_gpu_is_plain() -> None:
     model = made("basic")
     step = RecordedStep(model, loss_of, *batch(model, (200, 150), 0))
     for seed, sizes in enumerate(((200, 150), (100,))):
@@ -171,7 +171,7 @@ def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch)
     assert step.plain_steps == 4
 
 
-def test_mistakes_are_named() -> None:
+def test_recorded_step_refuses_bad_arguments() -> None:
     model = made("basic")
     given = batch(model, (100, 80), 0)
     features, pyramid, labels = given
@@ -205,7 +205,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 @on_gpu
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_batches_of_other_sizes_are_replayed(name: str, dtype: torch.dtype) -> None:
+def test_recorded_step_replays_batches_of_other_sizes(name: str, dtype: torch.dtype) -> None:
     model = made(name, dtype, "cuda")
     step = RecordedStep(model, loss_of, *batch(model, (3000, 2000), 0), spare=0.5)
     for seed, sizes in enumerate(((3000, 2000), (2000, 2500), (1, 1000), (0, 3500), (3100, 2100), (3000, 2000))):
@@ -218,7 +218,7 @@ def test_batches_of_other_sizes_are_replayed(name: str, dtype: torch.dtype) -> N
 
 @gpu
 @on_gpu
-def test_same_bits_in_every_replay_and_nothing_waits() -> None:
+def test_recorded_step_is_deterministic_and_does_not_synchronize() -> None:
     model = made("basic", torch.float16, "cuda")
     one, other = (batch(model, (2500, 1500), seed) for seed in (0, 1))
     step = RecordedStep(model, loss_of, *one)
@@ -261,7 +261,7 @@ def test_recorded_step_follows_optimizer_and_parameter_changes() -> None:
 
 @gpu
 @on_gpu
-def test_autocast() -> None:
+def test_recorded_step_works_under_autocast() -> None:
     model = made("basic", device="cuda")
     given = batch(model, (2000, 1500), 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -49,7 +49,7 @@ def test_sea_raft_equals_ptlflow(ptlflow: Any) -> None:
         assert (ours(frame1, frame2, 3) - expected).abs().max() > 1e-2  # the last update counts
 
 
-def test_sea_raft_cells_move_by_more_than_one_pixel() -> None:
+def test_is_moving_requires_cells_beyond_one_pixel() -> None:
     before = torch.zeros(3, 2, 10, 10)
     after = before.clone()
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
@@ -69,7 +69,7 @@ def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
 
 
 @pytest.mark.parametrize("form", ["module", "prepared"])
-def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form: str) -> None:
+def test_sea_raft_continues_updates_while_flow_moves(until: Callable[[Moves], None], form: str) -> None:
     model = tiny("sea-raft", max_updates=5, stage_channels=(8, 16, 16))
     assert isinstance(model, SEARAFT)
     two = tuple(torch.cat(both) for both in zip(pair(64, 72), pair(64, 72, seed=2), strict=True))
@@ -96,7 +96,7 @@ def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form
         torch.testing.assert_close(both[1:], run(*second, updates=5), rtol=0, atol=1e-4)
 
 
-def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None]) -> None:
+def test_sea_raft_given_updates_are_exact(until: Callable[[Moves], None]) -> None:
     model = tiny("sea-raft", max_updates=5)
     assert isinstance(model, SEARAFT)
     until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
@@ -115,7 +115,7 @@ def named_gradients(module: nn.Module) -> dict[str, Tensor]:
     return {name: grad for name, grad in found.items() if grad is not None}
 
 
-def test_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
+def test_sea_raft_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
     theirs, ours = both_networks(ptlflow, "s")
     theirs.iters = 2
     frame1, frame2 = pair(128, 136, batch=2)
@@ -144,7 +144,7 @@ def test_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
         torch.testing.assert_close(buffer, buffers[name], rtol=1e-4, atol=1e-4)
 
 
-def test_info_of_the_last_update_belongs_to_the_flow() -> None:
+def test_flow_with_info_returns_info_of_last_update() -> None:
     model = tiny("sea-raft")
     pictures = pair(67, 90)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_info_of_the_last_update_belongs_to_the_flow() -> None:
         torch.testing.assert_close(first, model(*pictures, updates=1))
 
 
-def test_expected_log_scale() -> None:
+def test_expected_log_scale_equals_mixture_mean() -> None:
     info = torch.tensor([0.0, 0.0, 3.0, -2.0]).view(1, 4, 1, 1)
     assert compute_expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(
         1.5
@@ -225,7 +225,7 @@ def test_sea_raft_configurations_are_published_sizes() -> None:
         SEARAFTConfig.from_official({k: v for k, v in OFFICIAL.items() if k != "dim"})
 
 
-def test_depthwise_convolution_has_the_gradients_of_its_formula() -> None:
+def test_depthwise_convolution_gradients_pass_gradcheck() -> None:
     draw = torch.Generator().manual_seed(4)
     x = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=draw, requires_grad=True)
     weight = torch.randn(3, 1, 7, 7, dtype=torch.float64, generator=draw, requires_grad=True)
@@ -237,7 +237,7 @@ def test_depthwise_convolution_has_the_gradients_of_its_formula() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_depthwise_convolution_on_a_gpu_equals_pytorchs(dtype: torch.dtype) -> None:
+def test_depthwise_convolution_on_gpu_equals_pytorch(dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(5)
     x, grad = (torch.randn(2, 128, 19, 30, generator=draw).cuda().to(dtype) for _ in range(2))
     weight = torch.randn(128, 1, 7, 7, generator=draw).cuda().to(dtype)

@@ -53,7 +53,7 @@ def entry(path: Path, **changes: Any) -> WeightsEntry:
     return dataclasses.replace(base, **changes)
 
 
-def test_entries_are_complete() -> None:
+def test_weights_entries_are_complete() -> None:
     assert len(WEIGHTS) == 22
     files = [one.file for one in WEIGHTS.values()]
     assert len(set(files)) == len(files)
@@ -82,7 +82,7 @@ def test_entries_are_complete() -> None:
         assert not made.training
 
 
-def test_entries_are_torchvisions(torchvision: Any) -> None:
+def test_weights_entries_match_torchvision(torchvision: Any) -> None:
     models = torchvision.models.optical_flow
     for size, published in (("large", models.Raft_Large_Weights), ("small", models.Raft_Small_Weights)):
         for one in published:
@@ -93,7 +93,7 @@ def test_entries_are_torchvisions(torchvision: Any) -> None:
             assert set(ours.metrics.values()) <= told
 
 
-def test_sums_are_those_of_the_files(data_dir: Path) -> None:
+def test_weights_checksums_match_files(data_dir: Path) -> None:
     for name in ("raft-things", "raft-sintel", "raft-small"):
         path = data_dir / "weights" / f"{name}.pth"
         if not path.is_file():
@@ -101,7 +101,7 @@ def test_sums_are_those_of_the_files(data_dir: Path) -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == WEIGHTS[name].sha256
 
 
-def test_fetch_weights_fetches_once(served: Path, cache: Path) -> None:
+def test_fetch_weights_downloads_once(served: Path, cache: Path) -> None:
     told: list[int] = []
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
     assert find_cached_weights(one) is None
@@ -124,7 +124,7 @@ def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cac
     assert fetch_weights(other) == cache / "weights" / "other.pth"
 
 
-def test_failures_say_what_to_do_by_hand(served: Path, cache: Path) -> None:
+def test_fetch_weights_failure_explains_manual_download(served: Path, cache: Path) -> None:
     put = re.escape(str(cache / "weights" / "mine.pth"))
     with pytest.raises(DownloadError, match=f"^mine: .*SHA-256 abcd, .*; fetch file:.* by hand and put it at {put}$"):
         fetch_weights(entry(served, sha256="abcd"))
@@ -140,7 +140,7 @@ def test_failures_say_what_to_do_by_hand(served: Path, cache: Path) -> None:
     assert load_weights("raft-small", unknown).config.name == "raft-small"
 
 
-def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_weights_accepts_models_and_names(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     monkeypatch.setattr(weights, "WEIGHTS", {"raft-small": entry(served, name="raft-small")})
     truth = torch.load(served, weights_only=True)["fnet.conv1.weight"]
@@ -186,9 +186,7 @@ def test_models_page_lists_every_entry() -> None:
         assert any(f"`{model}`" in row[0] and f"`{name}` (default)" in row[1] for row in rows), model
 
 
-def test_files_of_others_count_in_the_folder_that_was_named(
-    cache: Path, served: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_cached_weights_trusts_named_folder(cache: Path, served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = entry(served)
     *_, temporary = list_candidate_folders()
     for folder in (temporary, cache):
@@ -201,7 +199,7 @@ def test_files_of_others_count_in_the_folder_that_was_named(
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner here")
-def test_weights_cache_ignores_other_files() -> None:
+def test_weights_is_own_refuses_other_owners() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
         assert weights._is_owned_by_this_user(path) is ours  # type: ignore[arg-type]

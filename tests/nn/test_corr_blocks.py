@@ -92,7 +92,7 @@ def torchvision_form(levels: int, radius: int, coords: Tensor) -> Callable[[Tens
 
 
 @pytest.mark.parametrize(("levels", "radius"), [(4, 4), (2, 3), (1, 1)])
-def test_blocks_compute_the_definition(levels: int, radius: int) -> None:
+def test_corr_blocks_equal_definition(levels: int, radius: int) -> None:
     fmap1, fmap2 = maps()
     coords = positions(fmap1)
     expected = gradients(lambda a, b: definition(a, b, coords, levels, radius), fmap1, fmap2)
@@ -111,7 +111,7 @@ def test_blocks_compute_the_definition(levels: int, radius: int) -> None:
         assert got[0].is_contiguous()
 
 
-def test_raft_defaults_and_dtypes() -> None:
+def test_raft_corr_block_returns_float32_for_any_dtype() -> None:
     fmap1, fmap2 = maps()
     coords = positions(fmap1)
     expected = definition(fmap1, fmap2, coords, 4, 4)
@@ -128,7 +128,7 @@ def test_raft_defaults_and_dtypes() -> None:
     assert_within(half, exact, 2e-3 * float(exact.abs().max()), "float16 coordinates")
 
 
-def test_maps_of_other_sizes_and_small_ones() -> None:
+def test_corr_blocks_accept_unequal_and_small_maps() -> None:
     fmap1, _ = maps((9, 11))
     _, fmap2 = maps((6, 14))
     coords = positions(fmap1)
@@ -146,7 +146,7 @@ def test_maps_of_other_sizes_and_small_ones() -> None:
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_sea_raft_block_refuses_a_dilation_that_changes_from_ones(inference: bool) -> None:
+def test_sea_raft_corr_block_refuses_changed_dilation(inference: bool) -> None:
     fmap1, fmap2 = maps((7, 6))
     coords = positions(fmap1)
     block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 2))
@@ -163,7 +163,7 @@ def test_sea_raft_block_refuses_a_dilation_that_changes_from_ones(inference: boo
 
 
 @pytest.mark.unit
-def test_sea_raft_block_names_a_wrong_dilation() -> None:
+def test_sea_raft_corr_block_refuses_wrong_dilation() -> None:
     fmap1, fmap2 = maps((5, 4))
     block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 1))
     with pytest.raises(InputError, match=r"dilation: expected shape \[2, 1, 5, 4\]"):
@@ -195,7 +195,7 @@ BLOCKS: dict[str, Block] = {
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name != "stereo"])
-def test_compiled_in_one_graph(name: str) -> None:
+def test_corr_blocks_compile_in_one_graph(name: str) -> None:
     fmap1, fmap2 = maps((9, 11))
     coords = positions(fmap1).contiguous()
 
@@ -230,7 +230,7 @@ PEERS: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")
 @pytest.mark.parametrize("name", PEERS)
-def test_against_the_class_it_replaces(name: str, request: pytest.FixtureRequest) -> None:
+def test_corr_blocks_equal_replaced_class(name: str, request: pytest.FixtureRequest) -> None:
     package, path, theirs = PEERS[name]
     module = importlib.import_module(f"{request.getfixturevalue(package).__name__}.{path}")
     fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
@@ -256,7 +256,7 @@ def test_corr_blocks_on_gpu_equal_cpu(name: str) -> None:
 
 
 @on_gpu
-def test_corr_block_refuses_dilation_tensor_in_graph_capture() -> None:
+def test_sea_raft_corr_block_refuses_dilation_in_graph_capture() -> None:
     case = make_case((8, 12), batch=1, channels=32)
     block = SEARAFTCorrBlock(case.fmap1.cuda(), case.fmap2.cuda(), arguments(4, 4))
     coords = case.coords.cuda()
@@ -274,7 +274,7 @@ def test_corr_block_refuses_dilation_tensor_in_graph_capture() -> None:
         assert torch.equal(out, expected)
 
 
-def test_copies_of_the_torchvision_block_are_empty() -> None:
+def test_torchvision_corr_block_copies_are_empty() -> None:
     block = TorchvisionCorrBlock(num_levels=2, radius=2)
     fmap1, fmap2 = maps((8, 8))
     block.build_pyramid(fmap1.requires_grad_(), fmap2)
@@ -316,7 +316,7 @@ def test_droid_corr_block_equals_original(channels: int) -> None:
     assert not DroidCorrBlock(fmap1, fmap2)(moving).requires_grad
 
 
-def test_droid_pairs_come_and_go() -> None:
+def test_droid_corr_block_adds_and_removes_pairs() -> None:
     first, more = droid_maps(3), droid_maps(2, seed=7)
     block = DroidCorrBlock(*first[:2], radius=2)
     before = block(first[2])
@@ -373,7 +373,7 @@ def test_local_correlation_with_flow_equals_unimatch() -> None:
 
 
 @pytest.mark.unit
-def test_wrong_arguments_of_unimatch_are_named() -> None:
+def test_local_correlation_with_flow_refuses_bad_arguments() -> None:
     fmap1, fmap2 = maps((5, 4))
     flow = torch.zeros(2, 2, 5, 4)
     for options, message in (

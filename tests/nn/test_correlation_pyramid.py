@@ -21,7 +21,7 @@ def maps(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 8, 6, 9, dtype=dtype), torch.randn(2, 8, 7, 5, dtype=dtype)
 
 
-def test_correlation_pyramid_contract() -> None:
+def test_correlation_pyramid_reports_levels_shape_and_dtype() -> None:
     look = CorrelationPyramid(*maps(torch.float16))
     assert (look.levels, look.radius, look.out_channels, look.backend) == (4, 4, 324, "cpu")
     out = look(torch.zeros(2, 2, 6, 9))
@@ -47,14 +47,14 @@ def test_correlation_pyramid_contract() -> None:
     ],
     ids=str,
 )
-def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> None:
+def test_correlation_pyramid_refuses_bad_arguments(options: dict[str, object], message: str) -> None:
     fmap1, fmap2 = maps()
     with pytest.raises(InputError, match=message):
         CorrelationPyramid(**{"fmap1": fmap1, "fmap2": fmap2, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.unit
-def test_wrong_coordinates_are_named() -> None:
+def test_correlation_pyramid_refuses_wrong_coordinates() -> None:
     look = CorrelationPyramid(*maps())
     for bad in (torch.zeros(2, 2, 9, 6), torch.zeros(1, 2, 6, 9), torch.zeros(2, 2, 6, 9).half(), None):
         with pytest.raises(InputError, match="coords: expected"):
@@ -111,7 +111,7 @@ class Nothing(torch.autograd.Function):
 
 
 @pytest.mark.unit
-def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlation_pyramid_lookup_calls_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pyramid, the pair, and the question whether somebody traces."""
     monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
     look, coords = CorrelationPyramid(*maps(), backend="reference"), torch.zeros(2, 2, 6, 9)
@@ -131,7 +131,7 @@ def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.
 
 
 @pytest.mark.unit
-def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlation_pyramid_host_overhead_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup costs about as much as PyTorch's smallest operator, one with gradients two of its autograd functions."""
     monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
     fmap1, fmap2 = maps()

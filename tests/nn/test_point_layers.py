@@ -26,7 +26,7 @@ def features() -> Tensor:
     return torch.randn(sum(SIZES), 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3 + 2
 
 
-def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) -> None:
+def test_point_conv_layer_equals_operator(geometry: PointGeometry, features: Tensor) -> None:
     layer = PointConv(6, 8, groups=2).double()
     assert layer.weight.shape == (27, 3, 8)
     assert torch.equal(layer(features, geometry), point_conv(features, layer.weight, geometry, layer.bias, 2))
@@ -48,7 +48,7 @@ def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
-def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
+def test_point_norm_layer_equals_operator(features: Tensor, kind: str) -> None:
     layer = PointNorm(6, kind).double()
     learned: tuple[Tensor, Tensor] = layer._get_scale_and_shift()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
-def test_norms_of_empty_batches_and_half_precision(kind: str) -> None:
+def test_point_norm_accepts_empty_and_half_batches(kind: str) -> None:
     norm = PointNorm(3, kind).eval()
     assert norm(torch.zeros(0, 3), (0, 0)).shape == (0, 3)
     assert norm.half()(torch.full((4, 3), 6e4, dtype=torch.float16), (4,)).isfinite().all()
@@ -73,9 +73,7 @@ def test_norms_of_empty_batches_and_half_precision(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
 @pytest.mark.parametrize("owner", [0, 1], ids=["convolution", "norm"])
-def test_hooks_are_called_where_both_are_one_step(
-    geometry: PointGeometry, features: Tensor, owner: int, kind: str
-) -> None:
+def test_norm_convolve_calls_hooks_of_layers(geometry: PointGeometry, features: Tensor, owner: int, kind: str) -> None:
     features = features.float()
     layers = (PointConv(features.shape[1], 8, bias=False), PointNorm(8))
     plain = layers[1].convolve(layers[0], features, geometry, ())
@@ -101,7 +99,7 @@ def test_point_pool_and_cloud_pool_equal_definition(geometry: PointGeometry, fea
         assert torch.equal(largest[number], cloud.amax(0) if len(cloud) else empty)
 
 
-def test_layers_compile_without_a_break(geometry: PointGeometry, features: Tensor) -> None:
+def test_point_layers_compile_without_graph_break(geometry: PointGeometry, features: Tensor) -> None:
     conv, norms = PointConv(6, 6).double(), [PointNorm(6, kind).double() for kind in ("layer", "batch", "instance")]
     pools = (PointPool("max"), PointPool("mean"), CloudPool("max"), CloudPool("mean"))
 

@@ -40,7 +40,7 @@ def make(widths: tuple[int, int] = (21, 21), channels: int = 12) -> tuple[Tensor
 
 @pytest.mark.parametrize(("levels", "radius", "widths"), [(4, 4, (21, 21)), (2, 3, (17, 30)), (1, 1, (5, 5))])
 @pytest.mark.parametrize("channels", [4, 160])
-def test_against_the_definition(levels: int, radius: int, widths: tuple[int, int], channels: int) -> None:
+def test_stereo_corr_block_equals_definition(levels: int, radius: int, widths: tuple[int, int], channels: int) -> None:
     left, right, coords = make(widths, channels)
     leaves = [left.clone().requires_grad_(), right.clone().requires_grad_()]
     block = StereoCorrBlock(leaves[0], leaves[1], levels, radius)
@@ -68,7 +68,7 @@ def test_stereo_corr_block_forms_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("channels", [4, 160])
-def test_stereo_corr_block_gives_zeros_outside(channels: int) -> None:
+def test_stereo_corr_block_is_zero_outside(channels: int) -> None:
     left, right, coords = make(channels=channels)
     for column, value in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 21 + 5.0, -6.0)):
         coords[1, 0, 3, column] = value
@@ -80,7 +80,7 @@ def test_stereo_corr_block_gives_zeros_outside(channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [4, 160])
-def test_positions_gradient_and_a_single_channel_of_them(channels: int) -> None:
+def test_stereo_corr_block_coordinate_gradient_equals_definition(channels: int) -> None:
     left, right, coords = make(channels=channels)
     x = coords[:, :1].clone().requires_grad_()
     out = StereoCorrBlock(left, right)(x)
@@ -91,7 +91,7 @@ def test_positions_gradient_and_a_single_channel_of_them(channels: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [4, 160])
-def test_levels_that_pool_to_nothing_give_zeros(channels: int) -> None:
+def test_stereo_corr_block_empty_levels_are_zero(channels: int) -> None:
     left, right, coords = make((5, 5), channels)
     out = StereoCorrBlock(left, right, 5, 2)(coords)
     assert_within(out[:, :15], definition(left, right, coords[:, 0], 3, 2), 1e-5, "result")
@@ -100,7 +100,7 @@ def test_levels_that_pool_to_nothing_give_zeros(channels: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("channels", [4, 160])
-def test_other_dtypes_and_autocast(dtype: torch.dtype, channels: int) -> None:
+def test_stereo_corr_block_accepts_dtypes_and_autocast(dtype: torch.dtype, channels: int) -> None:
     left, right, coords = (t.to(dtype) if i < 2 else t for i, t in enumerate(make(channels=channels)))
     exact = definition(left, right, coords[:, 0], 2, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,7 +111,7 @@ def test_other_dtypes_and_autocast(dtype: torch.dtype, channels: int) -> None:
 
 
 @pytest.mark.unit
-def test_wrong_arguments_are_named() -> None:
+def test_stereo_corr_block_refuses_bad_arguments() -> None:
     left, right, coords = make()
     with pytest.raises(InputError, match="fmap2: expected 7 rows, as fmap1 has"):
         StereoCorrBlock(left, right[:, :, :6])
@@ -140,6 +140,6 @@ print(memory.grown * 2**20)
 
 @pytest.mark.unit
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_memory_is_linear_in_the_width(forked: Callable[..., str]) -> None:
+def test_stereo_corr_block_memory_is_linear_in_width(forked: Callable[..., str]) -> None:
     """The rows' volumes of 16384 columns alone would be 2 GiB."""
     assert float(forked(SCRIPT, 16384)) < 200e6

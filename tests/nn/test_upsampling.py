@@ -34,7 +34,7 @@ def test_convex_upsample_is_independent_of_strips(elements: int, monkeypatch: py
 
 
 @pytest.mark.unit
-def test_convex_upsample_gradients() -> None:
+def test_convex_upsample_gradients_pass_gradcheck() -> None:
     # With one place inside, and borders on every side.
     field, mask = (whole[..., :3, :3].clone().requires_grad_() for whole in example(2, torch.float64))
     assert torch.autograd.gradcheck(lambda f, m: convex_upsample(f, m, 2), (field, mask))
@@ -45,7 +45,7 @@ def test_convex_upsample_gradients() -> None:
 
 
 @pytest.mark.unit
-def test_half_precision_weights_give_the_fields_dtype() -> None:
+def test_convex_upsample_keeps_dtype_of_field() -> None:
     field, mask = example(8)
     out = convex_upsample(field, mask.half(), 8)
     assert out.dtype == torch.float32
@@ -53,7 +53,7 @@ def test_half_precision_weights_give_the_fields_dtype() -> None:
 
 
 @pytest.mark.unit
-def test_it_can_be_compiled_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convex_upsample_compiles_and_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     field, mask = example(4)
     monkeypatch.setattr(upsampling, "_ELEMENTS", 1)
     compiled = torch.compile(convex_upsample, backend="eager", fullgraph=True)
