@@ -27,7 +27,7 @@ from fullfield._check import device as check_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp
-from fullfield.sequences.follow import create_matcher
+from fullfield.sequences.follow import create_pair_matcher
 from fullfield.sequences.tracking import PairMatcher, Schedule, Tracker
 
 _BOTH = (("chain",), ("zero",))
@@ -133,7 +133,7 @@ def main() -> None:
         frames = list(shown[:, None])
         estimator = build_estimator(follow_shots.METHOD)
         assert isinstance(estimator, RefinedEstimator)
-        matcher = CachingMatcher(create_matcher(estimator.estimator), frames)
+        matcher = CachingMatcher(create_pair_matcher(estimator.estimator), frames)
         for name in args.schedules:
             scores = score_schedule(SCHEDULES[name], matcher, estimator.refine, frames, truths, visible)
             report.setdefault(f"seed {seed}", {})[name] = scores

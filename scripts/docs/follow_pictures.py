@@ -20,7 +20,7 @@ from torch.nn.functional import interpolate
 from fullfield.cli.main import main as run_command
 from fullfield.io import read_frame, read_vectors, write_image
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
-from fullfield.sequences.follow_pictures import draw_grid
+from fullfield.sequences.follow_pictures import draw_reference_grid
 from fullfield.viz import frame_to_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,9 @@ def main(arguments: list[str]) -> int:
             layers = read_vectors(f"ref.{number}.exr")
             painted.append(read_frame("over.exr"))
             grids.append(
-                draw_grid(read_frame(f"plate.{number}.exr"), layers["backward"], layers["occlusion.backward"], 16)
+                draw_reference_grid(
+                    read_frame(f"plate.{number}.exr"), layers["backward"], layers["occlusion.backward"], 16
+                )
             )
     write_image(target / "follow_paint.jpg", lay_side_by_side(painted))
     write_image(target / "follow_grid.jpg", lay_side_by_side(grids))

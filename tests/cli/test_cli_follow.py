@@ -21,7 +21,7 @@ from fullfield.cli.main import main
 from fullfield.io import read_vectors, write_image, write_vectors
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.ops.warping import warp
-from fullfield.sequences.tracks import TrackedPoint, read_points, track_points, write_tracks
+from fullfield.sequences.tracks import TrackedPoint, read_points_csv, read_tracks_from_flow_files, write_tracks
 from fullfield.testing.shots import SyntheticShot
 
 QUICK = ["--method", "tvl1", "--preset", "fast", "--warps", "2", "--iterations", "4", "--quiet"]
@@ -250,8 +250,8 @@ def test_track_points_adds_forward_flow(tmp_path: Path) -> None:
     planes = {"forward": flow, "occlusion.forward": torch.zeros(8, 10), "confidence.forward": torch.ones(8, 10)}
     write_vectors(tmp_path / "ref.0007.exr", planes)
     (tmp_path / "points.csv").write_text("x,y\n2.5,3\n", encoding="utf-8-sig")  # as Excel writes it
-    points = read_points(tmp_path / "points.csv")
-    (track,) = track_points(points, [7], lambda number: str(tmp_path / f"ref.{number:04d}.exr"))
+    points = read_points_csv(tmp_path / "points.csv")
+    (track,) = read_tracks_from_flow_files(points, [7], lambda number: str(tmp_path / f"ref.{number:04d}.exr"))
     assert (track.frame, track.x, track.y, track.is_visible) == (7, 2.5 + 3, 3 + 2.5, True)
 
 

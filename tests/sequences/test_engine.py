@@ -18,7 +18,7 @@ from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
-from fullfield.sequences.changes import _block_means, is_cut, is_duplicate, reduce_frame
+from fullfield.sequences.changes import _compute_block_means, is_cut, is_duplicate, shrink_to_grey
 from fullfield.sequences.engine import Engine
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -164,7 +164,7 @@ def test_engine_reports_cuts_and_duplicates(estimator: TVL1Estimator) -> None:
 def test_is_cut_is_false_for_motion(seed: int) -> None:
     scene = textured_scene(120, 160, seed=seed, max_motion=10)
     other = textured_scene(120, 160, seed=seed + 20)
-    a, b, c = (reduce_frame(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
+    a, b, c = (shrink_to_grey(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
     assert not is_cut(a, b)
     assert is_cut(a, c)
     assert is_cut(a, np.zeros_like(a))
@@ -180,12 +180,12 @@ def test_is_cut_compares_what_is_known_of_both() -> None:
     scene, other = textured_scene(96, 128, seed=3, max_motion=8), textured_scene(96, 128, seed=8)
     left, right = torch.zeros(2, 96, 128, dtype=torch.bool)
     left[:, :80], right[20:, 40:] = True, True
-    first = reduce_frame(scene.frame1 * left, left)
+    first = shrink_to_grey(scene.frame1 * left, left)
     assert int(np.isfinite(first).sum()) == round(first.size * 80 / 128)
-    assert not is_cut(first, reduce_frame(scene.frame2 * right, right))
-    assert is_cut(first, reduce_frame(other.frame1 * right, right))
-    assert not is_cut(first, reduce_frame(other.frame1, ~left)), "nothing is known of both"
-    assert np.allclose(reduce_frame(scene.frame1 * left, left)[:, :29], reduce_frame(scene.frame1)[:, :29])
+    assert not is_cut(first, shrink_to_grey(scene.frame2 * right, right))
+    assert is_cut(first, shrink_to_grey(other.frame1 * right, right))
+    assert not is_cut(first, shrink_to_grey(other.frame1, ~left)), "nothing is known of both"
+    assert np.allclose(shrink_to_grey(scene.frame1 * left, left)[:, :29], shrink_to_grey(scene.frame1)[:, :29])
 
 
 @pytest.mark.parametrize("options", [(), ("--window", "data")])
@@ -229,13 +229,13 @@ def test_engine_pins_plates_for_gpu(shot: Path, monkeypatch: pytest.MonkeyPatch)
 def test_reduce_frame_equals_pytorch_averages() -> None:
     for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
         frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-        found = reduce_frame(frame)
+        found = shrink_to_grey(frame)
         rows, columns = found.shape
         lines = torch.stack([r.mean((0, 1)) for r in _bins(frame, rows)])[None]
         expected = torch.nn.functional.adaptive_avg_pool2d(lines, (rows, columns))[0]
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
         blocks = torch.nn.functional.avg_pool2d(torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False)
-        np.testing.assert_allclose(_block_means(found), blocks[0, 0].numpy(), atol=1e-9)
+        np.testing.assert_allclose(_compute_block_means(found), blocks[0, 0].numpy(), atol=1e-9)
 
 
 def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
@@ -254,7 +254,7 @@ def test_cut_detection_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.Tensor, "__sub__", forbidden)
     for name in ("adaptive_avg_pool2d", "avg_pool2d", "pad"):
         monkeypatch.setattr(torch.nn.functional, name, forbidden)
-    assert is_cut(*(reduce_frame(frame) for frame in frames))
+    assert is_cut(*(shrink_to_grey(frame) for frame in frames))
     assert not is_duplicate(*frames, compressed=True)
     assert not is_duplicate(*frames, compressed=False)
 

@@ -19,8 +19,8 @@ from fullfield.ops.warping import warp
 from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
 from fullfield.sequences.follow_job import FollowJob, run_follow
-from fullfield.sequences.follow_pool import follow_on_devices, split_into_sides
-from fullfield.sequences.names import find_frames
+from fullfield.sequences.follow_pool import run_follow_on_devices, split_at_reference
+from fullfield.sequences.names import find_frame_files
 from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
     Field,
@@ -28,7 +28,7 @@ from fullfield.sequences.tracking import (
     _prefer_trusted_match,
     compute_confidence,
     compute_expected_error,
-    list_sources,
+    list_source_steps,
     list_stored_steps,
 )
 from fullfield.testing.shots import SyntheticShot
@@ -161,7 +161,7 @@ def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
     from fullfield.estimators.estimation import build_estimator
 
     config = build_estimator("tvl1", "fast", **QUICK).config  # type: ignore[attr-defined]
-    return FollowJob(find_frames("plate.%04d.png"), tuple(numbers), reference, Output(pattern), "tvl1", config)
+    return FollowJob(find_frame_files("plate.%04d.png"), tuple(numbers), reference, Output(pattern), "tvl1", config)
 
 
 def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
@@ -257,13 +257,13 @@ def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
         for index in range(8):
             writer.write((255 * shot.render_frame(index)).to(torch.uint8), index / 25)
     opened: list[VideoPlates] = []
-    open_video = VideoPlates._open
+    open_video = VideoPlates._reopen_from_start
 
     def count_open(video: VideoPlates) -> None:
         opened.append(video)
         open_video(video)
 
-    monkeypatch.setattr(VideoPlates, "_open", count_open)
+    monkeypatch.setattr(VideoPlates, "_reopen_from_start", count_open)
     video = open_plates(path)
     opened.clear()
     followed = list(follow_frames(video, 8, "tvl1", config=PRESETS["fast"].replace(**QUICK)))
@@ -286,7 +286,7 @@ def test_follow_on_two_devices_equals_one() -> None:
         settled, plan = job.compare_with_files(job.build_estimator(), job.open_plates())
         tasks.append((settled, plan.missing))
     reported: list[int] = []
-    outcomes = follow_on_devices(tasks, ["cpu", "cpu"], report=reported.append)
+    outcomes = run_follow_on_devices(tasks, ["cpu", "cpu"], report=reported.append)
     assert [outcome.written for outcome in outcomes] == [numbers, numbers]
     assert sorted(reported) == sorted(2 * numbers)
     for reference in (1003, 1006):
@@ -302,7 +302,7 @@ def test_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
     settled, plan = job.compare_with_files(job.build_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
-        follow_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
+        run_follow_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
 
 
 @pytest.mark.usefixtures("plates")
@@ -316,28 +316,28 @@ def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.Monkey
     monkeypatch.setattr(worker.os, "_exit", lambda _: None)
     pipe, worker_pipe = Pipe()
     pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
-    follow_pool._run_process(worker_pipe, "cpu", 1)
+    follow_pool._serve_in_process(worker_pipe, "cpu", 1)
     kind, content = pipe.recv()
     assert kind == ("refused" if isinstance(error, OSError) else "error")
     assert str(error) in content
 
 
 def test_split_into_sides_shares_no_frames() -> None:
-    assert split_into_sides([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
-    assert split_into_sides([5, 4], 9) == [[4, 5]]
-    assert split_into_sides([], 9) == []
+    assert split_at_reference([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
+    assert split_at_reference([5, 4], 9) == [[4, 5]]
+    assert split_at_reference([], 9) == []
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])
 def test_sources_are_stored_until_no_later_frame_needs_them(step: int) -> None:
-    sources = list_sources(step)
+    sources = list_source_steps(step)
     assert sources[0] == step - 1
     assert all(0 <= source < step for source in sources)
     stored = list_stored_steps(step)
     assert set(sources) <= stored
     assert len(stored) <= 12
     for later in range(step, step + 80):
-        assert {source for source in list_sources(later) if source < step} <= stored
+        assert {source for source in list_source_steps(later) if source < step} <= stored
 
 
 @pytest.mark.usefixtures("plates")

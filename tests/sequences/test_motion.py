@@ -27,12 +27,12 @@ from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_a
 from fullfield.io.vectors import VectorReading
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
-from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate_picture, warp_image
-from fullfield.sequences.pictures import InputReader, run_pictures
+from fullfield.sequences.motion import accumulate_flow_to_reference, chain_flows, interpolate_picture, warp_image
+from fullfield.sequences.pictures import InputReader, write_job_pictures
 from fullfield.sequences.results import Outcome, StageTimes
-from fullfield.sequences.retiming import RetimeSettings, plan_retime
+from fullfield.sequences.retiming import RetimeSettings, build_retime_job
 from fullfield.sequences.stored_flow import StoredFlow
-from fullfield.sequences.warping import plan_warp
+from fullfield.sequences.warping import build_warp_job
 from fullfield.testing import textured_scene
 from fullfield.testing.shots import SyntheticShot
 from refusals import refuses
@@ -102,7 +102,7 @@ def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> 
 
 
 def test_add_flows_equals_composition() -> None:
-    total = add_flows(steady(1.5, 0.5), steady(2.0, -1.0))
+    total = chain_flows(steady(1.5, 0.5), steady(2.0, -1.0))
     inner = total[:, 2:-2, 2:-4]
     torch.testing.assert_close(inner, steady(3.5, -0.5)[:, 2:-2, 2:-4])
     assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
@@ -114,7 +114,7 @@ def test_accumulate_flow_goes_both_ways_and_stops_at_missing_flow() -> None:
             raise InputError("mv.0013.exr: no such file")
         return steady(-2.0)
 
-    found = dict(accumulate_flow(10, range(7, 15), lambda _: steady(2.0), backward))
+    found = dict(accumulate_flow_to_reference(10, range(7, 15), lambda _: steady(2.0), backward))
     assert sorted(found) == [7, 8, 9, 11, 12, 13, 14]
     for number in (7, 8, 9, 11, 12):
         field = found[number]
@@ -466,7 +466,7 @@ def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLin
     reported: list[int] = []
     outcome = warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2), report=reported.append)
     assert outcome.written == sorted(reported) == [1, 2, 3, 4]
-    assert outcome.is_good
+    assert outcome.is_complete
     outcome = retime_shot("p.%d.png", "mv.%04d.exr", "b.%d.png", RetimeSettings(2), device="cpu")
     assert outcome.written == [1, 2, 3, 4, 5, 6, 7]
     for ours, theirs in (("a", "w"), ("b", "r")):
@@ -505,7 +505,7 @@ def test_input_reader_releases_what_was_never_taken() -> None:
     started: list[str] = []
     with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
-            reader.forget_items(lambda other, key=key: other >= key)
+            reader.discard_unneeded_items(lambda other, key=key: other >= key)
             reader.get_item(key)
             assert "a" not in reader._reads._pending
             assert len(reader._reads._pending) <= 2
@@ -518,8 +518,8 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
     write_video("clip.mov", moving(3), "prores")
     stored(1, 3, -2.0)
     for name, job in (
-        ("w", plan_warp("clip.mov", "mv.%04d.exr", "w.%d.png")),
-        ("r", plan_retime("clip.mov", "mv.%04d.exr", "r.%d.png", RetimeSettings(2))),
+        ("w", build_warp_job("clip.mov", "mv.%04d.exr", "w.%d.png")),
+        ("r", build_retime_job("clip.mov", "mv.%04d.exr", "r.%d.png", RetimeSettings(2))),
     ):
         closed: list[str] = []
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
@@ -527,9 +527,9 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
         if is_broken:
             monkeypatch.setattr(type(job), "_read_input", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                run_pictures(settled, plan.missing)
+                write_job_pictures(settled, plan.missing)
         else:
-            assert run_pictures(settled, plan.missing).written
+            assert write_job_pictures(settled, plan.missing).written
         assert closed == [name]
 
 

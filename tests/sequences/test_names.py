@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullfield import InputError
-from fullfield.sequences.names import Pattern, choose_frames, find_frames, format_frames, is_sequence, parse_frames
+from fullfield.sequences.names import (
+    Pattern,
+    find_frame_files,
+    format_frames,
+    names_several_frames,
+    parse_frames,
+    select_frames,
+)
 from refusals import refuses
 
 
@@ -51,9 +58,9 @@ def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
     assert Pattern.parse("a.%04d.exr").format_path(-5) == "a.-005.exr"
     for number in (1, 2):
         (tmp_path / f"sh010_v002_{number:03d}.png").touch()
-    assert list(find_frames(str(tmp_path)).files) == [1, 2]
+    assert list(find_frame_files(str(tmp_path)).files) == [1, 2]
     (tmp_path / "b.-001.png").touch()
-    assert list(find_frames(f"{tmp_path}/b.%04d.png").files) == [-1]
+    assert list(find_frame_files(f"{tmp_path}/b.%04d.png").files) == [-1]
 
 
 @pytest.mark.unit
@@ -68,14 +75,14 @@ def test_pattern_refuses_other_text(text: str) -> None:
     ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
 )
 def test_spellings_of_one_shot(shot: Path, text: str) -> None:
-    assert is_sequence(text)
-    found = find_frames(text)
+    assert names_several_frames(text)
+    found = find_frame_files(text)
     assert list(found.files) == [998, 999, 1000, 1001]
-    assert choose_frames(found, None) == [998, 999, 1000, 1001]
-    assert choose_frames(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert select_frames(found, None) == [998, 999, 1000, 1001]
+    assert select_frames(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
     assert Path(found.path(998)).name == "plate.0998.exr"
     assert Path(found.path(2)).name == "plate.0002.exr"
-    assert find_frames(str(shot / text)).files.keys() == found.files.keys()
+    assert find_frame_files(str(shot / text)).files.keys() == found.files.keys()
 
 
 @pytest.mark.unit
@@ -85,49 +92,51 @@ def test_spellings_of_one_shot(shot: Path, text: str) -> None:
      "plate.####.exr 999,1000-1001", "plate.999-1001%04d.exr"],
 )  # fmt: skip
 def test_frames_in_the_name(shot: Path, text: str) -> None:  # noqa: ARG001
-    assert choose_frames(find_frames(text), None) == [999, 1000, 1001]
-    assert choose_frames(find_frames(text), "1001") == [1001]
+    assert select_frames(find_frame_files(text), None) == [999, 1000, 1001]
+    assert select_frames(find_frame_files(text), "1001") == [1001]
 
 
 @pytest.mark.unit
 def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
     for name in ("a.1.png", "a.02.png", "a.0003.png", "a.10.png"):
         (tmp_path / name).touch()
-    assert list(find_frames(f"{tmp_path}/a.%d.png").files) == [1, 10]
-    assert list(find_frames(f"{tmp_path}/a.##.png").files) == [2, 10]
-    assert list(find_frames(f"{tmp_path}/a.####.png").files) == [3]
-    assert list(find_frames(f"{tmp_path}/a.#.png").files) == [1, 2, 3, 10]
-    refuses(r"a\.%06d\.png: no such file; the folder has a\.1\.png and 3 more", find_frames, f"{tmp_path}/a.%06d.png")
+    assert list(find_frame_files(f"{tmp_path}/a.%d.png").files) == [1, 10]
+    assert list(find_frame_files(f"{tmp_path}/a.##.png").files) == [2, 10]
+    assert list(find_frame_files(f"{tmp_path}/a.####.png").files) == [3]
+    assert list(find_frame_files(f"{tmp_path}/a.#.png").files) == [1, 2, 3, 10]
+    refuses(
+        r"a\.%06d\.png: no such file; the folder has a\.1\.png and 3 more", find_frame_files, f"{tmp_path}/a.%06d.png"
+    )
 
 
 @pytest.mark.unit
 def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
     for name in ("c.png", "a.png", "b.png", ".hidden.png"):
         (tmp_path / name).touch()
-    assert [path.name for path in find_frames(str(tmp_path)).files.values()] == ["a.png", "b.png", "c.png"]
+    assert [path.name for path in find_frame_files(str(tmp_path)).files.values()] == ["a.png", "b.png", "c.png"]
 
 
 @pytest.mark.unit
 def test_find_frames_refuses_two_sequences(tmp_path: Path) -> None:
     for name in ("left.0001.png", "right.0001.png"):
         (tmp_path / name).touch()
-    refuses("expected one sequence, got 2", find_frames, str(tmp_path))
-    assert list(find_frames(f"{tmp_path}/left*.png").files) == [1]
+    refuses("expected one sequence, got 2", find_frame_files, str(tmp_path))
+    assert list(find_frame_files(f"{tmp_path}/left*.png").files) == [1]
     (tmp_path / "left.1.png").touch()
-    refuses("expected one file a frame", find_frames, f"{tmp_path}/left*.png")
+    refuses("expected one file a frame", find_frame_files, f"{tmp_path}/left*.png")
 
 
 @pytest.mark.unit
 def test_find_frames_refuses_bad_names(shot: Path) -> None:
-    refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frames, "plate.1001.exr")
+    refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frame_files, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
-        choose_frames(find_frames("plate.%04d.exr"), "1-5")
+        select_frames(find_frame_files("plate.%04d.exr"), "1-5")
     for text, words in (("no.%04d.exr", "no such file"), ("no/x.%04d.exr", "folder no does not exist"),
                         ("*.png", "found none"), ("none", "no such file or"), ("x.mp4", "no such file")):  # fmt: skip
-        refuses(words, find_frames, text)
-    assert not is_sequence("plate.1001.exr")
+        refuses(words, find_frame_files, text)
+    assert not names_several_frames("plate.1001.exr")
     (shot / "odd[1].%04d.png").touch()
-    assert not is_sequence("odd[1].%04d.png"), "a file of that very name"
+    assert not names_several_frames("odd[1].%04d.png"), "a file of that very name"
 
 
 @pytest.mark.unit
@@ -201,10 +210,10 @@ def test_folders_may_have_signs_of_patterns_in_their_names(
     for number in (1, 2):
         Path(folder, f"plate.{number:04d}.exr").touch()
     for text in ("plate.%04d.exr", "plate.####.exr", "plate.*.exr", ""):
-        frame_files = find_frames(f"{folder}/{text}")
+        frame_files = find_frame_files(f"{folder}/{text}")
         assert list(frame_files.files) == [1, 2], text
         assert frame_files.path(3) == f"{folder}/plate.0003.exr"
-        assert list(find_frames(str(frame_files.pattern)).files) == [1, 2]
+        assert list(find_frame_files(str(frame_files.pattern)).files) == [1, 2]
 
 
 def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> None:
@@ -218,4 +227,4 @@ def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> No
 @pytest.mark.parametrize("name", ["film.mp4", "plate.png", "plate.0001.exr"])
 def test_find_frames_says_what_a_pipe_is(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    refuses(f"{name}: expected a regular file, got a device, pipe or socket", find_frames, str(tmp_path / name))
+    refuses(f"{name}: expected a regular file, got a device, pipe or socket", find_frame_files, str(tmp_path / name))

@@ -189,7 +189,7 @@ def test_files_with_several_pictures_are_shots(tmp_path: Path, monkeypatch: pyte
         frame = plates.read(number).frame
         assert frame.shape == (3, 8, 12)
         assert float(frame.mean()) == pytest.approx(level / 255, abs=0.01)
-    assert plates.has(4) is None
+    assert plates.has_frame(4) is None
     assert open_plates(name, "2-3").numbers == [2, 3]
     pictures[0].save("one.png")
     refuses("one.png: is one frame", open_plates, "one.png")

@@ -21,7 +21,7 @@ from fullfield.cli.main import main
 from fullfield.io import files, read_vectors, write_image, write_vectors
 from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
 from fullfield.sequences import ShotJob, cluster, outputs
-from fullfield.sequences.names import find_frames
+from fullfield.sequences.names import find_frame_files
 
 pytestmark = pytest.mark.usefixtures("shot")
 SHOT = ("shot", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
@@ -99,16 +99,16 @@ def test_shot_repeats_frames_of_other_version_or_weights(cli: CommandLine, monke
         assert "8 frames written, 0 kept" in out
     _, _, err = cli(*SHOT)
     assert "8 of 8 frames are recomputed: 8 (made by fullfield 99.0)" in err
-    real = ShotJob._recorded_settings
+    real = ShotJob._collect_recorded_settings
 
     def other(self: ShotJob, estimator: Any) -> dict[str, Any]:
         found = real(self, estimator)
         return {**found, "parameters": {**found["parameters"], "weights_sha256": "0123"}}
 
-    monkeypatch.setattr(ShotJob, "_recorded_settings", other)
+    monkeypatch.setattr(ShotJob, "_collect_recorded_settings", other)
     _, out, err = cli(*SHOT)
     assert "8 of 8 frames are recomputed: 8 (made with other weights)" in err
-    assert ShotJob(find_frames("plate.%04d.png"), (11,), outputs.Output("x.%d.exr")).method == "auto"
+    assert ShotJob(find_frame_files("plate.%04d.png"), (11,), outputs.Output("x.%d.exr")).method == "auto"
 
 
 def test_shot_does_not_replace_files_of_other_programs(cli: CommandLine) -> None:

@@ -29,7 +29,7 @@ from fullfield.sequences import outputs
 from fullfield.sequences.pool import _Chunks, split_into_chunks
 from fullfield.sequences.results import StageTime, StageTimes
 from fullfield.sequences.run import _LineBuffers
-from fullfield.sequences.writing import compute_max_waiting
+from fullfield.sequences.writing import compute_max_waiting_results
 
 oiio = pytest.importorskip("OpenImageIO")
 CONFIG = TVL1Config.preset("fast").replace(iterations=4, warps=2)
@@ -326,7 +326,7 @@ def test_run_on_devices_equals_one_process_and_survives_death(
 ) -> None:
     from fullfield.sequences import pool
 
-    real, killed, context = pool._receive_message, [], forking()
+    real, killed, context = pool._receive_message_if_alive, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -334,7 +334,7 @@ def test_run_on_devices_equals_one_process_and_survives_death(
             worker.process.kill()
         return real(worker, outcome, left, tell)
 
-    monkeypatch.setattr(pool, "_receive_message", heard)
+    monkeypatch.setattr(pool, "_receive_message_if_alive", heard)
     monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
@@ -435,11 +435,11 @@ def test_shot_reports_mistakes_in_one_line(flow: CommandLine, arguments: tuple[s
 def test_large_results_wait_in_bounded_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
-        waiting = compute_max_waiting(size, 12, 1 << 30)
+        waiting = compute_max_waiting_results(size, 12, 1 << 30)
         assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
         assert waiting == 1 or (waiting + 1) * size <= 1 << 30
-    assert compute_max_waiting(16 * 2160 * 4096, 12, 1 << 30) >= 4
-    assert compute_max_waiting(16 * 4320 * 8192, 12, 1 << 32) >= 6
+    assert compute_max_waiting_results(16 * 2160 * 4096, 12, 1 << 30) >= 4
+    assert compute_max_waiting_results(16 * 4320 * 8192, 12, 1 << 32) >= 6
 
 
 def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
@@ -477,23 +477,23 @@ def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     every = split_into_chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
     left = _Chunks(every)
-    one, first = left.take_first([])
-    two, second = left.take_first([one])
+    one, first = left.take_first_chunk([])
+    two, second = left.take_first_chunk([one])
     assert first == every[0]
     assert (one, two) == (0, (len(every) - 1) // 2 + 1)
     assert second == every[two]
     for place in range(1, two):
-        assert left.take_following(place - 1) == every[place]
-    assert left.take_following(two - 1) == [], "that is the other one's"
+        assert left.take_next_chunk(place - 1) == every[place]
+    assert left.take_next_chunk(two - 1) == [], "that is the other one's"
     count = len(left)
-    stolen, chunk = left.take_first([two])
+    stolen, chunk = left.take_first_chunk([two])
     assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
     assert chunk == every[stolen]
     left.return_chunk([77])
-    taken = [left.take_first([two])[1] for _ in range(len(left))]
+    taken = [left.take_first_chunk([two])[1] for _ in range(len(left))]
     assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
     assert not len(left)
-    assert left.take_following(0) == []
+    assert left.take_next_chunk(0) == []
 
 
 def test_line_buffers_are_reused_by_one_writer_at_a_time() -> None:

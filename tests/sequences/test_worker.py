@@ -8,7 +8,7 @@ import pytest
 
 from fullfield import InputError
 from fullfield.sequences import worker
-from fullfield.sequences.worker import ParentPipe, serve_parent
+from fullfield.sequences.worker import ParentPipe, work_until_parent_ends
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_serve_parent_sends_the_error_of_the_work(error: Exception, kind: str) -
 
     parent, child = Pipe()
     parent.send(1001)
-    serve_parent(child, work)
+    work_until_parent_ends(child, work)
     assert parent.recv() == ("frame", 1001)
     sent, content = parent.recv()
     assert sent == kind
@@ -46,6 +46,6 @@ def test_serve_parent_ends_with_its_parent() -> None:
 
     parent, child = Pipe()
     parent.close()
-    serve_parent(child, work)
+    work_until_parent_ends(child, work)
     assert ended
     assert child.closed

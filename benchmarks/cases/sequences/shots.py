@@ -35,7 +35,7 @@ from fullfield.estimators.registry import get_canonical_method, get_method
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
-from fullfield.sequences.names import find_frames
+from fullfield.sequences.names import find_frame_files
 from fullfield.testing import textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"
@@ -120,7 +120,7 @@ def _draw_texture(height: int, width: int) -> Tensor:
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
     method = get_canonical_method(plan.method)
-    frame_files = find_frames(str(folder / "plate.%04d.exr"))
+    frame_files = find_frame_files(str(folder / "plate.%04d.exr"))
     job = ShotJob(
         frame_files,
         tuple(frame_files.files),
@@ -229,7 +229,7 @@ def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable
 
 
 def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:
-    if outcome.is_good and outcome.written == list(numbers):
+    if outcome.is_complete and outcome.written == list(numbers):
         return None
     told = "; ".join(map(str, outcome.problems)) or outcome.stopped or "no reason"
     return f"{len(outcome.written)} of {len(numbers)} files were written ({told})"

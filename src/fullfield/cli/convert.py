@@ -21,7 +21,7 @@ from fullfield.cli.options import (
 )
 from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
-from fullfield.sequences.names import choose_frames, find_frames, is_pattern
+from fullfield.sequences.names import find_frame_files, has_number_field, select_frames
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
     converted = [_convert_file(args, source, output, packing) for source, output in pairs]
-    if len(converted) == 1 and not is_pattern(args.input):
+    if len(converted) == 1 and not has_number_field(args.input):
         content = converted[0]
         width, height = content["size"].values()
         text = f"{report.make_printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
@@ -85,14 +85,14 @@ def run(args: argparse.Namespace) -> int:
 def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the files to read, each with the file to write."""
     name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
-    if not is_pattern(args.input):
+    if not has_number_field(args.input):
         if args.frames is not None:
             raise InputError("--frames: selects frames of a shot, and IN is one file; leave it out")
         paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
         paths.check_files([("IN", args.input)], [(name, args.output, suffixes)])
         return [(args.input, args.output)]
-    frame_files = find_frames(args.input)
-    numbers = [number for number in choose_frames(frame_files, args.frames) if number in frame_files.files]
+    frame_files = find_frame_files(args.input)
+    numbers = [number for number in select_frames(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
     paths.check_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
     pattern = paths.check_pattern(args.output, name, suffixes[0])

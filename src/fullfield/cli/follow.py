@@ -19,7 +19,7 @@ from fullfield.cli.options import READING_WORDS, add_reading_options, get_readin
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, format_frames
+from fullfield.sequences.names import FrameFiles, Pattern, find_frame_files, format_frames, select_frames
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         reading = get_reading_arguments(args)
         if reading.get("window") == "data":
             raise InputError("--window data: following works on the display window; leave it out")
-        frame_files = find_frames(args.plates)
+        frame_files = find_frame_files(args.plates)
         numbers = _list_numbers(frame_files, args.frames, reading)
         jobs = [
             sequences.FollowJob(
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
     st_maps = sum(len(plan.st_maps) for _, plan in tasks)
     _print_result(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
-    return 0 if outcome.is_good else 2
+    return 0 if outcome.is_complete else 2
 
 
 def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str
     from fullfield.sequences.plates import open_frame_files
 
     if frame_files.video is None or frames is not None:
-        return tuple(choose_frames(frame_files, frames))
+        return tuple(select_frames(frame_files, frames))
     plates = open_frame_files(frame_files, None, **reading)
     try:
         return tuple(plates.numbers)
@@ -152,9 +152,9 @@ def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str
 
 def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
     """Raise InputError for a reference that is absent, outputs that name plates or each other, and unusable points."""
-    from fullfield.sequences.tracks import check_points, read_points
+    from fullfield.sequences.tracks import check_points_inside_frame, read_points_csv
 
-    points = {} if args.points is None else read_points(args.points)
+    points = {} if args.points is None else read_points_csv(args.points)
     if args.points is not None:
         paths.check_distinct([("--tracks", args.tracks)], [args.points])
     for job in jobs:
@@ -163,7 +163,7 @@ def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
             read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
             if points:
                 height, width = _read_size(job, plates)
-                check_points(points, height, width, plates.path(job.reference))
+                check_points_inside_frame(points, height, width, plates.path(job.reference))
         finally:
             plates.close()
         for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):
@@ -247,9 +247,9 @@ def _run_tasks(
     report_frame = progress.count_frames(sum(len(plan.missing) for _, plan in tasks))
     if len(devices) > 1:
         requested = [(job, plan.missing) for job, plan in tasks]
-        from fullfield.sequences.follow_pool import follow_on_devices
+        from fullfield.sequences.follow_pool import run_follow_on_devices
 
-        yield from follow_on_devices(requested, devices, report=report_frame)
+        yield from run_follow_on_devices(requested, devices, report=report_frame)
         return
     for job, plan in tasks:
         outcome = sequences.run_follow(job, plan.missing, choice.estimator, job.open_plates(), report=report_frame)
@@ -261,10 +261,10 @@ def _run_tasks(
 def _write_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_vectors
-    from fullfield.sequences.tracks import read_points, track_points, write_tracks
+    from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
 
     if numbers:
-        tracks = track_points(read_points(args.points), numbers, job.output.path)
+        tracks = read_tracks_from_flow_files(read_points_csv(args.points), numbers, job.output.path)
         height = read_vectors(job.output.path(numbers[0]))["forward"].shape[-2]
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
@@ -302,7 +302,7 @@ def _print_result(
     if st_maps:
         text += f", {st_maps} ST maps written from them"
     text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
-    if outcome.is_good:
+    if outcome.is_complete:
         text += report.format_next_step(
             args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference)))
         )

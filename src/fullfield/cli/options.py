@@ -19,7 +19,7 @@ from fullfield.cli import argtypes
 from fullfield.cli.report import check_same_size, format_size, rename_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, merge_frame_windows
-from fullfield.sequences.names import format_mask
+from fullfield.sequences.names import format_mask_name
 
 if TYPE_CHECKING:
     import argparse
@@ -242,7 +242,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
-    masks = {frame: format_mask(mask, _last_number(frame)) for frame in frames}
+    masks = {frame: format_mask_name(mask, _last_number(frame)) for frame in frames}
     with rename_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(frames)) as pool:
         results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), frames))
     for result in results:

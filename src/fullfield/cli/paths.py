@@ -12,7 +12,7 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal
 from fullfield.io.files import remove_abandoned_temporary_files
-from fullfield.sequences.names import Pattern, is_pattern
+from fullfield.sequences.names import Pattern, has_number_field
 
 
 def check_input(path: str, option: str) -> None:
@@ -72,7 +72,7 @@ def check_folder(folder: Path, option: str) -> None:
 
 def check_pattern(text: str, option: str, suffix: str) -> Pattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
-    if not is_pattern(text):
+    if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
     pattern = Pattern.parse(text)
     check_folder(Path(pattern.before).parent, f"{option} {text}")

@@ -12,7 +12,7 @@ from fullfield.cli.methods import DEVICE_HELP
 from fullfield.cli.options import add_vector_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import VIDEO_CODECS, VIDEO_WRITE_SUFFIXES
-from fullfield.sequences.names import format_frames, is_pattern
+from fullfield.sequences.names import format_frames, has_number_field
 
 if TYPE_CHECKING:
     from fullfield.sequences.pictures import PictureJob
@@ -46,10 +46,10 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
 
 def check_shot_files(args: argparse.Namespace) -> None:
     """Check the names of the flow and of the pictures that are written."""
-    if not is_pattern(args.flow):
+    if not has_number_field(args.flow):
         paths.check_input(args.flow, "--flow")
     paths.check_suffix(args.output, "--output", SUFFIXES)
-    if is_pattern(args.output):
+    if has_number_field(args.output):
         paths.check_pattern(args.output, "--output", ".exr")
     else:
         paths.check_output(args.output, "--output")
@@ -74,14 +74,14 @@ def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[N
 
 def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
-    from fullfield.sequences.pictures import run_pictures
+    from fullfield.sequences.pictures import write_job_pictures
 
     settled, plan = job.compare_with_files(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
         report.print_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
-        outcome = run_pictures(settled, plan.missing, codec=codec, report=progress.count_frames(count))
+        outcome = write_job_pictures(settled, plan.missing, codec=codec, report=progress.count_frames(count))
     return outcome, len(job.numbers) - count
 
 
@@ -102,4 +102,4 @@ def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, actio
     lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
     text = f"{report.make_printable(args.output)}: {len(outcome.written)} frames written{lost}"
     report.print_report(args, values, f"{text}, {action}" if action else text)
-    return 0 if outcome.is_good else 2
+    return 0 if outcome.is_complete else 2

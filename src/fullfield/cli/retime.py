@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
     pictures.check_shot_files(args)
 
-    from fullfield.sequences.retiming import RetimeSettings, plan_retime
+    from fullfield.sequences.retiming import RetimeSettings, build_retime_job
     from fullfield.sequences.stored_flow import StoredFlow
 
     with pictures.name_options_in_errors(args):
         flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
-        job = plan_retime(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
+        job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:

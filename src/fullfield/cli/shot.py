@@ -33,9 +33,9 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
     Pattern,
-    choose_frames,
-    find_frames,
+    find_frame_files,
     format_frames,
+    select_frames,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     with rename_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
         reading = get_reading_arguments(args)
         is_video = frame_files.video is not None
-        numbers = None if is_video and args.frames is None else choose_frames(frame_files, args.frames)
+        numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
         shot_pictures.check_options(args, frame_files, numbers)
         plates = open_frame_files(frame_files, numbers, **reading)
         job = sequences.ShotJob(
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.draw_shot(args, job, progress)
     _print_result(args, choice, job, devices, plan, outcome, pictures)
-    return 0 if outcome.is_good else 2
+    return 0 if outcome.is_complete else 2
 
 
 def _run_job(
@@ -164,7 +164,7 @@ def _run_job(
 
     if not args.quiet:
         report.print_plan(job.numbers, plan)
-    missing = [number for number in plan.missing if plates.has(number) is False]
+    missing = [number for number in plan.missing if plates.has_frame(number) is False]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
@@ -209,7 +209,7 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
     """Check the names of plates and outputs, and the options that depend on them."""
     from fullfield.sequences.outputs import Output
 
-    frame_files = find_frames(args.plates)
+    frame_files = find_frame_files(args.plates)
     args.output = output = _choose_output_pattern(args.output, frame_files)
     suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
     packing = get_packing_arguments(args)
@@ -246,7 +246,7 @@ def _make_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles,
     def absolute(text: str | None) -> str | None:
         return None if text is None else str(Path(text).absolute())
 
-    files = find_frames(str(Path(frame_files.text).absolute()))
+    files = find_frame_files(str(Path(frame_files.text).absolute()))
     return files, replace(output, pattern=absolute(output.pattern), st_map=absolute(output.st_map))  # type: ignore[arg-type]
 
 
@@ -302,7 +302,7 @@ def _read_frame_size(plates: Plates) -> tuple[int, int] | None:
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):
             height, width = plates.read(number).frame.shape[-2:]
-            plates.take_dead_pictures()  # the run reads the plate again, and warns
+            plates.pop_nonfinite_messages()  # the run reads the plate again, and warns
             return height, width
     return None
 
@@ -356,6 +356,6 @@ def _print_result(
         f", {choice.title}{', refined by TV-L1' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
     )
     text = f"{report.make_printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
-    if outcome.is_good:
+    if outcome.is_complete:
         text += report.format_next_step(args, "fullfield", "view", args.output)
     report.print_report(args, content, text, memory=True)

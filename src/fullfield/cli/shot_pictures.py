@@ -92,7 +92,7 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
                     report.print_note(str(error), kind="error")
     finally:
         if plates is not None:
-            plates.take_dead_pictures()  # of which the run has warned
+            plates.pop_nonfinite_messages()  # of which the run has warned
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
     return f"{report.make_printable(args.viz)}: {drawn} pictures, {kind}{scale}"
@@ -128,9 +128,9 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
         return
     rate = _RATE
     if job.frame_files.video is not None:
-        from fullfield.sequences.picture_files import read_rate
+        from fullfield.sequences.picture_files import read_frame_rate
 
-        rate = read_rate(job.frame_files.video)
+        rate = read_frame_rate(job.frame_files.video)
     writer: io.VideoWriter | None = None
     with paths.record_output(args.viz):
         try:

@@ -20,7 +20,7 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import format_size, rename_in_errors
 from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
-from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
+from fullfield.sequences.names import FrameFiles, find_frame_files, format_frames, has_number_field, select_frames
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the page and report it."""
     from fullfield.viz.page import build_html_page
 
-    if not is_pattern(args.flow):
+    if not has_number_field(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
-    files = find_frames(args.flow)
-    numbers = [number for number in choose_frames(files, args.frames) if number in files.files]
+    files = find_frame_files(args.flow)
+    numbers = [number for number in select_frames(files, args.frames) if number in files.files]
     paths.check_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
@@ -108,7 +108,9 @@ def _open_plates(
     args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
 ) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
-    source, reading = (stored.read_source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
+    source, reading = (
+        (stored.read_plates_name(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
+    )
     if source is None:
         return None, "no records next to the flow name them"
     try:
@@ -132,12 +134,12 @@ def _choose_drawing(args: argparse.Namespace, reference: int | None) -> Callable
     if args.paint is not None and args.grid is not None:
         raise InputError("--grid: not used with --paint; leave it out")
 
-    from fullfield.sequences.follow_pictures import draw_followed, read_paint
+    from fullfield.sequences.follow_pictures import draw_paint_or_grid, read_paint_picture
 
     if args.paint is not None:
         paths.check_input(args.paint, "--paint")
-    paint = None if args.paint is None else read_paint(args.paint)
-    return partial(draw_followed, paint=paint, grid_px=args.grid)
+    paint = None if args.paint is None else read_paint_picture(args.paint)
+    return partial(draw_paint_or_grid, paint=paint, grid_px=args.grid)
 
 
 def _read_frames(

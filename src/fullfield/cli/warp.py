@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.options import build_vector_reading
-from fullfield.sequences.names import format_frames, is_sequence
+from fullfield.sequences.names import format_frames, names_several_frames
 
 if TYPE_CHECKING:
     from fullfield.sequences.warping import WarpSettings
@@ -41,21 +41,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, warp and write the pictures, report."""
-    if not is_sequence(args.image):
+    if not names_several_frames(args.image):
         paths.check_input(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: not used with --reference; leave it out")
     pictures.check_shot_files(args)
 
     from fullfield.sequences.stored_flow import StoredFlow
-    from fullfield.sequences.warping import WarpSettings, plan_warp
+    from fullfield.sequences.warping import WarpSettings, build_warp_job
 
     with pictures.name_options_in_errors(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
         flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         if flow.reference is not None and args.direction is not None:
             raise InputError("--direction: not used with files of fullfield follow; leave it out")
-        job = plan_warp(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
+        job = build_warp_job(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
@@ -70,6 +70,6 @@ def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
     if settings.reference is not None:
         return f"{name} of frame {settings.reference} moved onto each frame"
     neighbour = "next" if settings.direction == "forward" else "previous"
-    if is_sequence(args.image):
+    if names_several_frames(args.image):
         return f"on each frame lies its {neighbour} frame"
     return f"{name}, read as the {neighbour} frame, moved onto the frame of {report.make_printable(args.flow)}"

@@ -24,18 +24,18 @@ GreyPicture = NDArray[np.float64]
 """[h, w]: grey of a frame at a small size; NaN where it is not known."""
 
 
-def reduce_frame(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # [C, H, W], bool [H, W] -> [h, w]
+def shrink_to_grey(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # [C, H, W], bool [H, W] -> [h, w]
     """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`; ``valid`` says where it is known."""
     if valid is None:
-        return _reduce_planes(frame.numpy())
+        return _average_to_grey(frame.numpy())
     valid_mask = valid[None].numpy()
-    fraction = _reduce_planes(valid_mask)
-    grey = _reduce_planes(frame.numpy() * valid_mask) / np.maximum(fraction, 0.5)
+    fraction = _average_to_grey(valid_mask)
+    grey = _average_to_grey(frame.numpy() * valid_mask) / np.maximum(fraction, 0.5)
     grey[fraction < 0.5] = np.nan
     return grey
 
 
-def _reduce_planes(planes: NDArray[Any]) -> GreyPicture:
+def _average_to_grey(planes: NDArray[Any]) -> GreyPicture:
     height, width = planes.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)
@@ -59,7 +59,7 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
         return True
     valid_mask = np.isfinite(first) & np.isfinite(second)
     is_known = bool(valid_mask.all())
-    compared = valid_mask if is_known else np.isfinite(first) & _erode(np.isfinite(second), _MAX_SHIFT)
+    compared = valid_mask if is_known else np.isfinite(first) & _erode_mask(np.isfinite(second), _MAX_SHIFT)
     if compared.mean() < _MIN_KNOWN:
         return False
     common = [first, second] if is_known else [first[valid_mask], second[valid_mask]]
@@ -75,28 +75,30 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
     for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
         shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
         difference = np.abs(first - shifted)
-        np.minimum(best, _block_means(difference) if is_known else _valid_block_means(difference), out=best)
+        np.minimum(
+            best, _compute_block_means(difference) if is_known else _compute_known_block_means(difference), out=best
+        )
         if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
     return True
 
 
-def _erode(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
+def _erode_mask(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     """Return where the mask is set within ``radius`` pixels, in both axes; it goes on at the borders."""
     padded = np.pad(mask, radius, mode="edge")
     views = np.lib.stride_tricks.sliding_window_view(padded, (2 * radius + 1, 2 * radius + 1))
     return np.asarray(views.all((2, 3)))
 
 
-def _valid_block_means(values: GreyPicture) -> GreyPicture:
-    """Return :func:`_block_means` of the values that are known; infinity for blocks without any."""
+def _compute_known_block_means(values: GreyPicture) -> GreyPicture:
+    """Return :func:`_compute_block_means` of the values that are known; infinity for blocks without any."""
     valid_mask = np.isfinite(values)
-    counts = _block_means(valid_mask.astype(np.float64))
-    sums = _block_means(np.where(valid_mask, values, 0.0))
+    counts = _compute_block_means(valid_mask.astype(np.float64))
+    sums = _compute_block_means(np.where(valid_mask, values, 0.0))
     return np.where(counts > 1e-6, sums / np.maximum(counts, 1e-6), np.inf)
 
 
-def _block_means(values: GreyPicture) -> GreyPicture:
+def _compute_block_means(values: GreyPicture) -> GreyPicture:
     """Return the mean of the block around every pixel, cut at the borders."""
     for axis in (0, 1):
         index = np.arange(values.shape[axis])

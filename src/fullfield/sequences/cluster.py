@@ -45,7 +45,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     """
     import ray
 
-    _check_cluster_answers(address)
+    _require_answering_cluster(address)
     start_s = time.perf_counter()
     was_connected = ray.is_initialized()
     try:
@@ -64,17 +64,17 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
         while busy:
             (task,), _ = ray.wait(list(busy), num_returns=1)
             actor, chunk = busy.pop(task)
-            _add_result(ray, task, chunk, outcome, report)
+            _add_chunk_result(ray, task, chunk, outcome, report)
             if chunks and outcome.stopped is None:
                 following = chunks.pop(0)
                 busy[actor.write_chunk.remote(following)] = (actor, following)
     finally:
         if not was_connected:
             ray.shutdown()
-    return outcome.finish(start_s)
+    return outcome.sort_and_warn(start_s)
 
 
-def _check_cluster_answers(address: str) -> None:
+def _require_answering_cluster(address: str) -> None:
     """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
@@ -86,7 +86,7 @@ def _check_cluster_answers(address: str) -> None:
         raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
 
 
-def _add_result(ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None) -> None:
+def _add_chunk_result(ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None) -> None:
     try:
         kind, content = ray.get(task)
     except ray.exceptions.RayActorError as error:

@@ -22,8 +22,15 @@ from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
 from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops._splatting import predict_next_flow
-from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
-from fullfield.sequences.plates import Plate, Plates, common_box, cut_display, pin_plate, place_in_box
+from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, shrink_to_grey
+from fullfield.sequences.plates import (
+    Plate,
+    Plates,
+    copy_to_pinned_memory,
+    crop_to_display_window,
+    merge_plate_windows,
+    place_frame_in_box,
+)
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.settings import ShotSettings
 
@@ -110,25 +117,27 @@ class Engine:
         """Yield one :class:`FrameResult` for each frame, in order."""
         remaining = deque(self._numbers)
         with ReadAhead(self._read_plate, _count_frame_bytes, threads=self._plates.readers) as reads:
-            reads.add_keys(self._input_frames(self._numbers))
+            reads.add_keys(self._list_input_frames(self._numbers))
             while remaining:
                 number = remaining.popleft()
                 with self.stages.measure("wait for plates"):
                     for frame in self._settings.list_input_frames(self._plates, number):
-                        self._wait_for_frame(reads, frame)
-                self._extend_requests(remaining, reads)
+                        self._wait_for_frame_or_problem(reads, frame)
+                self._request_frames_when_few_remain(remaining, reads)
                 if remaining:
-                    self._upload_ahead(reads, remaining[0])
+                    self._upload_read_plates(reads, remaining[0])
                 with self.stages.measure("estimate"):
                     result = self._estimate_frame(number)
-                self._release_frames(remaining[0] if remaining else None)
+                self._release_frames_before(remaining[0] if remaining else None)
                 yield result
 
-    def _input_frames(self, numbers: Sequence[int]) -> list[int]:
+    def _list_input_frames(self, numbers: Sequence[int]) -> list[int]:
         """Return the frames that are read for the results of ``numbers``."""
         return sorted({frame for number in numbers for frame in self._settings.list_input_frames(self._plates, number)})
 
-    def _extend_requests(self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]) -> None:
+    def _request_frames_when_few_remain(
+        self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]
+    ) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -137,25 +146,27 @@ class Engine:
             self._request_frames = None
             return
         remaining.extend(numbers)
-        reads.add_keys(frame for frame in self._input_frames(numbers) if frame not in self._frames)
+        reads.add_keys(frame for frame in self._list_input_frames(numbers) if frame not in self._frames)
 
     # ---- reading
 
     def _read_plate(self, number: int) -> tuple[Plate, GreyPicture]:
-        if self._plates.has(number) is False:
+        if self._plates.has_frame(number) is False:
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
             plate = self._plates.read(number)
         if plate.frame[0].numel() < 2:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
         with self.stages.measure("reduce"):
-            grey = reduce_frame(*(cut_display(plate) if self._plates.by_data else (plate.frame, plate.valid)))
+            grey = shrink_to_grey(
+                *(crop_to_display_window(plate) if self._plates.by_data else (plate.frame, plate.valid))
+            )
         if self._device.type == "cuda" and not plate.frame.is_pinned():
             with self.stages.measure("pin"):
-                plate = pin_plate(plate)
+                plate = copy_to_pinned_memory(plate)
         return plate, grey
 
-    def _wait_for_frame(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _wait_for_frame_or_problem(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
         """Wait for a frame, or for the reason why it cannot be read."""
         if number in self._frames:
             return
@@ -168,7 +179,7 @@ class Engine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
-    def _upload_ahead(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _upload_read_plates(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
         """Copy plates of a later result to the GPU during the estimation, if they have been read."""
         if self._upload_stream is None or self._plates.by_data:
             return
@@ -179,7 +190,7 @@ class Engine:
                     self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)
                     self._uploads[frame] = self._upload_stream.record_event()
 
-    def _release_frames(self, following: int | None) -> None:
+    def _release_frames_before(self, following: int | None) -> None:
         """Release what no later frame needs."""
         by_frame: tuple[dict[int, Any], ...] = (
             self._frames, self._grey, self._on_device, self._uploads, self._valid_on_device
@@ -224,35 +235,35 @@ class Engine:
         size = plate.frame.shape[-2:] if result.window is None else result.window.data[3:1:-1]
         for direction, offset in settings.offsets.items():
             other = number + offset
-            if plates.has(other) is None:
+            if plates.has_frame(other) is None:
                 result.shot_ends.append(direction)
-                self._add_zero_flow(result, direction, size)
+                self._add_occluded_zero_flow(result, direction, size)
                 continue
-            flow = self._get_flow(number, other, result)
+            flow = self._get_or_estimate_flow(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing(direction, flow)
-                self._add_zero_flow(result, direction, size)
+                self._add_occluded_zero_flow(result, direction, size)
                 continue
             partner = self._frames[other]
             if isinstance(partner, Plate):
                 result.add_input(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
-            for direction in sorted(self._estimate_directions(result)):
+            for direction in sorted(self._list_estimated_directions(result)):
                 self._refine_direction(result, direction, number, number + settings.offsets[direction])
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
-            for direction in self._estimate_directions(result):
-                self._add_reliability(result, direction, number, number + settings.offsets[direction])
-        valid = self._get_valid_mask(number, self._get_grid_frame(number))
+            for direction in self._list_estimated_directions(result):
+                self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
+        valid = self._get_valid_mask_on_grid(number, self._get_pixel_grid_frame(number))
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
         return result
 
-    def _estimate_directions(self, result: FrameResult) -> list[str]:
+    def _list_estimated_directions(self, result: FrameResult) -> list[str]:
         return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
 
     def _refine_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        pair = (number, other, self._get_grid_frame(number))
+        pair = (number, other, self._get_pixel_grid_frame(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
         flow = self._refined[pair]
@@ -262,63 +273,63 @@ class Engine:
             result.tensors[direction] = flow
 
     def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_flow(other, number, result)
+        refiner, backward = self._refiner, self._get_or_estimate_flow(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        first, second = self._pair_on_device(number, other, self._get_grid_frame(number))
+        first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
         try:
-            refined = self._measure_estimate(lambda: refiner.refine(first, second, flow[None], backward[None]))
-            return self._fill_unknown_vectors(refined, number, self._get_grid_frame(number))
+            refined = self._time_estimate(lambda: refiner.refine(first, second, flow[None], backward[None]))
+            return self._fill_vectors_of_unknown_pixels(refined, number, self._get_pixel_grid_frame(number))
         except InputError as error:
-            return _describe_pair_problem([self._plates.path(n) for n in (number, other)], error)
+            return _build_pair_problem([self._plates.path(n) for n in (number, other)], error)
 
-    def _pair_on_device(self, first: int, second: int, grid: int) -> list[Tensor]:
+    def _get_pair_with_equal_channels(self, first: int, second: int, grid: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
-        frames = self._frames_on_device(first, second, grid)
+        frames = self._get_frames_on_grid(first, second, grid)
         channels = max(frame.shape[1] for frame in frames)
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
-    def _add_reliability(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._get_flow(other, number, result)
+    def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
+        backward = self._get_or_estimate_flow(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
-        first, second = self._pair_on_device(number, other, self._get_grid_frame(number))
-        log_scale = self._log_scales.get((number, other, self._get_grid_frame(number)))
+        first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
+        log_scale = self._log_scales.get((number, other, self._get_pixel_grid_frame(number)))
         flows = result.tensors[direction][None], backward[None]
-        grid = self._get_grid_frame(number)
+        grid = self._get_pixel_grid_frame(number)
         valid1, valid2 = (
-            None if v is None else v[None] for v in (self._get_valid_mask(n, grid) for n in (number, other))
+            None if v is None else v[None] for v in (self._get_valid_mask_on_grid(n, grid) for n in (number, other))
         )
         maps = estimate_occlusion_and_confidence(
             first, second, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
         )
-        self._add_planes(result, direction, maps[0][0], maps[1][0])
+        self._add_requested_planes(result, direction, maps[0][0], maps[1][0])
 
-    def _add_planes(self, result: FrameResult, direction: str, occlusion: Tensor, confidence: Tensor) -> None:
+    def _add_requested_planes(self, result: FrameResult, direction: str, occlusion: Tensor, confidence: Tensor) -> None:
         """Add those of both planes that are requested."""
         for name, plane in (("occlusion", occlusion), ("confidence", confidence)):
             if getattr(self._settings, name):
                 result.tensors[f"{name}.{direction}"] = plane
 
-    def _add_zero_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
+    def _add_occluded_zero_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
         """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         result.tensors[direction] = zero
-        self._add_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
+        self._add_requested_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _get_flow(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_or_estimate_flow(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
-        pair = (first, second, self._get_grid_frame(result.number))
+        pair = (first, second, self._get_pixel_grid_frame(result.number))
         if pair not in self._flows:
             self._flows[pair] = self._estimate_pair(first, second, result.number)
         frames = (min(first, second), max(first, second))
-        changes = {"cut": result.cuts, "duplicate": result.duplicates}.get(self._detect_change(*frames))
+        changes = {"cut": result.cuts, "duplicate": result.duplicates}.get(self._detect_cut_or_duplicate(*frames))
         if changes is not None and frames not in changes:
             changes.append(frames)
         return self._flows[pair]
 
-    def _get_grid_frame(self, number: int) -> int:
+    def _get_pixel_grid_frame(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.by_data else 0
 
@@ -328,25 +339,25 @@ class Engine:
             if isinstance(problem := self._frames[number], Problem):
                 return problem
         try:
-            frames = self._frames_on_device(first, second, grid)
+            frames = self._get_frames_on_grid(first, second, grid)
             if frames[0].shape[-2:] != frames[1].shape[-2:]:
                 odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._get_initial_flow(first, second, frames[0].shape[-2:])
-            frame1, frame2 = self._pair_on_device(first, second, grid)
-            flow = self._estimate_both_directions(first, second, grid, initial_flow)
+            frame1, frame2 = self._get_pair_with_equal_channels(first, second, grid)
+            flow = self._estimate_both_and_store_backward(first, second, grid, initial_flow)
             if flow is None:
-                flow = self._measure_estimate(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
-                flow = self._fill_unknown_vectors(flow, first, grid)
+                flow = self._time_estimate(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
+                flow = self._fill_vectors_of_unknown_pixels(flow, first, grid)
             _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _describe_pair_problem(paths, error)
+            return _build_pair_problem(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _estimate_both_directions(
+    def _estimate_both_and_store_backward(
         self, first: int, second: int, grid: int, initial_flow: Tensor | None
     ) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
@@ -358,7 +369,7 @@ class Engine:
         if bidirectional is None:
             return None
         order = (first, second) if self._settings.warm_start else (min(first, second), max(first, second))
-        frame1, frame2 = self._pair_on_device(*order, grid)
+        frame1, frame2 = self._get_pair_with_equal_channels(*order, grid)
         flows: Any = None
 
         def estimate() -> Tensor:
@@ -366,20 +377,20 @@ class Engine:
             flows = bidirectional(frame1, frame2, initial_flow=initial_flow)
             return frame1 if flows is None else flows.forward
 
-        self._measure_estimate(estimate)
+        self._time_estimate(estimate)
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._get_grid_frame(grid)
+        key = self._get_pixel_grid_frame(grid)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(pair, self._fill_unknown_vectors(flow[0].to(torch.float32), pair[0], grid))
+            self._flows.setdefault(pair, self._fill_vectors_of_unknown_pixels(flow[0].to(torch.float32), pair[0], grid))
             if self._settings.needs_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
         return None if isinstance(requested, Problem) else requested
 
-    def _measure_estimate(self, estimate: Callable[[], Tensor]) -> Tensor:
+    def _time_estimate(self, estimate: Callable[[], Tensor]) -> Tensor:
         """Return the flow [2, H, W] of ``estimate``, and add its time."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
@@ -398,37 +409,37 @@ class Engine:
         self._events.append((events[0], events[1]))
         return flow
 
-    def _frames_on_device(self, first: int, second: int, grid: int) -> list[Tensor]:
+    def _get_frames_on_grid(self, first: int, second: int, grid: int) -> list[Tensor]:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
-            return [self._frame_on_device(number) for number in (first, second)]
-        return [self._frame_in_box(number, grid)[0] for number in (first, second)]
+            return [self._get_frame_on_device(number) for number in (first, second)]
+        return [self._get_frame_on_grid(number, grid)[0] for number in (first, second)]
 
-    def _frame_in_box(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
+    def _get_frame_on_grid(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
         if (number, grid) not in self._in_box:
-            frame, valid = place_in_box(self._get_plate(number), self._compute_result_window(grid).data)
+            frame, valid = place_frame_in_box(self._get_plate_or_raise(number), self._compute_result_window(grid).data)
             on_device = None if valid is None else valid.to(self._device)
             self._in_box[number, grid] = frame[None].to(self._device), on_device
         return self._in_box[number, grid]
 
-    def _get_valid_mask(self, number: int, grid: int) -> Tensor | None:
+    def _get_valid_mask_on_grid(self, number: int, grid: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.by_data:
-            return self._frame_in_box(number, self._get_grid_frame(grid))[1]
+            return self._get_frame_on_grid(number, self._get_pixel_grid_frame(grid))[1]
         if number not in self._valid_on_device:
-            valid = self._get_plate(number).valid
+            valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
         return self._valid_on_device[number]
 
-    def _fill_unknown_vectors(self, flow: Tensor, number: int, grid: int) -> Tensor:
+    def _fill_vectors_of_unknown_pixels(self, flow: Tensor, number: int, grid: int) -> Tensor:
         """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
-        valid = self._get_valid_mask(number, grid)
+        valid = self._get_valid_mask_on_grid(number, grid)
         return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
 
-    def _frame_on_device(self, number: int) -> Tensor:
+    def _get_frame_on_device(self, number: int) -> Tensor:
         if number not in self._on_device:
-            frame = self._get_plate(number).frame[None]
+            frame = self._get_plate_or_raise(number).frame[None]
             self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
         frame, upload = self._on_device[number], self._uploads.pop(number, None)
         if upload is not None:
@@ -437,7 +448,7 @@ class Engine:
             frame.record_stream(stream)
         return frame
 
-    def _get_plate(self, number: int) -> Plate:
+    def _get_plate_or_raise(self, number: int) -> Plate:
         plate = self._frames[number]
         if isinstance(plate, Problem):
             raise InputError(f"{self._plates.path(number)}: {plate.reason}")
@@ -447,13 +458,17 @@ class Engine:
         """Return the window of a frame's result: its own, widened to those of the frames it is compared with."""
         frames = self._settings.list_input_frames(self._plates, number)
         plates = {n: self._frames.get(n) for n in frames}
-        return common_box({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
+        return merge_plate_windows({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
 
     def _get_initial_flow(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and where the shot starts."""
         settings, offset = self._settings, second - first
         is_requested = offset in settings.offsets.values()
-        if not settings.warm_start or not is_requested or self._detect_change(*sorted((first, second))) == "cut":
+        if (
+            not settings.warm_start
+            or not is_requested
+            or self._detect_cut_or_duplicate(*sorted((first, second))) == "cut"
+        ):
             return None
         pair = (first - settings.step, second - settings.step)
         flow = (self._flows if self._refiner is None else self._refined).get((*pair, 0))  # as they are stored
@@ -465,7 +480,7 @@ class Engine:
         flow = flow.half().float() if self._rounds_to_half else flow
         return predict_next_flow(flow)[None] if offset > 0 else -predict_next_flow(-flow)[None]
 
-    def _detect_change(self, first: int, second: int) -> str:
+    def _detect_cut_or_duplicate(self, first: int, second: int) -> str:
         """Return ``cut`` or ``duplicate``, or an empty text for two frames of one shot."""
         pair = (first, second)
         if pair not in self._changes:
@@ -484,7 +499,7 @@ def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
     return item[0].frame.nbytes
 
 
-def _describe_pair_problem(paths: Sequence[str], error: InputError) -> Problem:
+def _build_pair_problem(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

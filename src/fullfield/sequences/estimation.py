@@ -20,8 +20,8 @@ from fullfield.io.oiio import Attribute
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.engine import Engine
-from fullfield.sequences.outputs import to_cpu
-from fullfield.sequences.plates import Plates, ensure_plates
+from fullfield.sequences.outputs import copy_to_cpu_as_float32
+from fullfield.sequences.plates import Plates, open_plates_unless_open
 from fullfield.sequences.results import FrameResult, Problem
 from fullfield.sequences.settings import ShotSettings
 
@@ -108,7 +108,7 @@ def estimate_sequence(
     if settings is None:
         settings = ShotSettings(direction, step)
     _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)
-    plates = ensure_plates(frames)
+    plates = open_plates_unless_open(frames)
     try:
         engine = Engine(plates, plates.numbers, estimator, settings)
         for result in engine:
@@ -118,7 +118,7 @@ def estimate_sequence(
 
 
 def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
-    tensors = to_cpu(result.tensors)
+    tensors = copy_to_cpu_as_float32(result.tensors)
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
         if name in tensors and name not in result.shot_ends and name not in result.missing:

@@ -19,8 +19,8 @@ from fullfield.estimators.protocol import Estimator, find_bidirectional_method
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.changes import is_cut, reduce_frame
-from fullfield.sequences.plates import Plate, Plates, ensure_plates
+from fullfield.sequences.changes import is_cut, shrink_to_grey
+from fullfield.sequences.plates import Plate, Plates, open_plates_unless_open
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.tracking import PairMatcher, Tracker, list_stored_steps
 
@@ -56,11 +56,11 @@ class _Follower:
     ) -> None:
         self._plates, self._device, self._last = plates, device, reference
         refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(device) else None
-        matcher = create_matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
-        self._picture = reduce_frame(reference_plate.frame, reference_plate.valid)
+        matcher = create_pair_matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
+        self._picture = shrink_to_grey(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
         refine = None if refiner is None else refiner.refine
-        reference_frame, valid = self._to_device(reference_plate), self._mask_to_device(reference_plate)
+        reference_frame, valid = self._upload_frame(reference_plate), self._upload_valid_mask(reference_plate)
         self._tracker = Tracker(reference_frame, matcher, refine, valid=valid)
         self.is_cut_off = False
 
@@ -72,15 +72,15 @@ class _Follower:
             reason = f"is {sizes[0]}, but the reference is {sizes[1]}"
             result.problems.append(Problem(self._plates.path(number), reason))
             return result
-        picture = reduce_frame(plate.frame, plate.valid)
+        picture = shrink_to_grey(plate.frame, plate.valid)
         if is_cut(self._picture, picture):
             self.is_cut_off = True
             result.cuts.append((min(self._last, number), max(self._last, number)))
         self._picture, self._last = picture, number
         if self.is_cut_off:
-            self.fill_behind_cut(result)
+            self.fill_with_motion_out_of_frame(result)
         else:
-            frame, valid = self._to_device(plate), self._mask_to_device(plate)
+            frame, valid = self._upload_frame(plate), self._upload_valid_mask(plate)
             result.tensors = self._tracker.add_frame(frame, valid=valid, is_half=is_half)
         return result
 
@@ -90,8 +90,8 @@ class _Follower:
         if self.is_cut_off:
             self._tracker.skip_frame()
             return
-        self._picture, self._last = reduce_frame(plate.frame, plate.valid), number
-        self._tracker.restore_frame(self._to_device(plate), {name: t.to(self._device) for name, t in layers.items()})
+        self._picture, self._last = shrink_to_grey(plate.frame, plate.valid), number
+        self._tracker.restore_frame(self._upload_frame(plate), {name: t.to(self._device) for name, t in layers.items()})
 
     def list_frames_to_restore(self, numbers: Sequence[int]) -> list[int]:
         """Return those of the next frames whose stored motion is needed to continue after them."""
@@ -102,7 +102,7 @@ class _Follower:
         """Count a frame whose stored motion is not needed."""
         self._tracker.skip_frame()
 
-    def fill_behind_cut(self, result: FrameResult) -> None:
+    def fill_with_motion_out_of_frame(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
         outside = 2.0 * max(self._size)
         flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)
@@ -112,15 +112,15 @@ class _Follower:
             result.tensors[f"confidence.{direction}"] = torch.zeros_like(flow[0])
         result.shot_ends = list(DIRECTIONS)
 
-    def _to_device(self, plate: Plate) -> Tensor:
+    def _upload_frame(self, plate: Plate) -> Tensor:
         """Return the frame [1, 3, H, W] on the device."""
         return plate.frame[None].to(self._device).expand(-1, 3, -1, -1)
 
-    def _mask_to_device(self, plate: Plate) -> Tensor | None:
+    def _upload_valid_mask(self, plate: Plate) -> Tensor | None:
         return None if plate.valid is None else plate.valid.to(self._device)
 
 
-def create_matcher(estimator: Estimator) -> PairMatcher:
+def create_pair_matcher(estimator: Estimator) -> PairMatcher:
     """Return the estimator as a matcher of both directions."""
     bidirectional = find_bidirectional_method(estimator)
 
@@ -187,7 +187,7 @@ def follow_plates(
     existing: Set[int] = frozenset(),
     is_half: bool = False,
     stages: StageTimes | None = None,
-    note_plate: Callable[[int, Plate], None] | None = None,
+    add_plate_versions: Callable[[int, Plate], None] | None = None,
 ) -> Iterator[FrameResult]:
     """Yield the reference, the frames after it, then those before it; of ``numbers``, those that do not exist.
 
@@ -201,21 +201,21 @@ def follow_plates(
         existing: frames whose motion is stored.
         is_half: round the values to half precision.
         stages: receives the time of waiting and of the estimation.
-        note_plate: receives every plate that was read, before the frame's result is yielded.
+        add_plate_versions: receives every plate that was read, before the frame's result is yielded.
     """
     stages = stages or StageTimes()
-    note_plate = note_plate or (lambda _number, _plate: None)
+    add_plate_versions = add_plate_versions or (lambda _number, _plate: None)
     plates.pinned = device.type == "cuda"
     requested = set(numbers)
-    for number in sorted(number for number in requested if not plates.has(number)):
+    for number in sorted(number for number in requested if not plates.has_frame(number)):
         yield FrameResult(number, problems=[Problem(plates.path(number), "no such file")])
-    if not any(plates.has(number) for number in requested):
+    if not any(plates.has_frame(number) for number in requested):
         return
     reference_plate = plates.read(reference)
-    note_plate(reference, reference_plate)
+    add_plate_versions(reference, reference_plate)
     if reference in requested:
         yield _build_reference_result(reference, reference_plate, device)
-    available = sorted(number for number in plates.numbers if plates.has(number))
+    available = sorted(number for number in plates.numbers if plates.has_frame(number))
     for side in ([n for n in available if n > reference], [n for n in available[::-1] if n < reference]):
         side = side[: 1 + max((i for i, n in enumerate(side) if n in requested), default=-1)]
         if not side:
@@ -235,7 +235,7 @@ def follow_plates(
                             follower.skip_frame()
                             continue
                         plate = reads.take_item(number)
-                        note_plate(number, plate)
+                        add_plate_versions(number, plate)
                         follower.restore_frame(number, plate, read_stored(number))
                     continue
                 reads.add_keys(stretch)
@@ -243,7 +243,7 @@ def follow_plates(
                     try:
                         with stages.measure("wait for plates"):
                             plate = reads.take_item(number)
-                        note_plate(number, plate)
+                        add_plate_versions(number, plate)
                         with stages.measure("estimate"):
                             result = follower.add_frame(number, plate, is_half=is_half)
                     except (InputError, OSError) as error:
@@ -298,9 +298,9 @@ def follow_frames(
         precision=precision,
         backend=backend,
     )
-    plates = ensure_plates(frames)
+    plates = open_plates_unless_open(frames)
     try:
-        if not plates.has(reference):
+        if not plates.has_frame(reference):
             raise InputError(f"reference: expected a frame of the shot, got {reference}")
         if plates.by_data:
             raise InputError("frames: expected the display windows of the plates, got window='data'")

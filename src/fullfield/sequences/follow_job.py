@@ -20,9 +20,9 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_header_text, read_vectors
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, list_reproducible_parameters
+from fullfield.sequences.job import build_prepared_estimator, list_parameters_known_before_run
 from fullfield.sequences.names import FrameFiles
-from fullfield.sequences.outputs import Output, Plan, to_cpu
+from fullfield.sequences.outputs import Output, Plan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
 from fullfield.sequences.tracking import SCHEDULE
@@ -34,7 +34,7 @@ class FollowJob:
     """Following of one reference frame, in plain values, which can be sent to other processes.
 
     Attributes:
-        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frames`).
+        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frame_files`).
         numbers: frames that get a file, ascending.
         reference: number of the reference frame.
         output: the files; EXR without loss.
@@ -45,7 +45,7 @@ class FollowJob:
         provenance: what the record of every frame says about this job; :meth:`compare_with_files` sets it.
         existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`compare_with_files`).
 
-    >>> files = find_frames("plate.%04d.exr")  # doctest: +SKIP
+    >>> files = find_frame_files("plate.%04d.exr")  # doctest: +SKIP
     >>> job = FollowJob(files, tuple(files.files), 1001, Output("ref.%04d.exr"))  # doctest: +SKIP
     """
 
@@ -67,7 +67,7 @@ class FollowJob:
         first, last = min((*self.numbers, self.reference)), max((*self.numbers, self.reference))
         numbers = [number for number in self.frame_files.files or range(first, last + 1) if first <= number <= last]
         plates = open_frame_files(self.frame_files, numbers, **self.reading)
-        if not plates.has(self.reference):
+        if not plates.has_frame(self.reference):
             plates.close()
             raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
         return plates
@@ -91,17 +91,19 @@ class FollowJob:
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": list_reproducible_parameters(estimator),
+            "parameters": list_parameters_known_before_run(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }
         source = str(Path(self.frame_files.text).absolute())
         numbers = sorted({*self.numbers, *plates.numbers})
-        list_inputs = _InputDigests(plates, self.reference)
+        compute_input_checksums = _InputDigests(plates, self.reference)
         st_maps = []
         if self.output.st_map is not None and self.output.dtype is None and not overwrite:
-            st_maps = self.output.add_st_maps(recorded, self.numbers, list_inputs, DIRECTIONS[-1])
-        plan = self.output.choose_frames_to_write(recorded, numbers, list_inputs, overwrite=overwrite, source=source)
+            st_maps = self.output.write_missing_st_maps(recorded, self.numbers, compute_input_checksums, DIRECTIONS[-1])
+        plan = self.output.choose_frames_to_write(
+            recorded, numbers, compute_input_checksums, overwrite=overwrite, source=source
+        )
         plan.st_maps = st_maps
         existing = frozenset(numbers).difference(plan.missing)
         plan.missing = [number for number in plan.missing if number in self.numbers]
@@ -118,12 +120,12 @@ class _InputDigests:
 
     def __init__(self, plates: Plates, reference: int) -> None:
         self._plates = plates
-        self._available = sorted(number for number in plates.numbers if plates.has(number))
+        self._available = sorted(number for number in plates.numbers if plates.has_frame(number))
         self._reference = reference
         self._read: dict[int, tuple[str | None, str | None]] = {}
         self._digests: dict[int, str] = {}
 
-    def note_plate(self, number: int, plate: Plate) -> None:
+    def add_plate_versions(self, number: int, plate: Plate) -> None:
         """Note the versions of a plate and its mask that were read."""
         identities = plate.identity, plate.mask_identity
         checksum, mask_checksum = (None if identity is None else identity.checksum for identity in identities)
@@ -139,7 +141,7 @@ class _InputDigests:
                 files = self._read.get(current)
                 if files is None:
                     get, plates = checksums.get_or_compute_checksum, self._plates
-                    files = get(plates.file(current)), get(plates.mask_file(current))
+                    files = get(plates.get_file(current)), get(plates.get_mask_file(current))
                 self._digests[current] = compute_digest_of_values([before, *files])
             before = self._digests[current]
         return {"plates": self._digests.get(number)}
@@ -171,22 +173,22 @@ def run_follow(
     """
     start_s = time.perf_counter()
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
-    journal, list_inputs = job.output.journal(), _InputDigests(plates, job.reference)
+    journal, compute_input_checksums = job.output.open_journal(), _InputDigests(plates, job.reference)
     checksums = Records(job.output.notes).checksums
     checksums.pop_new_checksums()  # those of earlier runs are recorded already
 
-    def note_plate(number: int, plate: Plate) -> None:
-        list_inputs.note_plate(number, plate)
-        _record_plate(journal, plates, number, plate)
+    def add_plate_versions(number: int, plate: Plate) -> None:
+        compute_input_checksums.add_plate_versions(number, plate)
+        _record_plate_versions(journal, plates, number, plate)
 
     def read_stored(number: int) -> dict[str, Tensor]:
         path = job.output.path(number)
         return {} if read_header_text(path, ENDS_NOTE) else read_vectors(path)
 
     def write(result: FrameResult, event: Any, inputs: dict[str, str | None]) -> bool:
-        layers = to_cpu(writers.copy_to_host(result.tensors, event))
+        layers = copy_to_cpu_as_float32(writers.copy_to_host(result.tensors, event))
         identity = None if result.plate is None else result.plate.identity
-        if identity is not None and plates.stamp(result.number) != identity.stamp:
+        if identity is not None and plates.read_file_stamp(result.number) != identity.stamp:
             raise InputError(f"{plates.path(result.number)}: was replaced during the run")
         record = {**job.provenance, "inputs": inputs, "start": None}
         for path, version in checksums.pop_new_checksums():
@@ -207,10 +209,10 @@ def run_follow(
                 existing=job.existing.difference(numbers),
                 is_half=job.output.dtype == "half",
                 stages=stages,
-                note_plate=note_plate,
+                add_plate_versions=add_plate_versions,
             )
             for result in results:
-                outcome.collect(result, "problems", "cuts")
+                outcome.add_new_items(result, "problems", "cuts")
                 if outcome.stopped is not None:
                     break
                 if not result.tensors:
@@ -218,20 +220,20 @@ def run_follow(
                         report(result.number)
                     continue
                 size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
-                inputs = list_inputs(result.number, checksums)
+                inputs = compute_input_checksums(result.number, checksums)
                 path = job.output.path(result.number)
-                task = partial(write, result, writers.record_event(), inputs)
+                task = partial(write, result, writers.record_stream_event(), inputs)
                 writers.submit_write(result.number, path, size_bytes, task)
     finally:
-        outcome.dead_pictures |= plates.take_dead_pictures()
+        outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()
     outcome.stages = stages.by_name
-    return outcome.finish(start_s)
+    return outcome.sort_and_warn(start_s)
 
 
-def _record_plate(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:
+def _record_plate_versions(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:
     """Record the versions of a plate and its mask, so that later runs need not read them for a comparison."""
-    files = ((plates.file(number), plate.identity), (plates.mask_file(number), plate.mask_identity))
+    files = ((plates.get_file(number), plate.identity), (plates.get_mask_file(number), plate.mask_identity))
     for path, identity in files:
         if path is not None and identity is not None:
             journal.record_input_once(path, identity)

@@ -27,7 +27,7 @@ class Paint(NamedTuple):
     alpha: Tensor  # [H, W], 0 ... 1
 
 
-def read_paint(path: str | os.PathLike[str]) -> Paint:
+def read_paint_picture(path: str | os.PathLike[str]) -> Paint:
     """Read a paint; without an alpha channel it covers everything."""
     raw = read_all_channels(path)
     color = read_frame(path, alpha="apply")
@@ -35,7 +35,7 @@ def read_paint(path: str | os.PathLike[str]) -> Paint:
     return Paint(color, alpha)
 
 
-def lay_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) -> Tensor:
+def composite_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) -> Tensor:
     """Lay the paint over a frame [1 or 3, H, W] where the reference shows its surface.
 
     Args:
@@ -50,8 +50,8 @@ def lay_paint(frame: Tensor, paint: Paint, backward: Tensor, occlusion: Tensor) 
     return warped[:3] + (1 - warped[3]) * frame
 
 
-def draw_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step: int) -> Tensor:
-    """Draw the lines of a grid that lies on the reference frame; arguments as for :func:`lay_paint`.
+def draw_reference_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step: int) -> Tensor:
+    """Draw the lines of a grid that lies on the reference frame; arguments as for :func:`composite_paint`.
 
     Args:
         frame: display-referred, [1 or 3, H, W].
@@ -72,7 +72,7 @@ def draw_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step: int) -> 
     return picture
 
 
-def draw_followed(shown: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None) -> ViewFrame:
+def draw_paint_or_grid(shown: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None) -> ViewFrame:
     """Return a frame of a page with the paint, or else the grid, drawn on it, and the layers on its own pixels.
 
     Args:
@@ -91,11 +91,11 @@ def draw_followed(shown: ViewFrame, *, paint: Paint | None = None, grid_px: int 
     if frame.shape[-2:] != occlusion.shape:
         frame = interpolate(frame[None], occlusion.shape, mode="area")[0]
     if paint is None:
-        frame = draw_grid(frame, backward, occlusion, grid_px or max(8, occlusion.shape[-1] // 16))
+        frame = draw_reference_grid(frame, backward, occlusion, grid_px or max(8, occlusion.shape[-1] // 16))
     elif paint.alpha.shape != occlusion.shape:
         sizes = [f"{shape[1]}x{shape[0]}" for shape in (occlusion.shape, paint.alpha.shape)]
         raise InputError(f"paint: expected the size of the reference, {sizes[0]}, got {sizes[1]}")
     else:
-        frame = lay_paint(frame, paint, backward, occlusion)
+        frame = composite_paint(frame, paint, backward, occlusion)
     visible = backward.masked_fill(occlusion >= _HIDDEN_OCCLUSION, float("nan"))
     return ViewFrame(shown.number, frame, dict(zip(names, (visible, occlusion, confidence), strict=True)))

@@ -20,7 +20,7 @@ from fullfield._check import InputError
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.worker import ParentPipe, serve_parent
+from fullfield.sequences.worker import ParentPipe, work_until_parent_ends
 
 _MAX_DEATHS = 2  # processes that may die of a side before it is given up
 
@@ -41,13 +41,13 @@ class _Worker:
     def __init__(self, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=_run_process, args=(worker_pipe, device, threads), daemon=True)
+        self.process = context.Process(target=_serve_in_process, args=(worker_pipe, device, threads), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
         self.side: _Side | None = None
 
-    def send_side(self, side: _Side) -> None:
+    def send_frames_of_side(self, side: _Side) -> None:
         """Send a side."""
         self.side = side
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
@@ -61,7 +61,7 @@ class _Worker:
         self.process.join(10)
 
 
-def follow_on_devices(
+def run_follow_on_devices(
     tasks: Sequence[tuple[FollowJob, Sequence[int]]], devices: Sequence[str], *, report: FrameReport | None = None
 ) -> list[Outcome]:
     """Write frames of several references on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` too).
@@ -81,7 +81,7 @@ def follow_on_devices(
     sides = [
         _Side(position, job, numbers)
         for position, (job, requested) in enumerate(tasks)
-        for numbers in split_into_sides(requested, job.reference)
+        for numbers in split_at_reference(requested, job.reference)
     ]
     remaining = deque(sorted(sides, key=lambda side: -len(side.numbers)))
     devices = devices[: len(sides)]
@@ -89,33 +89,33 @@ def follow_on_devices(
     workers = [_Worker(device, threads) for device in devices]
     try:
         for worker in workers:
-            worker.send_side(remaining.popleft())
+            worker.send_frames_of_side(remaining.popleft())
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive_message(worker, outcomes, report):
+                if not _receive_message_if_alive(worker, outcomes, report):
                     workers.remove(worker)
-                    _reclaim_side(worker, outcomes, remaining)
+                    _return_side_of_dead_process(worker, outcomes, remaining)
                     if remaining:
                         worker = _Worker(worker.device, threads)
                         workers.append(worker)
                 is_stopped = any(outcome.stopped is not None for outcome in outcomes)
                 if worker in workers and worker.side is None and remaining and not is_stopped:
-                    worker.send_side(remaining.popleft())
+                    worker.send_frames_of_side(remaining.popleft())
     finally:
         for worker in workers:
             worker.end_process()
-    return [outcome.finish(start_s) for outcome in outcomes]
+    return [outcome.sort_and_warn(start_s) for outcome in outcomes]
 
 
-def split_into_sides(numbers: Sequence[int], reference: int) -> list[list[int]]:
+def split_at_reference(numbers: Sequence[int], reference: int) -> list[list[int]]:
     """Return the frames from the reference on, and those before it; sides without frames are left out."""
     ordered = sorted(numbers)
     sides = [number for number in ordered if number >= reference], [number for number in ordered if number < reference]
     return [side for side in sides if side]
 
 
-def _receive_message(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
+def _receive_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
     """Receive one message; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
@@ -135,7 +135,7 @@ def _receive_message(worker: _Worker, outcomes: Sequence[Outcome], report: Frame
     return True
 
 
-def _reclaim_side(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
+def _return_side_of_dead_process(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
     """Return the side of a dead process to the remaining ones, once."""
     worker.process.join(10)
     side = worker.side
@@ -149,12 +149,12 @@ def _reclaim_side(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
 
 
-def _run_process(connection: Connection, device: str, threads: int) -> None:
+def _serve_in_process(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
-    serve_parent(connection, partial(_process_sides, device, threads))
+    work_until_parent_ends(connection, partial(_follow_sides_from_pipe, device, threads))
 
 
-def _process_sides(device: str, threads: int, pipe: ParentPipe) -> None:
+def _follow_sides_from_pipe(device: str, threads: int, pipe: ParentPipe) -> None:
     estimator = None
     while True:
         job, numbers = pipe.receive()

@@ -34,7 +34,7 @@ def build_prepared_estimator(
     return estimator
 
 
-def list_reproducible_parameters(estimator: Estimator) -> dict[str, Any]:
+def list_parameters_known_before_run(estimator: Estimator) -> dict[str, Any]:
     """Return the parameters without the refinement's backend, which is only known after the first flow."""
     parameters = dict(estimator.parameters)
     if isinstance(parameters.get("refinement"), dict):
@@ -47,7 +47,7 @@ class ShotJob:
     """Work on a shot in plain values, which can be sent to other processes and machines.
 
     Attributes:
-        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frames`).
+        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frame_files`).
         numbers: every frame of the run, ascending, including those that are written already.
         output: the files that are written.
         settings: directions, step, device, ...
@@ -87,32 +87,32 @@ class ShotJob:
         The estimator must be prepared. Errors are those of :meth:`Output.choose_frames_to_write`.
         """
 
-        def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+        def compute_input_checksums(number: int, checksums: Checksums) -> dict[str, str | None]:
             frames = self.settings.list_input_frames(plates, number)
             get = checksums.get_or_compute_checksum
-            inputs = {str(n - number): get(plates.file(n) if plates.has(n) else None) for n in frames}
-            masks = {n: plates.mask_file(n) for n in frames if plates.has(n)}
+            inputs = {str(n - number): get(plates.get_file(n) if plates.has_frame(n) else None) for n in frames}
+            masks = {n: plates.get_mask_file(n) for n in frames if plates.has_frame(n)}
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 
-        recorded = self._recorded_settings(estimator)
+        recorded = self._collect_recorded_settings(estimator)
         plan = self.output.choose_frames_to_write(
             recorded,
             sorted(self.numbers),
-            list_inputs,
+            compute_input_checksums,
             overwrite=overwrite,
             source=str(Path(self.frame_files.text).absolute()),
             start=self.settings.step if self.settings.warm_start else None,
         )
         return replace(self, provenance=self.output.describe_run(recorded)), plan
 
-    def _recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
+    def _collect_recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
         """Return the settings that decide the contents of the files."""
         settings = self.settings
         refinement = RefinedEstimator(estimator).config.as_dict() if settings.refine else None
         return {
             "plates": Path(self.frame_files.text).name,
             "method": estimator.method,
-            "parameters": list_reproducible_parameters(estimator),
+            "parameters": list_parameters_known_before_run(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

@@ -55,13 +55,13 @@ def warp_image(
     return values.masked_fill_(~inside, 0.0), inside
 
 
-def add_flows(first: Tensor, second: Tensor) -> Tensor:
+def chain_flows(first: Tensor, second: Tensor) -> Tensor:
     """Return the flow [2, H, W] of two steps, ``first(x) + second(x + first(x))``; NaN where either is unknown."""
     following, inside = warp_image(second, first)
     return (first + following).masked_fill(~inside, float("nan"))
 
 
-def accumulate_flow(
+def accumulate_flow_to_reference(
     reference: int, numbers: Sequence[int], forward: ReadFlow, backward: ReadFlow
 ) -> Iterator[tuple[int, Tensor | InputError]]:
     """Yield for each frame the displacement [2, H, W] of its pixels to the frame ``reference``.
@@ -77,14 +77,14 @@ def accumulate_flow(
             if not isinstance(total, InputError):
                 try:
                     flow = read(number)
-                    total = flow if total is None else add_flows(flow, total)
+                    total = flow if total is None else chain_flows(flow, total)
                 except InputError as error:
                     total = error
             if number in requested and total is not None:
                 yield number, total
 
 
-class Interpolated(NamedTuple):
+class InterpolatedPicture(NamedTuple):
     """Picture between two frames."""
 
     picture: Tensor
@@ -92,7 +92,7 @@ class Interpolated(NamedTuple):
     """[H, W] bool: where at least one of the two frames shows the scene."""
 
 
-class _Look(NamedTuple):
+class _SampledColors(NamedTuple):
     """Colours of one frame along vectors of the picture in between."""
 
     colors: Tensor  # [C, H, W]
@@ -107,7 +107,7 @@ def interpolate_picture(
     backward: Tensor,
     time: float,
     valid: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> Interpolated:
+) -> InterpolatedPicture:
     """Return the picture [C, H, W] at a time between two frames, on their device.
 
     Both flows are splatted to that time; where several vectors land, those count most whose forward and backward flow
@@ -128,7 +128,7 @@ def interpolate_picture(
     _check.number(time, "time", low=0, high=1)
     if time in (0, 1):
         visible = torch.ones(first.shape[-2:], dtype=torch.bool, device=first.device)
-        return Interpolated((second if time else first).clone(), visible)
+        return InterpolatedPicture((second if time else first).clone(), visible)
     flow1, flow2 = (fill_holes(flow, flow.isfinite().all(0)) for flow in (forward, backward))
     motions = (  # from the first frame to the second, at the pixels of the picture in between
         _splat_flow_to_time(time, flow1, flow2, forward.isfinite().all(0)),
@@ -150,11 +150,11 @@ def interpolate_picture(
     if not bool(visible.all()):
         is_empty = ~(first.any(0) | second.any(0) | visible)
         picture = interpolate_unknown_pixels(picture, visible).masked_fill_(is_empty, 0.0)
-    _smooth_pixels(picture, visible & (support < _MIN_SUPPORT))
-    return Interpolated(picture, visible)
+    _replace_by_local_median(picture, visible & (support < _MIN_SUPPORT))
+    return InterpolatedPicture(picture, visible)
 
 
-def _smooth_pixels(picture: Tensor, selected: Tensor) -> None:
+def _replace_by_local_median(picture: Tensor, selected: Tensor) -> None:
     """Replace the selected pixels [H, W] by the medians of the 3 x 3 pixels around them, in place."""
     height, width = selected.shape
     rows, columns = selected.nonzero(as_tuple=True)
@@ -174,7 +174,9 @@ def _splat_flow_to_time(time: float, flow: Tensor, opposite: Tensor, is_known: T
     return fill_holes(vectors, coverage > _MIN_COVERAGE)
 
 
-def _sample_along_motion(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None) -> _Look:
+def _sample_along_motion(
+    image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None
+) -> _SampledColors:
     """Sample a frame ``distance`` before the picture in between, whose pixels have that motion after the frame."""
     height, width = image.shape[-2:]
     valid_mask = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)
@@ -187,4 +189,4 @@ def _sample_along_motion(image: Tensor, flow: Tensor, motion: Tensor, distance: 
     is_inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
     weight = (1 - distance) * (is_inside & (coverage > 0.5))
     agreement = torch.exp(-_DISAGREEMENT * (own_motion - motion).norm(dim=0))
-    return _Look(colors / coverage.clamp(min=0.5), weight, agreement)
+    return _SampledColors(colors / coverage.clamp(min=0.5), weight, agreement)

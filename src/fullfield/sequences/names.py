@@ -111,7 +111,7 @@ class Pattern:
         folder, name = os.path.split(text)
         if _FIELD.search(folder) and not Path(folder).is_dir():  # a folder may be called that
             raise InputError(f"{text}: expected the frame number in the name of the file, got it in that of a folder")
-        field = _find_field(text, name)
+        field = _find_number_field(text, name)
         if field[2] is not None:
             digits = 4 if len(field[2]) == 1 else len(field[2])
         elif field[3] is not None:
@@ -147,7 +147,7 @@ class Pattern:
         return dict(sorted(files.items()))
 
 
-def _find_field(text: str, name: str) -> re.Match[str]:
+def _find_number_field(text: str, name: str) -> re.Match[str]:
     """Return the field for the frame number in a file name; a single ``#`` or ``@`` may be part of the name."""
     fields = list(_FIELD.finditer(name))
     explicit = [field for field in fields if field[0] not in ("#", "@")]
@@ -180,28 +180,28 @@ class FrameFiles:
         return f"{self.video or self.text}, frame {number}"
 
 
-def is_pattern(text: str) -> bool:
+def has_number_field(text: str) -> bool:
     """Return whether the name has a field for the frame number."""
     return not Path(text).is_file() and _FIELD.search(os.path.split(text)[1]) is not None
 
 
-def format_mask(mask: str | None, number: int) -> str | None:
+def format_mask_name(mask: str | None, number: int) -> str | None:
     """Return the mask of a frame: a pattern of files gets the frame's number, anything else stays."""
     file = get_mask_file(mask)
-    if mask is None or file is None or not is_pattern(file):
+    if mask is None or file is None or not has_number_field(file):
         return mask
     return Pattern.parse(file).format_path(number) + mask[len(file) :]
 
 
-def is_sequence(text: str) -> bool:
+def names_several_frames(text: str) -> bool:
     """Return whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
     path = Path(text)
     if path.is_file():
         return path.suffix.lower() in VIDEO_SUFFIXES
-    return is_pattern(text) or path.is_dir() or glob.has_magic(text) or path.suffix.lower() in VIDEO_SUFFIXES
+    return has_number_field(text) or path.is_dir() or glob.has_magic(text) or path.suffix.lower() in VIDEO_SUFFIXES
 
 
-def find_frames(text: str) -> FrameFiles:
+def find_frame_files(text: str) -> FrameFiles:
     """Return the sequence that ``text`` names; raise InputError where there is none.
 
     A pattern (:class:`Pattern`), also with its frames inside or behind as fileseq and Nuke write them
@@ -224,14 +224,14 @@ def find_frames(text: str) -> FrameFiles:
         from fullfield.io.files import require_nonempty_file
 
         require_nonempty_file(path)  # a pipe, a device or a socket
-    if path.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
+    if path.suffix.lower() in VIDEO_SUFFIXES and not has_number_field(text):
         raise InputError(f"{text}: no such file")
     if path.is_dir():
         frames = [p for p in path.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
-        return _group_by_number(text, [p for p in frames if p.is_file()])
+        return _group_files_into_sequence(text, [p for p in frames if p.is_file()])
     spelled, requested = text, None
     suffix_range = _OUTER.fullmatch(text)
-    if suffix_range is not None and is_pattern(suffix_range[1]):
+    if suffix_range is not None and has_number_field(suffix_range[1]):
         spelled, requested = suffix_range[1], parse_frames(suffix_range[2], text)
     name = os.path.split(spelled)[1]
     inner_range = _INNER.search(name)
@@ -242,17 +242,17 @@ def find_frames(text: str) -> FrameFiles:
         pattern = Pattern.parse(spelled)
         files = pattern.list_files()
         if not files:
-            raise InputError(f"{text}: no such file{_suggest_digits(pattern)}")
+            raise InputError(f"{text}: no such file{_suggest_other_digits(pattern)}")
         return FrameFiles(text, files, pattern, requested=requested)
     if glob.has_magic(text):
         folder, name = os.path.split(text)
         literal = os.path.join(glob.escape(folder), name) if Path(folder).is_dir() else text  # noqa: PTH118
         matches = [Path(name) for name in glob.glob(literal)]  # noqa: PTH207 - Path.glob takes no absolute pattern
-        return _group_by_number(text, [p for p in matches if p.is_file()])
+        return _group_files_into_sequence(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
 
 
-def _suggest_digits(pattern: Pattern) -> str:
+def _suggest_other_digits(pattern: Pattern) -> str:
     """Return a hint for errors: files of the pattern with other digits."""
     files = Pattern(pattern.before, 1, pattern.after, any_padding=True).list_files()
     if not files:
@@ -261,7 +261,7 @@ def _suggest_digits(pattern: Pattern) -> str:
     return f"; the folder has {first} and {len(files) - 1} more with other digits"
 
 
-def _group_by_number(text: str, files: list[Path]) -> FrameFiles:
+def _group_files_into_sequence(text: str, files: list[Path]) -> FrameFiles:
     """Return files as one sequence, numbered by the last number of their names."""
     groups: dict[tuple[str, str], dict[int, Path]] = {}
     unnumbered: list[Path] = []
@@ -291,7 +291,7 @@ def _group_by_number(text: str, files: list[Path]) -> FrameFiles:
     return FrameFiles(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
 
 
-def choose_frames(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
+def select_frames(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
     """Return the frames to work on.
 
     They are those of the range ``text``, else those of the sequence's own spelling, else all that exist. Raise

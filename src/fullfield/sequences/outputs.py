@@ -105,7 +105,7 @@ class Output:
         """Return the name of a frame's ST map."""
         return None if self.st_map is None else Pattern.parse(self.st_map).format_path(number)
 
-    def journal(self) -> Journal:
+    def open_journal(self) -> Journal:
         """Return where this process notes what it writes."""
         return Journal(self.notes)
 
@@ -128,7 +128,7 @@ class Output:
         return read_flow(self.path(first), **layer).flow  # type: ignore[arg-type]
 
     @property
-    def is_vectors(self) -> bool:
+    def is_exr_without_st_map(self) -> bool:
         """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
@@ -172,10 +172,10 @@ class Output:
 
     def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
-        normalized, weights = self._normalize(settings)
+        normalized, weights = self._split_off_weights_checksum(settings)
         return {"settings": compute_digest_of_values(normalized), "weights": weights, "version": __version__}
 
-    def _normalize(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def _split_off_weights_checksum(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
         mine = {name: value for name, value in asdict(self).items() if name != "pattern"}
         plain: dict[str, Any] = json.loads(json.dumps({**settings, **mine}))
@@ -213,21 +213,21 @@ class Output:
         if not has_settings and existing and not overwrite:
             raise InputError(f"{self.path(existing[0])}: exists, and no {self.sidecar} says how it was made; {_ADVICE}")
         file.write_or_check(
-            {"settings": self._normalize(settings)[0], "source": source},
+            {"settings": self._split_off_weights_checksum(settings)[0], "source": source},
             has_results=lambda: has_settings and not self._has_no_frames(),
             advice=_ADVICE,
             overwrite=overwrite,
         )
         records, plan = Records(self.notes), Plan(list(numbers))
         if not overwrite:
-            plan = self._compare_records(settings, numbers, inputs, start, records)
+            plan = self._plan_by_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
         records.remove_outdated_notes()
         return plan
 
-    def add_st_maps(
+    def write_missing_st_maps(
         self, settings: Mapping[str, Any], numbers: Sequence[int], inputs: Inputs, direction: str
     ) -> list[int]:
         """Write ST maps of stored frames that differ from this run only by having none; return their numbers.
@@ -235,7 +235,7 @@ class Output:
         A map that exists for such a frame belongs to other motion, or its record was not written: it is replaced.
         """
         stored = replace(self, st_map=None)
-        records, journal, added = Records(self.notes), self.journal(), list[int]()
+        records, journal, added = Records(self.notes), self.open_journal(), list[int]()
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
@@ -267,7 +267,7 @@ class Output:
         except PermissionError:  # a folder may be writable but not readable
             return False
 
-    def _find_recent_records(self, path: Path) -> list[Record]:
+    def _find_records_of_other_runs(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
@@ -275,7 +275,7 @@ class Output:
             if records or read_stamp(path) == before:
                 return records
 
-    def _compare_records(
+    def _plan_by_records(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -290,7 +290,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_records_of_current_file(str(path)) or self._find_recent_records(path)
+            frame_records = records.find_records_of_current_file(str(path)) or self._find_records_of_other_runs(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
@@ -327,7 +327,7 @@ class Output:
             return "ST map changed"
         return "" if self.is_frame_complete(number) else "incomplete"
 
-    def read_source(self) -> str | None:
+    def read_plates_name(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
         notes = self._settings_file.read()
         return None if notes is None or not notes.get("source") else str(notes["source"])
@@ -355,10 +355,10 @@ class Output:
             "the settings of a shot",
             subject=self.pattern,
             entries={"settings": "object"},
-            binding=lambda content: self._normalize(content["settings"])[0],
+            binding=lambda content: self._split_off_weights_checksum(content["settings"])[0],
         )
 
 
-def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_cpu_as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors on the CPU."""
     return {name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}

@@ -14,8 +14,8 @@ from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.transfer import choose_display_curve
-from fullfield.sequences.changes import GreyPicture, reduce_frame
-from fullfield.sequences.names import choose_frames, find_frames, format_mask
+from fullfield.sequences.changes import GreyPicture, shrink_to_grey
+from fullfield.sequences.names import find_frame_files, format_mask_name, select_frames
 from fullfield.sequences.plates import open_frame_files
 
 _RATE = 24.0  # frames a second where the plates have no rate
@@ -35,7 +35,7 @@ class PictureFiles:
     """
 
     def __init__(self, source: str, mask: str | None = None) -> None:
-        self._frame_files, self._mask = find_frames(source), mask
+        self._frame_files, self._mask = find_frame_files(source), mask
         self.text, self.is_video = source, self._frame_files.video is not None
         self.has_own_range = self._frame_files.requested is not None
         self.rate = _RATE
@@ -44,7 +44,7 @@ class PictureFiles:
                 raise InputError(f"mask: expected None for a video, got {mask}")
             self._plates = open_frame_files(self._frame_files, None)
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
-            self.rate = read_rate(source)
+            self.rate = read_frame_rate(source)
         else:
             self.numbers, self.readers = list(self._frame_files.files), choose_reader_count()
 
@@ -57,14 +57,14 @@ class PictureFiles:
         """Return the file of a picture, whether it exists or not."""
         return self.text if self.is_video else self._frame_files.path(number)
 
-    def choose_frames(self, frames: str | None) -> list[int]:
+    def select_frames(self, frames: str | None) -> list[int]:
         """Return the frames of a range; all that exist by default."""
-        return self.numbers if self.is_video and frames is None else choose_frames(self._frame_files, frames, "frames")
+        return self.numbers if self.is_video and frames is None else select_frames(self._frame_files, frames, "frames")
 
     def read(self, number: int) -> ChannelPicture:
         """Return a picture; a frame of a video is display-referred colour."""
         if not self.is_video:
-            return read_all_channels(self.path(number), format_mask(self._mask, number))
+            return read_all_channels(self.path(number), format_mask_name(self._mask, number))
         if number not in self.numbers:
             raise InputError(f"{self.text}: has no frame {number}")
         plate = self._plates.read(number)
@@ -73,11 +73,11 @@ class PictureFiles:
         kind_name = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
         return ChannelPicture(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), kind_name, plate.window)
 
-    def read_reduced(self, number: int) -> GreyPicture:
+    def read_shrunk_grey(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
         path = self.path(number)
-        image = FrameReader(mask=format_mask(self._mask, number)).read(path)
-        return reduce_frame(image.frame, image.valid)
+        image = FrameReader(mask=format_mask_name(self._mask, number)).read(path)
+        return shrink_to_grey(image.frame, image.valid)
 
     def close(self) -> None:
         """Close the video."""
@@ -85,7 +85,7 @@ class PictureFiles:
             self._plates.close()
 
 
-def read_rate(video: str) -> float:
+def read_frame_rate(video: str) -> float:
     """Return the frames a second of a video; 24 where it does not say."""
     try:
         source = io.open_video(video)
@@ -96,7 +96,7 @@ def read_rate(video: str) -> float:
     return rate
 
 
-def is_video_name(path: str) -> bool:
+def has_video_suffix(path: str) -> bool:
     """Return whether an output is named as a video."""
     return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
 

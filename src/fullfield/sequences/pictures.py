@@ -25,9 +25,9 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.video import VideoWriter, check_codec_fits_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.names import Pattern, is_pattern
+from fullfield.sequences.names import Pattern, has_number_field
 from fullfield.sequences.outputs import Output, Plan
-from fullfield.sequences.picture_files import encode_for_video, is_video_name
+from fullfield.sequences.picture_files import encode_for_video, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.writing import WriterThreads
@@ -57,16 +57,16 @@ class InputReader:
         self._read, self._path, self._stages, self._outcome = read, path, stages, outcome
         self._stamped: dict[Any, tuple[Any, Any]] = {}
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
-            self._read_stamped, lambda item: _size_bytes(item[1]), threads=threads
+            self._read_stamped, lambda item: _measure_item_bytes(item[1]), threads=threads
         )
         self._reads.add_keys(keys)
 
-    def add_message(self, number: int, text: str) -> None:
+    def add_nonfinite_message(self, number: int, text: str) -> None:
         """Add the message on a picture's pixels that are not finite, if there is one."""
         if text:
             self._outcome.dead_pictures[number] = text
 
-    def add_unknown_flow(self, number: int, name: str) -> None:
+    def add_unknown_flow_message(self, number: int, name: str) -> None:
         """Add the message on flow without a known vector."""
         self._outcome.unknown_flows[number] = f"{name}: holds no known vector, so the picture along it is black"
 
@@ -94,7 +94,7 @@ class InputReader:
             if read_stamp(self._path(key)) != stamp:
                 raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
 
-    def forget_items(self, is_needed: Callable[[Any], bool]) -> None:
+    def discard_unneeded_items(self, is_needed: Callable[[Any], bool]) -> None:
         """Forget what is no longer needed, read or not."""
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
         self._reads.discard_keys(lambda key: not is_needed(key))
@@ -108,7 +108,7 @@ class InputReader:
             return stamp, error
 
 
-def fit_flow(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fraction) -> Tensor:
+def resize_flow_to_picture(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fraction) -> Tensor:
     """Return a flow [2, h, w] at the size of a picture [..., H, W]; ``scale`` is the flow's size relative to it.
 
     Raises:
@@ -123,13 +123,13 @@ def fit_flow(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fr
     return resample_flow(flow[None], *picture.shape[-2:])[0]
 
 
-def _describe_problem(number: int, error: InputError | OSError) -> Problem:
+def _build_problem(number: int, error: InputError | OSError) -> Problem:
     if isinstance(error, OSError) and isinstance(error.filename, str):
         return Problem.from_error(error.filename, error)
     return Problem.from_error(f"frame {number}", error)
 
 
-def _size_bytes(item: object) -> int:
+def _measure_item_bytes(item: object) -> int:
     if isinstance(item, ChannelPicture):
         return item.pixels.nbytes
     return int(getattr(item, "nbytes", 1))
@@ -159,21 +159,21 @@ class PictureJob(ABC):
         """Files of the pictures that are read."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
 
-    def describe_inputs(self, mask: str | None) -> dict[str, Any]:
+    def describe_mask_and_vectors(self, mask: str | None) -> dict[str, Any]:
         """Return the settings of a mask and of a renderer's vectors, where there are any."""
         reading = self.flow.reading
         vectors = {} if reading.is_default else {"vectors": asdict(reading)}
         return vectors if mask is None else {**vectors, "mask": Path(mask).name}
 
     @abstractmethod
-    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the files that a picture is made from."""
 
     @abstractmethod
-    def iterate_pictures(
+    def iterate_picture_callbacks(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
@@ -185,7 +185,7 @@ class PictureJob(ABC):
     @property
     def has_records(self) -> bool:
         """True for pictures of a shot; a single picture has no records."""
-        return is_pattern(self.output)
+        return has_number_field(self.output)
 
     @property
     def rate(self) -> float:
@@ -208,8 +208,8 @@ class PictureJob(ABC):
                 raise InputError(f"{self.output}: already exists; use --overwrite or another name")
             return self, Plan(list(self.numbers))
         output = Output(self.output)
-        settings = self.describe()
-        plan = output.choose_frames_to_write(settings, self.numbers, self.list_inputs, overwrite=overwrite)
+        settings = self.describe_settings()
+        plan = output.choose_frames_to_write(settings, self.numbers, self.compute_input_checksums, overwrite=overwrite)
         return replace(self, provenance=output.describe_run(settings)), plan
 
     def _check_output(self) -> None:
@@ -252,7 +252,7 @@ class VideoOutput:
         self._writer.write(picture, (number - self._job.numbers[0]) / self._job.rate)
 
 
-def run_pictures(
+def write_job_pictures(
     job: PictureJob, numbers: Sequence[int], *, codec: str = "h264", report: FrameReport | None = None
 ) -> Outcome:
     """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
@@ -265,9 +265,9 @@ def run_pictures(
     """
     start_s = time.perf_counter()
     device = resolve_device(job.device)
-    video = VideoOutput(job, codec) if is_video_name(job.output) else None
+    video = VideoOutput(job, codec) if has_video_suffix(job.output) else None
     outcome, stages, checksums = Outcome(), StageTimes(), Checksums()
-    journal = Output(job.output).journal() if job.has_records else None
+    journal = Output(job.output).open_journal() if job.has_records else None
 
     def write(number: int, raw: ChannelPicture, event: Any, inputs: Mapping[str, str | None]) -> bool:
         with stages.measure("fetch"):
@@ -292,25 +292,25 @@ def run_pictures(
         one_thread_a_file,
         WriterThreads(outcome, stages, device, report, writers) as threads,
     ):
-        for number, compute in job.iterate_pictures(sorted(numbers), device, outcome, stages):
+        for number, compute in job.iterate_picture_callbacks(sorted(numbers), device, outcome, stages):
             try:
-                inputs = dict(job.list_inputs(number, checksums))
+                inputs = dict(job.compute_input_checksums(number, checksums))
                 with stages.measure("compute"):
                     raw = compute()
-                if job.list_inputs(number, checksums) != inputs:
+                if job.compute_input_checksums(number, checksums) != inputs:
                     raise InputError("an input was replaced during the run")
             except (InputError, OSError) as error:
-                threads.add_problem(_describe_problem(number, error))
+                threads.add_problem(_build_problem(number, error))
                 if report is not None:
                     report(number)
                 continue
             if journal is not None:
                 for path, identity in checksums.pop_new_checksums():
                     journal.record_input_once(path, identity)
-            event = threads.record_event()
+            event = threads.record_stream_event()
             task = partial(write, number, raw, event, inputs)
             threads.submit_write(number, job.path(number), raw.pixels.nbytes, task)
             if outcome.stopped is not None:
                 break
     outcome.stages = stages.by_name
-    return outcome.finish(start_s)
+    return outcome.sort_and_warn(start_s)

@@ -26,7 +26,7 @@ from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
 from fullfield.io.transfer import choose_display_curve
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
-from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
+from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
 
 _MAX_LARGER, _MAX_PIXELS = 16, 1 << 24  # how much larger a display window may be than the data window
 
@@ -63,36 +63,36 @@ class Plates(Protocol):
         """Return the name of a frame, for messages."""
         raise NotImplementedError
 
-    def has(self, number: int) -> bool | None:
+    def has_frame(self, number: int) -> bool | None:
         """Return whether the shot has the frame; None past its ends."""
 
     def read(self, number: int) -> Plate:
         """Read a frame."""
         raise NotImplementedError
 
-    def file(self, _number: int) -> str | None:
+    def get_file(self, _number: int) -> str | None:
         """Return the file of a frame; None where it is in none."""
         return None
 
-    def mask_file(self, _number: int) -> str | None:
+    def get_mask_file(self, _number: int) -> str | None:
         """Return the file with the mask of a frame; None where it has none."""
         return None
 
-    def stamp(self, number: int) -> Stamp | None:
+    def read_file_stamp(self, number: int) -> Stamp | None:
         """Return size and times of the frame's file; None where it is in none."""
-        path = self.file(number)
+        path = self.get_file(number)
         return None if path is None else read_stamp(path)
 
-    def take_dead_pictures(self) -> dict[int, str]:
+    def pop_nonfinite_messages(self) -> dict[int, str]:
         """Return and forget a message on every frame so far with pixels that are NaN or infinite."""
         return {}
 
     def close(self) -> None:
         """Close what is open, and warn of pixels that are NaN or infinite, once for all frames."""
-        warn_about_dead_pictures(self.take_dead_pictures())
+        warn_about_nonfinite_pixels(self.pop_nonfinite_messages())
 
 
-def warn_about_dead_pictures(messages: Mapping[int, str]) -> None:
+def warn_about_nonfinite_pixels(messages: Mapping[int, str]) -> None:
     """Warn of pictures with pixels that are NaN or infinite: of the first, with the number of all."""
     if messages:
         others = len(messages) - 1
@@ -100,7 +100,7 @@ def warn_about_dead_pictures(messages: Mapping[int, str]) -> None:
         warnings.warn(f"{messages[min(messages)]}{further}", stacklevel=3)
 
 
-class _DeadPictures:
+class _NonfiniteMessages:
     """Messages on frames with pixels that are NaN or infinite, by number; several threads add to it."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class _DeadPictures:
         if message:
             self._messages[number] = message
 
-    def take(self) -> dict[int, str]:
+    def pop_all(self) -> dict[int, str]:
         """Return the messages by number, and forget them."""
         messages, self._messages = self._messages, {}
         return messages
@@ -153,13 +153,13 @@ def open_plates(
     reading = {name: value for name, value in explicit.items() if value is not None}
     if not isinstance(source, (str, os.PathLike)):
         return ListedPlates(list(source), frames, **reading)
-    frame_files = find_frames(os.fspath(source))
+    frame_files = find_frame_files(os.fspath(source))
     if isinstance(frames, str) or (frames is None and frame_files.video is None):
-        return open_frame_files(frame_files, choose_frames(frame_files, frames, "frames"), **reading)
+        return open_frame_files(frame_files, select_frames(frame_files, frames, "frames"), **reading)
     return open_frame_files(frame_files, None if frames is None else sorted(set(frames)), **reading)
 
 
-def ensure_plates(frames: str | os.PathLike[str] | Sequence[Frame] | Plates) -> Plates:
+def open_plates_unless_open(frames: str | os.PathLike[str] | Sequence[Frame] | Plates) -> Plates:
     """Return plates as they are, and anything else as :func:`open_plates` opens it."""
     is_source = isinstance(frames, (str, os.PathLike, list, tuple))
     return open_plates(frames) if is_source else frames  # type: ignore[arg-type,return-value]
@@ -185,7 +185,7 @@ class FilePlates(Plates):
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.by_data = self._reading.get("window") == "data"
         self.readers = choose_reader_count()
-        self._dead_pictures = _DeadPictures()
+        self._nonfinite_messages = _NonfiniteMessages()
         mask = self._reading.get("mask")
         self._mask = mask if get_mask_file(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
@@ -194,22 +194,22 @@ class FilePlates(Plates):
     def path(self, number: int) -> str:
         return self._frame_files.path(number)
 
-    def has(self, number: int) -> bool | None:
+    def has_frame(self, number: int) -> bool | None:
         return number in self._frame_files.files if self._ends[0] <= number <= self._ends[1] else None
 
-    def file(self, number: int) -> str | None:
+    def get_file(self, number: int) -> str | None:
         return self.path(number)
 
-    def mask_file(self, number: int) -> str | None:
-        return get_mask_file(format_mask(self._mask, number))
+    def get_mask_file(self, number: int) -> str | None:
+        return get_mask_file(format_mask_name(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
-        path, mask = self.path(number), self.mask_file(number)
-        reading = self._reading if mask is None else {**self._reading, "mask": format_mask(self._mask, number)}
+        path, mask = self.path(number), self.get_mask_file(number)
+        reading = self._reading if mask is None else {**self._reading, "mask": format_mask_name(self._mask, number)}
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
-            before = self.stamp(number)
+            before = self.read_file_stamp(number)
             mask_before = None if mask is None else read_stamp(mask)
             if mask is not None and mask_before is None:
                 raise InputError(f"mask: {mask}: no such file")
@@ -226,18 +226,18 @@ class FilePlates(Plates):
                     None if mask_before is None else Identity(mask_before, compute_sampled_checksum(str(mask)))
                 )
             except (InputError, OSError):
-                if is_first and before is not None and self.stamp(number) != before:
+                if is_first and before is not None and self.read_file_stamp(number) != before:
                     continue
                 raise
             is_same_mask = mask is None or read_stamp(mask) == mask_before
-            if before is not None and self.stamp(number) == before and is_same_mask:
+            if before is not None and self.read_file_stamp(number) == before and is_same_mask:
                 frame = fill_unknown_pixels(image.frame, image.valid, path)
-                self._dead_pictures.add(number, image.note)
+                self._nonfinite_messages.add(number, image.note)
                 return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
 
-    def take_dead_pictures(self) -> dict[int, str]:
-        return self._dead_pictures.take()
+    def pop_nonfinite_messages(self) -> dict[int, str]:
+        return self._nonfinite_messages.pop_all()
 
 
 class ListedPlates(Plates):
@@ -250,25 +250,25 @@ class ListedPlates(Plates):
         listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
         self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
         self.by_data, self.readers, self.pinned = False, 2, False
-        self._dead_pictures = _DeadPictures()
+        self._nonfinite_messages = _NonfiniteMessages()
 
-    def take_dead_pictures(self) -> dict[int, str]:
-        return self._dead_pictures.take()
+    def pop_nonfinite_messages(self) -> dict[int, str]:
+        return self._nonfinite_messages.pop_all()
 
     def path(self, number: int) -> str:
-        return name_for_messages(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
+        return name_for_messages(self._frames[number - 1] if self.has_frame(number) else None, f"frame {number}")
 
-    def has(self, number: int) -> bool | None:
+    def has_frame(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None
 
     def read(self, number: int) -> Plate:
-        if not self.has(number):
+        if not self.has_frame(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
         frame, path = self._frames[number - 1], self.path(number)
         if isinstance(frame, (str, os.PathLike)):
             image = FrameReader(**self._reading).read(frame)
-            self._dead_pictures.add(number, image.note)
+            self._nonfinite_messages.add(number, image.note)
             return Plate(fill_unknown_pixels(image.frame, image.valid, path), valid=image.valid)
         return Plate(read_or_convert_frame(frame, path, **self._reading).cpu())
 
@@ -289,10 +289,10 @@ class StackPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
-    def file(self, _number: int) -> str | None:
+    def get_file(self, _number: int) -> str | None:
         return self._path
 
-    def has(self, number: int) -> bool | None:
+    def has_frame(self, number: int) -> bool | None:
         low, high = min(1, self.numbers[0]), max(self._count, self.numbers[-1])
         return 1 <= number <= self._count if low <= number <= high else None
 
@@ -320,16 +320,16 @@ class VideoPlates(Plates):
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
-        self._open()
+        self._reopen_from_start()
         self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0
-        self._open()
+        self._reopen_from_start()
         if self._length < 1:
             raise InputError(f"{self._path}: expected a video, and there is no frame in it")
         self.numbers = list(range(1, self._length + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._length for number in self.numbers):
             raise InputError(f"{self._path}: has frames 1-{self._length}, and none of the requested ones is among them")
 
-    def _open(self) -> None:
+    def _reopen_from_start(self) -> None:
         self.close()
         self._source: Any = open_video(self._path)
         self._frames: Iterator[Any] = iter(self._source)
@@ -338,17 +338,17 @@ class VideoPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
-    def file(self, _number: int) -> str | None:
+    def get_file(self, _number: int) -> str | None:
         return self._path
 
-    def has(self, number: int) -> bool | None:
+    def has_frame(self, number: int) -> bool | None:
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
 
     def read(self, number: int) -> Plate:
         with self._lock:
             if number < self._next:
-                self._open()
+                self._reopen_from_start()
             frame: Any = None
             while self._next <= number:
                 self._next += 1
@@ -358,9 +358,9 @@ class VideoPlates(Plates):
             values: Tensor = frame.to_float_rgb()
         if self._curve is not None:
             self._curve(values.numpy())
-        return Plate(values, self._describe_window(values), identity=self._identity)
+        return Plate(values, self._build_window_if_not_square(values), identity=self._identity)
 
-    def _describe_window(self, frame: Tensor) -> FrameWindow | None:
+    def _build_window_if_not_square(self, frame: Tensor) -> FrameWindow | None:
         """Return the window of a frame whose pixels are not square."""
         aspect = float(getattr(self._source, "pixel_aspect", 1))
         box = (0, 0, frame.shape[-1], frame.shape[-2])
@@ -372,7 +372,7 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
+def place_frame_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
     """Return the frame in the box (x, y, width, height), and where it is known; elsewhere it is filled."""
     if plate.window is None or plate.window.data == box:
         return plate.frame, plate.valid
@@ -385,7 +385,7 @@ def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, 
     return fill_unknown_pixels(frame, valid, "frame"), valid
 
 
-def cut_display(plate: Plate) -> tuple[Tensor, Tensor | None]:
+def crop_to_display_window(plate: Plate) -> tuple[Tensor, Tensor | None]:
     """Return the frame on its display window, and where it is known; of a window that is much larger, the frame."""
     if plate.window is None or plate.window.data == plate.window.display:
         return plate.frame, plate.valid
@@ -404,13 +404,13 @@ def cut_display(plate: Plate) -> tuple[Tensor, Tensor | None]:
     return frame, None if bool(valid.all()) else valid
 
 
-def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
+def merge_plate_windows(plates: Mapping[str, Plate]) -> FrameWindow:
     """Return :func:`fullfield.io.windows.merge_frame_windows` of plates, by path."""
     boxes = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
     return merge_frame_windows({path: p.window or FrameWindow(boxes[path], boxes[path]) for path, p in plates.items()})
 
 
-def pin_plate(plate: Plate) -> Plate:
+def copy_to_pinned_memory(plate: Plate) -> Plate:
     """Return the plate in pinned memory."""
     frame = torch.empty(plate.frame.shape, dtype=plate.frame.dtype, pin_memory=True)
     np.copyto(frame.numpy(), plate.frame.numpy())  # in this thread: PyTorch's copy would take all cores

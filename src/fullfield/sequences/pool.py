@@ -21,7 +21,7 @@ from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
 from fullfield.sequences.run import run_shot
-from fullfield.sequences.worker import ParentPipe, serve_parent
+from fullfield.sequences.worker import ParentPipe, work_until_parent_ends
 
 _MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -47,7 +47,7 @@ class _Chunks:
     def __len__(self) -> int:
         return len(self._remaining)
 
-    def take_first(self, reached: Sequence[int]) -> tuple[int, list[int]]:
+    def take_first_chunk(self, reached: Sequence[int]) -> tuple[int, list[int]]:
         """Take a chunk to start with, and return its position and frames.
 
         It is the first of the longest run of chunks, or the middle one where a position of ``reached`` is just before
@@ -63,7 +63,7 @@ class _Chunks:
                 best, longest = position + start, count - start
         return best, self._remaining.pop(best)
 
-    def take_following(self, position: int) -> list[int]:
+    def take_next_chunk(self, position: int) -> list[int]:
         """Take the chunk after that position; return no frames where it is taken."""
         return self._remaining.pop(position + 1, [])
 
@@ -80,7 +80,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         job = replace(job, settings=replace(job.settings, device=device), threads=threads)
-        self.process = context.Process(target=_run_process, args=(job, worker_pipe), daemon=True)
+        self.process = context.Process(target=_serve_in_process, args=(job, worker_pipe), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
@@ -133,27 +133,29 @@ def run_on_devices(
     workers = [_Worker(job, device, threads) for device in devices[: len(remaining)]]
     try:
         for worker in workers:
-            worker.send_first_chunk(*remaining.take_first([other.position for other in workers if other.chunk]))
+            worker.send_first_chunk(*remaining.take_first_chunk([other.position for other in workers if other.chunk]))
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _receive_message(worker, outcome, remaining, report):
-                    _reclaim_frames(worker, outcome, remaining, deaths)
+                if not _receive_message_if_alive(worker, outcome, remaining, report):
+                    _return_frames_of_dead_process(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
                         workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
                     for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
                         idle.send_first_chunk(
-                            *remaining.take_first([other.position for other in workers if other.chunk])
+                            *remaining.take_first_chunk([other.position for other in workers if other.chunk])
                         )
     finally:
         for worker in workers:
             worker.end_process()
-    return outcome.finish(start_s)
+    return outcome.sort_and_warn(start_s)
 
 
-def _receive_message(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None) -> bool:
+def _receive_message_if_alive(
+    worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None
+) -> bool:
     """Receive one message; return False where the process is dead."""
     try:
         kind, content = worker.pipe.recv()
@@ -164,7 +166,7 @@ def _receive_message(worker: _Worker, outcome: Outcome, remaining: _Chunks, repo
         if report is not None:
             report(content)
     elif kind == "request":
-        worker.send_next_chunk([] if outcome.stopped else remaining.take_following(worker.position))
+        worker.send_next_chunk([] if outcome.stopped else remaining.take_next_chunk(worker.position))
     elif kind == "chunk":
         outcome.add(content)
         worker.chunk = []
@@ -175,7 +177,9 @@ def _receive_message(worker: _Worker, outcome: Outcome, remaining: _Chunks, repo
     return True
 
 
-def _reclaim_frames(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]) -> None:
+def _return_frames_of_dead_process(
+    worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]
+) -> None:
     """Return the frames of a dead process to the remaining ones, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
@@ -192,12 +196,12 @@ def _reclaim_frames(worker: _Worker, outcome: Outcome, remaining: _Chunks, death
     remaining.return_chunk(unfinished)
 
 
-def _run_process(job: ShotJob, connection: Connection) -> None:
+def _serve_in_process(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
-    serve_parent(connection, partial(_process_chunks, job))
+    work_until_parent_ends(connection, partial(_write_chunks_from_pipe, job))
 
 
-def _process_chunks(job: ShotJob, pipe: ParentPipe) -> None:
+def _write_chunks_from_pipe(job: ShotJob, pipe: ParentPipe) -> None:
     estimator = job.build_estimator()
 
     def request_frames() -> list[int]:

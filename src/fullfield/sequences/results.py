@@ -16,7 +16,7 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Identity
 from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
-from fullfield.sequences.plates import Plate, warn_about_dead_pictures
+from fullfield.sequences.plates import Plate, warn_about_nonfinite_pixels
 
 FrameReport = Callable[[int], None]
 """Callback that receives the number of every frame that is finished, from any thread."""
@@ -142,7 +142,7 @@ class Outcome:
 
     def add(self, other: Outcome) -> None:
         """Add the result of another part."""
-        self.collect(other, "written", "incomplete", "cuts", "duplicates", "problems")
+        self.add_new_items(other, "written", "incomplete", "cuts", "duplicates", "problems")
         self.dead_pictures |= other.dead_pictures
         self.unknown_flows |= other.unknown_flows
         self.stopped = self.stopped or other.stopped
@@ -152,7 +152,7 @@ class Outcome:
         total.add(other.stages)
         self.stages = total.by_name
 
-    def collect(self, other: Outcome | FrameResult, *names: str) -> None:
+    def add_new_items(self, other: Outcome | FrameResult, *names: str) -> None:
         """Add the items of these lists that are new."""
         for name in names:
             for item in getattr(other, name):
@@ -160,12 +160,12 @@ class Outcome:
                     self._seen.add((name, item))
                     getattr(self, name).append(item)
 
-    def finish(self, start_s: float) -> Outcome:
+    def sort_and_warn(self, start_s: float) -> Outcome:
         """Sort the frames, set the time since ``start_s``, and warn of pictures with NaN or infinity."""
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()
         self.wall_s = time.perf_counter() - start_s
-        warn_about_dead_pictures(self.dead_pictures)
+        warn_about_nonfinite_pixels(self.dead_pictures)
         if self.unknown_flows:
             others = len(self.unknown_flows) - 1
             further = f"; so are {others} further pictures" if others else ""
@@ -173,6 +173,6 @@ class Outcome:
         return self
 
     @property
-    def is_good(self) -> bool:
+    def is_complete(self) -> bool:
         """True where every frame was written."""
         return not self.problems and self.stopped is None

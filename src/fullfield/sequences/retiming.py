@@ -17,15 +17,15 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
 from fullfield.io.all_channels import ChannelPicture
 from fullfield.io.names import get_mask_file
-from fullfield.sequences.changes import GreyPicture, is_cut, reduce_frame
+from fullfield.sequences.changes import GreyPicture, is_cut, shrink_to_grey
 from fullfield.sequences.motion import interpolate_picture
-from fullfield.sequences.names import format_frames, format_mask
+from fullfield.sequences.names import format_frames, format_mask_name
 from fullfield.sequences.picture_files import PictureFiles
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    fit_flow,
-    run_pictures,
+    resize_flow_to_picture,
+    write_job_pictures,
 )
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
@@ -84,12 +84,12 @@ def retime_shot(
 
     >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", RetimeSettings(2.5))  # doctest: +SKIP
     """
-    job = plan_retime(plates, flow, output, settings, frames=frames, device=device)
+    job = build_retime_job(plates, flow, output, settings, frames=frames, device=device)
     settled, plan = job.compare_with_files(overwrite=overwrite)
-    return run_pictures(settled, plan.missing, report=report)
+    return write_job_pictures(settled, plan.missing, report=report)
 
 
-def plan_retime(
+def build_retime_job(
     plates: str | os.PathLike[str],
     flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
@@ -101,7 +101,7 @@ def plan_retime(
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
     pictures = PictureFiles(os.fspath(plates), settings.mask)
-    sources = pictures.choose_frames(frames)
+    sources = pictures.select_frames(frames)
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
@@ -119,19 +119,19 @@ def plan_retime(
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require_directions("forward", "backward")
-        _require_files(stored, _list_mixed_plates(consecutive, len(numbers), exact_factor))
+        _require_flow_files(stored, _list_interpolated_plates(consecutive, len(numbers), exact_factor))
     name, mask = os.fspath(output), settings.mask
     return RetimeJob(stored, name, numbers, device, plates=pictures, factor=exact_factor, mask=mask)
 
 
-def _list_mixed_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:
+def _list_interpolated_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:
     """Return the plates that frames in between are interpolated from, ascending."""
     steps = [divmod(index * factor.denominator, factor.numerator) for index in range(frame_count)]
     first_plates = {plates[step] for step, remainder in steps if remainder}
     return sorted(first_plates | {plate + 1 for plate in first_plates})
 
 
-def _require_files(flow: StoredFlow, plates: Sequence[int]) -> None:
+def _require_flow_files(flow: StoredFlow, plates: Sequence[int]) -> None:
     """Raise InputError if plates have no file of flow."""
     missing = [number for number in plates if number not in flow]
     if missing:
@@ -143,7 +143,7 @@ def _require_files(flow: StoredFlow, plates: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class RetimeJob(PictureJob):
-    """Frames of a shot at another speed; :func:`plan_retime` returns it."""
+    """Frames of a shot at another speed; :func:`build_retime_job` returns it."""
 
     plates: PictureFiles | None = None
     factor: Fraction = Fraction(1)
@@ -154,7 +154,7 @@ class RetimeJob(PictureJob):
         """Files of the pictures that are read."""
         return [] if self.plates is None else self.plates.paths
 
-    def describe(self) -> dict[str, Any]:
+    def describe_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
         return {
             "plates": "" if self.plates is None else Path(self.plates.text).name,
@@ -162,18 +162,18 @@ class RetimeJob(PictureJob):
             "factor": str(self.factor),
             "first": self.numbers[0],
             "flow_scale": str(self.flow.scale),
-            **self.describe_inputs(self.mask),
+            **self.describe_mask_and_vectors(self.mask),
         }
 
-    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of one plate, or of both plates and flows around the frame."""
         before, fraction = self._locate_between_plates(number)
         if fraction == 0:
-            return {"plate": checksums.get_or_compute_checksum(self._plate_path(before))}
+            return {"plate": checksums.get_or_compute_checksum(self._get_plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
-            inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._plate_path(plate))
-            mask = get_mask_file(format_mask(self.mask, plate))
+            inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._get_plate_path(plate))
+            mask = get_mask_file(format_mask_name(self.mask, plate))
             if mask is not None:
                 inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
             inputs[f"flow {index}"] = (
@@ -181,7 +181,7 @@ class RetimeJob(PictureJob):
             )
         return inputs
 
-    def iterate_pictures(
+    def iterate_picture_callbacks(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture on the device."""
@@ -189,11 +189,11 @@ class RetimeJob(PictureJob):
             raise RuntimeError("a job without plates")
         readers = self.plates.readers
         with InputReader(
-            self._read_input, self._input_path, self._list_keys(numbers), stages, outcome, readers
+            self._read_input, self._get_input_path, self._iterate_input_keys(numbers), stages, outcome, readers
         ) as reader:
             for number in numbers:
                 before, _ = self._locate_between_plates(number)
-                reader.forget_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
+                reader.discard_unneeded_items(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
                 yield number, partial(self._compute_picture, number, device, reader, outcome)
 
     def close(self) -> None:
@@ -212,10 +212,10 @@ class RetimeJob(PictureJob):
         before = int(time // 1)
         return before, time - before
 
-    def _plate_path(self, number: int) -> str:
+    def _get_plate_path(self, number: int) -> str:
         return "" if self.plates is None else self.plates.path(number)
 
-    def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
+    def _iterate_input_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
         """Yield what is read, by kind and frame, in the order of use."""
         for number in numbers:
             before, fraction = self._locate_between_plates(number)
@@ -227,14 +227,14 @@ class RetimeJob(PictureJob):
                 yield from (("plate", before), ("plate", before + 1))
                 yield from (("forward", before), ("backward", before + 1))
 
-    def _input_path(self, key: tuple[str, int]) -> str:
+    def _get_input_path(self, key: tuple[str, int]) -> str:
         kind, number = key
-        return self._plate_path(number) if kind in ("plate", "grey") else self.flow.path(number)
+        return self._get_plate_path(number) if kind in ("plate", "grey") else self.flow.path(number)
 
     def _read_input(self, key: tuple[str, int]) -> Any:
         kind, number = key
         if self.plates is not None and kind in ("plate", "grey"):
-            return self.plates.read(number) if kind == "plate" else self.plates.read_reduced(number)
+            return self.plates.read(number) if kind == "plate" else self.plates.read_shrunk_grey(number)
         return self.flow.read_flow(number, kind)
 
     def _compute_picture(
@@ -243,41 +243,41 @@ class RetimeJob(PictureJob):
         before, fraction = self._locate_between_plates(number)
         time = float(fraction)
         nearest = before if time < 0.5 else before + 1
-        if fraction == 0 or self._is_cut(before, reader, outcome):
+        if fraction == 0 or self._is_followed_by_cut(before, reader, outcome):
             plate: ChannelPicture = reader.get_item(("plate", nearest))
-            reader.add_message(nearest, plate.note)
+            reader.add_nonfinite_message(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
         first, second = reader.get_item(("plate", before)), reader.get_item(("plate", before + 1))
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
-            second_path, first_path = self._plate_path(before + 1), self._plate_path(before)
+            second_path, first_path = self._get_plate_path(before + 1), self._get_plate_path(before)
             raise InputError(f"{second_path}: has another size or other channels than {first_path}")
         flows = {}
         for direction, plate_number in (("forward", before), ("backward", before + 1)):
             flow = reader.get_item((direction, plate_number))
             flow_name = f"the flow {self.flow.path(plate_number)}"
-            path = self._plate_path(plate_number)
-            flows[direction] = fit_flow(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
+            path = self._get_plate_path(plate_number)
+            flows[direction] = resize_flow_to_picture(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
         for plate_number, plate in ((before, first), (before + 1, second)):
-            reader.add_message(plate_number, plate.note)
+            reader.add_nonfinite_message(plate_number, plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
         flow1, flow2 = flows["forward"], flows["backward"]
         picture = interpolate_picture(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
         return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]
 
-    def _is_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
+    def _is_followed_by_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as for flow."""
         try:
-            cut = is_cut(self._get_reduced_picture(number, reader), self._get_reduced_picture(number + 1, reader))
+            cut = is_cut(self._get_shrunk_grey(number, reader), self._get_shrunk_grey(number + 1, reader))
         except InputError:  # not a picture in colour: depth, masks
             return False
         if cut and (number, number + 1) not in outcome.cuts:
             outcome.cuts.append((number, number + 1))
         return cut
 
-    def _get_reduced_picture(self, number: int, reader: InputReader) -> GreyPicture:
+    def _get_shrunk_grey(self, number: int, reader: InputReader) -> GreyPicture:
         """Return the reduced picture of a plate; that of a video is display-referred itself."""
         if self.plates is not None and self.plates.is_video:
-            return reduce_frame(reader.get_item(("plate", number)).pixels)
+            return shrink_to_grey(reader.get_item(("plate", number)).pixels)
         grey: GreyPicture = reader.get_item(("grey", number))
         return grey

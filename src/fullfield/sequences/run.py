@@ -21,7 +21,7 @@ from fullfield.io.scanlines import Scanlines, compute_body_shape
 from fullfield.io.vectors import pack_vector_lines_on_device
 from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
-from fullfield.sequences.outputs import to_cpu
+from fullfield.sequences.outputs import copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plates
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, Problem, StageTimes
 from fullfield.sequences.writing import WriterThreads
@@ -56,7 +56,7 @@ def run_shot(
     existing = set(job.numbers) - set(numbers)
 
     def read_stored_flow(first: int, second: int) -> Tensor | None:
-        exists = first in existing and bool(plates.has(first))
+        exists = first in existing and bool(plates.has_frame(first))
         return output.read_stored_flow(first, second, settings.offsets) if exists else None
 
     def request_further() -> Sequence[int]:
@@ -77,10 +77,10 @@ def run_shot(
     try:
         with one_thread_a_file, VectorWriter(job, plates, outcome, engine.stages, report, existing) as writer:
             for result in engine:
-                outcome.collect(result, "problems", "cuts", "duplicates")
+                outcome.add_new_items(result, "problems", "cuts", "duplicates")
                 has_flow = any(name in result.tensors for name in settings.offsets)
                 if has_flow and set(result.missing) != set(settings.offsets):
-                    writer.submit_result(result)
+                    writer.submit_frame_result(result)
                 elif report is not None:
                     report(result.number)
                 plate_path = Path(plates.path(result.number))
@@ -90,10 +90,10 @@ def run_shot(
                 if outcome.stopped is not None:
                     break
     finally:
-        outcome.dead_pictures |= plates.take_dead_pictures()
+        outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()
     outcome.busy_s, outcome.stages = engine.busy_s, engine.stages.by_name
-    return outcome.finish(start_s)
+    return outcome.sort_and_warn(start_s)
 
 
 class VectorWriter:
@@ -119,7 +119,7 @@ class VectorWriter:
     ) -> None:
         self._job, self._output, self._plates, self._outcome = job, job.output, plates, outcome
         self._stages, self._existing = stages, existing
-        self._journal = job.output.journal()
+        self._journal = job.output.open_journal()
         device = job.settings.torch_device
         self._threads = WriterThreads(outcome, stages, device, report)
         self._buffers = _LineBuffers(pinned=device.type == "cuda")
@@ -137,19 +137,19 @@ class VectorWriter:
         self._threads.__exit__(kind, *details)
         if kind is None:
             for number in sorted(self._watched):
-                self._report_replaced_plate(number, "after it was read; what was made from it is of the old one")
+                self._report_if_plate_replaced(number, "after it was read; what was made from it is of the old one")
 
-    def submit_result(self, result: FrameResult) -> None:
+    def submit_frame_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
         size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
-        event = self._threads.record_event()
+        event = self._threads.record_stream_event()
         if result.plate is not None:  # only its metadata is written
             result.plate = result.plate._replace(frame=result.plate.frame[:0])
-        record = self._describe_record(result)
+        record = self._build_record(result)
         path = self._output.path(result.number)
         self._threads.submit_write(result.number, path, size_bytes, lambda: self._copy_and_write(result, event, record))
 
-    def _describe_record(self, result: FrameResult) -> dict[str, Any]:
+    def _build_record(self, result: FrameResult) -> dict[str, Any]:
         """Return the record of a frame."""
         inputs = {
             str(number - result.number): None if identity is None else identity.checksum
@@ -158,15 +158,15 @@ class VectorWriter:
         inputs |= {f"mask {n - result.number}": identity.checksum for n, identity in result.masks.items()}
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
-            record["start"] = self._get_digest(result.number - self._job.settings.step)
+            record["start"] = self._get_record_digest(result.number - self._job.settings.step)
             self._digests[result.number] = compute_digest_of_values(record)
         return record
 
-    def _get_digest(self, number: int) -> str | None:
+    def _get_record_digest(self, number: int) -> str | None:
         """Return the digest of a frame's record, of this run or an earlier one; None for a frame outside the run."""
         if number not in self._job.numbers:
             return None
-        if number not in self._digests and (number not in self._existing or not self._plates.has(number)):
+        if number not in self._digests and (number not in self._existing or not self._plates.has_frame(number)):
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
@@ -177,38 +177,40 @@ class VectorWriter:
     def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
         """Copy a result from the device and write its file; return whether it was written."""
         directions = [name for name in self._job.settings.offsets if name not in result.missing]
-        if self._output.is_vectors:
+        if self._output.is_exr_without_st_map:
             with self._buffers.lend_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
                     lines = self._pack_lines(result.tensors, event, buffer)
                 if lines is not None:
-                    return self._write_file(result, lines, directions, record)
+                    return self._write_file_and_record(result, lines, directions, record)
         with self._stages.measure("fetch"):
-            tensors = to_cpu(self._threads.copy_to_host(result.tensors, event))
+            tensors = copy_to_cpu_as_float32(self._threads.copy_to_host(result.tensors, event))
         for name in directions if event is not None else ():
             # NumPy: PyTorch would start threads of its own for each of ours.
             if not np.isfinite(tensors[name].numpy()).all():
                 reason = f"{self._job.method} gives a flow that is not finite ({name})"
                 self._threads.add_problem(Problem(self._output.path(result.number), reason))
                 return False
-        return self._write_file(result, tensors, directions, record)
+        return self._write_file_and_record(result, tensors, directions, record)
 
     def _pack_lines(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.pack_lines(to_cpu(tensors), buffer.numpy())
+            return output.pack_lines(copy_to_cpu_as_float32(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
-        with self._threads.copy_stream(tensors, event):
+        with self._threads.use_copy_stream(tensors, event):
             names, body, is_valid_there = pack_vector_lines_on_device(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
             is_valid.copy_(is_valid_there, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
 
-    def _write_file(
+    def _write_file_and_record(
         self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
     ) -> bool:
-        replaced = [n for n in result.inputs if self._report_replaced_plate(n, "while it was worked on", result.inputs)]
+        replaced = [
+            n for n in result.inputs if self._report_if_plate_replaced(n, "while it was worked on", result.inputs)
+        ]
         if replaced:
             return False
         with self._lock:
@@ -218,21 +220,23 @@ class VectorWriter:
                 del self._watched[number]
         with self._stages.measure("write"):
             for number, identity in result.inputs.items():
-                path = self._plates.file(number)
+                path = self._plates.get_file(number)
                 if path is not None and identity is not None:
                     self._journal.record_input_once(path, identity)
             for number, identity in result.masks.items():
-                self._journal.record_input_once(str(self._plates.mask_file(number)), identity)
+                self._journal.record_input_once(str(self._plates.get_mask_file(number)), identity)
             self._output.write(result, content, directions, self._journal, record)
         if result.missing:
             with self._lock:
                 self._outcome.incomplete.append(result.number)
         return True
 
-    def _report_replaced_plate(self, number: int, words: str, inputs: dict[int, Identity | None] | None = None) -> bool:
+    def _report_if_plate_replaced(
+        self, number: int, words: str, inputs: dict[int, Identity | None] | None = None
+    ) -> bool:
         """Return whether a plate was replaced since it was read, and report it once."""
         identity = (self._watched if inputs is None else inputs).get(number)
-        if identity is None or self._plates.stamp(number) == identity.stamp:
+        if identity is None or self._plates.read_file_stamp(number) == identity.stamp:
             return False
         if number not in self._reported:
             self._reported.add(number)

@@ -20,13 +20,13 @@ from fullfield.io.vectors import (
     read_header_text,
     read_motion_plane,
 )
-from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
+from fullfield.sequences.names import FrameFiles, find_frame_files, has_number_field
 from fullfield.sequences.outputs import Output
 
 _MAX_SCALE = 64
 
 
-def _read_scale(scale: str | float | Fraction) -> Fraction:
+def _parse_scale(scale: str | float | Fraction) -> Fraction:
     """Return the size of a flow relative to the pictures: ``"1/2"`` for flow of frames of half the size."""
     try:
         value = Fraction(scale).limit_denominator(1 << 16)
@@ -65,12 +65,12 @@ class StoredFlow:
         reading: VectorReading | None = None,
     ) -> None:
         self.source = source = os.fspath(source)
-        self.scale, self.reading = _read_scale(scale), reading or VectorReading()
+        self.scale, self.reading = _parse_scale(scale), reading or VectorReading()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]
-        if is_pattern(source):
-            self._frame_files = find_frames(source)
+        if has_number_field(source):
+            self._frame_files = find_frame_files(source)
             self.numbers = list(self._frame_files.files)
             self._settings = Output(str(self._frame_files.pattern)).read_settings()
         self.reference: int | None = self._settings.get("reference")

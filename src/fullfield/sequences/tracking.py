@@ -76,7 +76,7 @@ class _State(NamedTuple):
     match: Match  # of the reference and the frame
 
 
-def list_sources(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
+def list_source_steps(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
     """Return the steps of the frames from which the motion to the frame of ``step`` is chained; 0 is the reference.
 
     Sources over long distances lie on multiples of ``_KEY_STEPS``, so that few frames have to be stored.
@@ -95,13 +95,13 @@ def list_sources(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
 def list_stored_steps(step: int, schedule: Schedule = SCHEDULE) -> set[int]:
     """Return the steps before ``step`` from which the motion to its frame and to later ones is chained."""
     later = range(step, step + max(map(max, schedule.distances)))
-    return {source for target in later for source in list_sources(target, schedule) if source < step}
+    return {source for target in later for source in list_source_steps(target, schedule) if source < step}
 
 
 class Tracker:
     """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
 
-    A frame's motion depends only on the reference, the frames of :func:`list_sources`, and the values that
+    A frame's motion depends only on the reference, the frames of :func:`list_source_steps`, and the values that
     :meth:`add_frame` returned for them. So a tracker that is restored from stored values continues with the same
     results.
 
@@ -144,7 +144,7 @@ class Tracker:
         match = self._find_best_chain(frame)
         for starts in self._schedule.starts:
             is_chain = starts[self.step % len(starts)] == "chain"
-            flows = tuple(_fill_hidden(field) for field in match) if is_chain else None
+            flows = tuple(_fill_hidden_vectors(field) for field in match) if is_chain else None
             direct = self._match_frames(self._reference, frame, flows)
             match = Match(*(_prefer_trusted_match(chain, other) for chain, other in zip(match, direct, strict=True)))
         if self._refine is not None:
@@ -153,11 +153,12 @@ class Tracker:
                 match.forward._replace(flow=self._refine(self._reference, frame, forward, backward)[0]),
                 match.backward._replace(flow=self._refine(frame, self._reference, backward, forward)[0]),
             )
-        match = _hide_inconsistent(match)
+        match = _hide_inconsistent_pixels(match)
         match = Match(
-            _hide_unknown(match.forward, self._valid, valid), _hide_unknown(match.backward, valid, self._valid)
+            _hide_unknown_pixels(match.forward, self._valid, valid),
+            _hide_unknown_pixels(match.backward, valid, self._valid),
         )
-        layers = _to_layers(match)
+        layers = _convert_match_to_layers(match)
         if is_half:
             layers = {name: plane.half().float() for name, plane in layers.items()}
         self.restore_frame(frame, layers)
@@ -165,7 +166,7 @@ class Tracker:
 
     def restore_frame(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
         """Add the next frame with the layers that :meth:`add_frame` returned for it."""
-        self._states[self.step] = _State(frame, _from_layers(layers))
+        self._states[self.step] = _State(frame, _convert_layers_to_match(layers))
         self.skip_frame()
 
     def skip_frame(self) -> None:
@@ -176,16 +177,16 @@ class Tracker:
 
     def _find_best_chain(self, frame: Tensor) -> Match:
         best: Match | None = None
-        for source in list_sources(self.step, self._schedule):
+        for source in list_source_steps(self.step, self._schedule):
             state = self._states[source]
             chain = _chain_match(state.match, self._match_frames(state.frame, frame))
-            best = chain if best is None else _select_better(best, chain)
+            best = chain if best is None else _select_better_per_pixel(best, chain)
         assert best is not None
         return best
 
     def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
-        flows = _clamp_at_border(torch.cat((forward, backward)))
+        flows = _clamp_targets_at_border(torch.cat((forward, backward)))
         log_scale = None if scales is None else torch.cat(scales)
         occlusion, confidence = estimate_occlusion_and_confidence(
             torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
@@ -194,7 +195,7 @@ class Tracker:
         return Match(Field(forward[0], error[0], occlusion[0]), Field(backward[0], error[1], occlusion[1]))
 
 
-def _clamp_at_border(flow: Tensor) -> Tensor:
+def _clamp_targets_at_border(flow: Tensor) -> Tensor:
     """Return the flow [B, 2, H, W] with targets up to half a pixel outside of the frame on its outermost pixels.
 
     These are within the area of the outermost pixels, so what they show is seen.
@@ -221,7 +222,7 @@ def compute_confidence(error: Tensor) -> Tensor:
     return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
 
 
-def _to_layers(match: Match) -> dict[str, Tensor]:
+def _convert_match_to_layers(match: Match) -> dict[str, Tensor]:
     layers: dict[str, Tensor] = {}
     for name, field in zip(Match._fields, match, strict=True):
         layers[name] = field.flow
@@ -230,7 +231,7 @@ def _to_layers(match: Match) -> dict[str, Tensor]:
     return layers
 
 
-def _from_layers(layers: Mapping[str, Tensor]) -> Match:
+def _convert_layers_to_match(layers: Mapping[str, Tensor]) -> Match:
     return Match(
         *(
             Field(layers[name], compute_expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
@@ -247,18 +248,20 @@ def _chain_match(state: Match, step: Match) -> Match:
 def _chain_fields(first: Field, second: Field) -> Field:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
-    sampled, inside = warp(planes, _clamp_at_border(first.flow[None]))
+    sampled, inside = warp(planes, _clamp_targets_at_border(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
     return Field(first.flow + flow, first.error + error, hidden)
 
 
-def _compute_cost(field: Field) -> Tensor:
+def _compute_field_cost(field: Field) -> Tensor:
     return field.error + _HIDDEN_ERROR_PX * (field.occlusion > 0.5)
 
 
-def _select_better(one: Match, two: Match) -> Match:
-    return Match(*(_select_by_mask(_compute_cost(b) < _compute_cost(a), b, a) for a, b in zip(one, two, strict=True)))
+def _select_better_per_pixel(one: Match, two: Match) -> Match:
+    return Match(
+        *(_select_by_mask(_compute_field_cost(b) < _compute_field_cost(a), b, a) for a, b in zip(one, two, strict=True))
+    )
 
 
 def _select_by_mask(mask: Tensor, one: Field, other: Field) -> Field:
@@ -274,11 +277,11 @@ def _prefer_trusted_match(chain: Field, direct: Field) -> Field:
     limit = _AGREEMENT * (chain.error + direct.error) + 0.5
     contradicts = (chain.occlusion < 0.5) & (distance > limit) & (chain.error < direct.error)
     trusted = (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
-    better = trusted & (_compute_cost(direct) < _compute_cost(chain))
+    better = trusted & (_compute_field_cost(direct) < _compute_field_cost(chain))
     return _select_by_mask(better, direct, chain)
 
 
-def _fill_hidden(field: Field) -> Tensor:
+def _fill_hidden_vectors(field: Field) -> Tensor:
     """Return the flow [1, 2, H, W] with hidden pixels filled from those around them."""
     weight = (field.occlusion < 0.5).float() / (0.1 + field.error)
     planes = torch.cat((field.flow * weight, weight[None]))[None]
@@ -293,21 +296,23 @@ def _fill_hidden(field: Field) -> Tensor:
     return torch.where(field.occlusion < 0.5, field.flow, filled)
 
 
-def _hide_inconsistent(match: Match) -> Match:
+def _hide_inconsistent_pixels(match: Match) -> Match:
     """Count pixels as hidden whose way to the other frame and back does not end where it began."""
     fields = []
     for own, other in (match, match[::-1]):
-        distance = forward_backward_distance(_clamp_at_border(own.flow[None]), _clamp_at_border(other.flow[None]))[0]
+        distance = forward_backward_distance(
+            _clamp_targets_at_border(own.flow[None]), _clamp_targets_at_border(other.flow[None])
+        )[0]
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
     return Match(*fields)
 
 
-def _hide_unknown(field: Field, own: Tensor | None, other: Tensor | None) -> Field:
+def _hide_unknown_pixels(field: Field, own: Tensor | None, other: Tensor | None) -> Field:
     """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
     unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
     if other is not None:
-        unknown = unknown | (warp(other[None, None].float(), _clamp_at_border(field.flow[None]))[0][0, 0] < 0.5)
+        unknown = unknown | (warp(other[None, None].float(), _clamp_targets_at_border(field.flow[None]))[0][0, 0] < 0.5)
     return field._replace(
         error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)
     )

@@ -32,7 +32,7 @@ class TrackedPoint(NamedTuple):
     confidence: float
 
 
-def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
+def read_points_csv(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
     """Read points from a CSV with the columns ``x`` and ``y`` in pixels, and perhaps ``name``.
 
     Raises:
@@ -58,7 +58,7 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
     return points
 
 
-def check_points(points: Mapping[str, tuple[float, float]], height: int, width: int, path: str) -> None:
+def check_points_inside_frame(points: Mapping[str, tuple[float, float]], height: int, width: int, path: str) -> None:
     """Raise InputError for a point outside the frame of a file."""
     for name, (x, y) in points.items():
         if not (0 <= x <= width - 1 and 0 <= y <= height - 1):
@@ -67,7 +67,7 @@ def check_points(points: Mapping[str, tuple[float, float]], height: int, width: 
             )
 
 
-def track_points(
+def read_tracks_from_flow_files(
     points: dict[str, tuple[float, float]], numbers: Iterable[int], build_path: Callable[[int], str]
 ) -> list[TrackedPoint]:
     """Return where points of the reference frame are in each frame, from the files of a followed shot.
@@ -91,7 +91,7 @@ def track_points(
             (layers["forward"], layers["occlusion.forward"][None], layers["confidence.forward"][None])
         ).nan_to_num()
         height, width = planes.shape[-2:]
-        check_points(points, height, width, path)
+        check_points_inside_frame(points, height, width, path)
         for name, (x, y), values in zip(points, positions.tolist(), _sample_planes(planes, positions), strict=True):
             u, v, occlusion, confidence = values
             is_visible = occlusion < _VISIBLE_OCCLUSION
@@ -130,7 +130,7 @@ def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], h
         temporary_path.write_text(text, "utf-8", newline="")
 
 
-def _format_table(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:
+def _format_csv(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(("name", "frame", "x", "y", "visible", "confidence"))
@@ -176,7 +176,7 @@ _COLUMN_KINDS = {
 }
 
 
-def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
+def _format_nuke_tracker(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
     """Return a script with a Tracker node, which Nuke opens or pastes.
 
     A track is off where its point is hidden; its curves have no keys there.
@@ -184,10 +184,10 @@ def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) ->
     columns = [f"{{ {_COLUMN_KINDS[name]} {name} {'e' if name == 'enable' else name} 1 }}" for name in _TRACKER_COLUMNS]
     rows = []
     for name, points in _group_by_name(tracks).items():
-        enabled = _format_curve([(point.frame, f"{int(point.is_visible)}") for point in points])
+        enabled = _format_nuke_curve([(point.frame, f"{int(point.is_visible)}") for point in points])
         visible = [point for point in points if point.is_visible] or points[:1]
-        x = _format_curve([(point.frame, f"{point.x + 0.5:.4f}") for point in visible])
-        y = _format_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
+        x = _format_nuke_curve([(point.frame, f"{point.x + 0.5:.4f}") for point in visible])
+        y = _format_nuke_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
         # Offset, what the track drives (translation), error and its limits, the boxes, and eleven empty keys.
         others = "0 0 1 0 0 0 1 0 -32 -32 32 32 -22 -22 22 22" + " {}" * 11
         rows.append(f"{{ {enabled} {_quote_name(name)} {x} {y} {others} }}")
@@ -206,7 +206,7 @@ def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) ->
     )
 
 
-def _format_curve(keys: Sequence[tuple[int, str]]) -> str:
+def _format_nuke_curve(keys: Sequence[tuple[int, str]]) -> str:
     """Return an animation curve with a key in each frame; ``x`` names the frame after a gap."""
     words = ["curve"]
     for index, (frame, value) in enumerate(keys):
@@ -221,8 +221,8 @@ def _quote_name(name: str) -> str:
 
 
 _FORMATS: dict[str, Callable[[Sequence[TrackedPoint], int, int], str]] = {
-    ".csv": _format_table,
-    ".nk": _format_nuke,
+    ".csv": _format_csv,
+    ".nk": _format_nuke_tracker,
     ".txt": _format_3dequalizer,
 }
 TRACK_SUFFIXES = tuple(_FORMATS)

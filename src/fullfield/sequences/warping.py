@@ -19,14 +19,14 @@ from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.names import get_mask_file
-from fullfield.sequences.motion import accumulate_flow, warp_image
-from fullfield.sequences.names import choose_frames, find_frames, format_mask, is_sequence
-from fullfield.sequences.picture_files import PictureFiles, is_video_name
+from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
+from fullfield.sequences.names import find_frame_files, format_mask_name, names_several_frames, select_frames
+from fullfield.sequences.picture_files import PictureFiles, has_video_suffix
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    fit_flow,
-    run_pictures,
+    resize_flow_to_picture,
+    write_job_pictures,
 )
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
 from fullfield.sequences.stored_flow import ShotEndsError, StoredFlow
@@ -86,12 +86,12 @@ def warp_shot(
     >>> settings = WarpSettings(reference=1001)
     >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
     """
-    job = plan_warp(source, flow, output, settings, frames=frames, device=device)
+    job = build_warp_job(source, flow, output, settings, frames=frames, device=device)
     settled, plan = job.compare_with_files(overwrite=overwrite)
-    return run_pictures(settled, plan.missing, report=report)
+    return write_job_pictures(settled, plan.missing, report=report)
 
 
-def plan_warp(
+def build_warp_job(
     source: str | os.PathLike[str],
     flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
@@ -102,17 +102,17 @@ def plan_warp(
 ) -> WarpJob:
     """Return the job of :func:`warp_shot`, checked against the stored flow."""
     settings = WarpSettings() if settings is None else settings
-    if settings.reference is not None and is_video_name(os.fspath(output)):
+    if settings.reference is not None and has_video_suffix(os.fspath(output)):
         raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {os.fspath(output)}")
     name = os.fspath(source)
-    plates = PictureFiles(name, settings.mask) if is_sequence(name) else None
+    plates = PictureFiles(name, settings.mask) if names_several_frames(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         if settings.reference not in (None, stored.reference):
             raise InputError(f"reference: expected {stored.reference}, as in {stored.source}, got {settings.reference}")
-        numbers = stored.numbers if frames is None else choose_frames(find_frames(stored.source), frames, "frames")
+        numbers = stored.numbers if frames is None else select_frames(find_frame_files(stored.source), frames, "frames")
         settings = replace(settings, reference=stored.reference, direction="backward", hide_occluded=True)
         return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
     reference = settings.reference
@@ -122,14 +122,14 @@ def plan_warp(
     if reference is not None and not first <= reference <= last:
         raise InputError(f"reference: expected {first} to {last}, which the flow reaches, got {reference}")
     if frames is not None and len(stored.numbers) > 1:
-        numbers = choose_frames(find_frames(stored.source), frames, "frames")
+        numbers = select_frames(find_frame_files(stored.source), frames, "frames")
     else:
         numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
-    stored.require_directions(*_list_directions(settings, numbers))
+    stored.require_directions(*_list_required_directions(settings, numbers))
     return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
 
 
-def _list_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str]:
+def _list_required_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str]:
     """Return the directions of the flow that is needed."""
     if settings.reference is None:
         return [settings.direction]
@@ -139,7 +139,7 @@ def _list_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str
 
 @dataclass(frozen=True)
 class WarpJob(PictureJob):
-    """Pictures that are warped along stored flow; :func:`plan_warp` returns it."""
+    """Pictures that are warped along stored flow; :func:`build_warp_job` returns it."""
 
     source: str = ""
     plates: PictureFiles | None = None
@@ -151,7 +151,7 @@ class WarpJob(PictureJob):
         """Files of the pictures that are read."""
         return [self.source] if self.plates is None else self.plates.paths
 
-    def describe(self) -> dict[str, Any]:
+    def describe_settings(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
         settings = self.settings
         return {
@@ -161,18 +161,18 @@ class WarpJob(PictureJob):
             "direction": settings.direction,
             "hide_occluded": settings.hide_occluded,
             "flow_scale": str(self.flow.scale),
-            **self.describe_inputs(settings.mask),
+            **self.describe_mask_and_vectors(settings.mask),
         }
 
-    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.get_or_compute_checksum(self._picture_path(number))}
+        inputs = {"picture": checksums.get_or_compute_checksum(self._get_picture_path(number))}
         mask = get_mask_file(self._get_mask(number))
         if mask is not None:
             inputs["mask"] = checksums.get_or_compute_checksum(mask)
         if self._chain_reference is not None:
-            return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
-        return {**inputs, "flow": self._flow_checksum(number, checksums)}
+            return {**inputs, "flow": self._compute_chain_digest(self._chain_reference, number, checksums)}
+        return {**inputs, "flow": self._compute_flow_checksum(number, checksums)}
 
     @property
     def rate(self) -> float:
@@ -184,10 +184,10 @@ class WarpJob(PictureJob):
         """Frame from which the flow to neighbouring frames is added up; None if each file has all its flow."""
         return self.settings.reference if self.flow.reference is None else None
 
-    def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
+    def _compute_flow_checksum(self, number: int, checksums: Checksums) -> str | None:
         return checksums.get_or_compute_checksum(self.flow.path(number)) if number in self.flow else None
 
-    def _digest_chain(self, reference: int, number: int, checksums: Checksums) -> str:
+    def _compute_chain_digest(self, reference: int, number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
         digests = self._chains.setdefault(checksums, {reference: ""})
         step = 1 if number > reference else -1
@@ -195,23 +195,23 @@ class WarpJob(PictureJob):
         while start not in digests:
             start -= step
         for n in range(start + step, number + step, step):
-            digests[n] = compute_digest_of_values([digests[n - step], self._flow_checksum(n, checksums)])
+            digests[n] = compute_digest_of_values([digests[n - step], self._compute_flow_checksum(n, checksums)])
         return digests[number]
 
-    def _picture_number(self, number: int) -> int:
+    def _get_picture_number(self, number: int) -> int:
         """Return the frame of the picture that is warped onto another frame."""
         if self.settings.reference is not None:
             return self.settings.reference
         return number + (1 if self.settings.direction == "forward" else -1)
 
-    def _picture_path(self, number: int) -> str:
-        return self.source if self.plates is None else self.plates.path(self._picture_number(number))
+    def _get_picture_path(self, number: int) -> str:
+        return self.source if self.plates is None else self.plates.path(self._get_picture_number(number))
 
     def _get_mask(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
-        return format_mask(self.settings.mask, self._picture_number(number))
+        return format_mask_name(self.settings.mask, self._get_picture_number(number))
 
-    def iterate_pictures(
+    def iterate_picture_callbacks(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
@@ -219,27 +219,27 @@ class WarpJob(PictureJob):
             return
         threads = choose_reader_count() if self.plates is None else self.plates.readers
         with InputReader(
-            self._read_input, self._input_path, self._list_keys(numbers), stages, outcome, threads
+            self._read_input, self._get_input_path, self._iterate_input_keys(numbers), stages, outcome, threads
         ) as reader:
             if self._chain_reference is None:
-                yield from self._iterate_single(numbers, device, reader, outcome)
+                yield from self._iterate_single_flow_warps(numbers, device, reader, outcome)
             else:
-                yield from self._iterate_chain(self._chain_reference, numbers, device, reader)
+                yield from self._iterate_chained_flow_warps(self._chain_reference, numbers, device, reader)
 
     def close(self) -> None:
         """Close the plates."""
         if self.plates is not None:
             self.plates.close()
 
-    def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+    def _iterate_input_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
         reference = self._chain_reference
         if reference is None:
             for number in numbers:
                 yield self.settings.direction, number
-                yield "picture", self._picture_key(number)
+                yield "picture", self._get_picture_key(number)
             return
-        yield "picture", self._picture_key(reference)
+        yield "picture", self._get_picture_key(reference)
         yield from (("backward", number) for number in range(reference + 1, max(numbers) + 1))
         yield from (("forward", number) for number in range(reference - 1, min(numbers) - 1, -1))
 
@@ -250,16 +250,16 @@ class WarpJob(PictureJob):
             return read_all_channels(self.source, mask) if self.plates is None else self.plates.read(number)
         return self.flow.read_flow(value, kind, hide_occluded=self.settings.hide_occluded)
 
-    def _input_path(self, key: tuple[str, Any]) -> str:
+    def _get_input_path(self, key: tuple[str, Any]) -> str:
         if key[0] != "picture":
             return self.flow.path(key[1])
         return self.source if self.plates is None else self.plates.path(key[1][0])
 
-    def _picture_key(self, number: int) -> tuple[int, str | None]:
+    def _get_picture_key(self, number: int) -> tuple[int, str | None]:
         """Return the number of the picture for a frame, and its mask."""
-        return self._picture_number(number), self._get_mask(number)
+        return self._get_picture_number(number), self._get_mask(number)
 
-    def _iterate_single(
+    def _iterate_single_flow_warps(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         direction = self.settings.direction
@@ -269,7 +269,7 @@ class WarpJob(PictureJob):
             return self._warp_picture(number, flow.to(device), device, reader)
 
         for number in numbers:
-            used = {(direction, number), ("picture", self._picture_key(number))}
+            used = {(direction, number), ("picture", self._get_picture_key(number))}
             is_end = False
             try:
                 reader.get_item((direction, number))
@@ -281,9 +281,9 @@ class WarpJob(PictureJob):
                 outcome.shot_ends.append(number)
             else:
                 yield number, partial(compute, number)
-            reader.forget_items(lambda key, used=used: key not in used)  # type: ignore[misc]
+            reader.discard_unneeded_items(lambda key, used=used: key not in used)  # type: ignore[misc]
 
-    def _iterate_chain(
+    def _iterate_chained_flow_warps(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
     ) -> Iterator[tuple[int, Callable[[], ChannelPicture]]]:
         taken = set[tuple[str, int]]()
@@ -303,26 +303,28 @@ class WarpJob(PictureJob):
 
         if reference in numbers:
             yield reference, partial(compute, reference, None)
-        for number, flow in accumulate_flow(reference, numbers, partial(read, "forward"), partial(read, "backward")):
+        for number, flow in accumulate_flow_to_reference(
+            reference, numbers, partial(read, "forward"), partial(read, "backward")
+        ):
             yield number, partial(compute, number, flow)
-            reader.forget_items(lambda key: key not in taken)
+            reader.discard_unneeded_items(lambda key: key not in taken)
             if isinstance(flow, InputError):  # and so for all further frames of that side
                 direction = "backward" if number > reference else "forward"
-                reader.forget_items(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
+                reader.discard_unneeded_items(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
 
     def _warp_picture(
         self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader
     ) -> ChannelPicture:
         """Return the picture for a frame; without flow the picture as it is."""
-        path = self._picture_path(number)
-        raw: ChannelPicture = reader.get_item(("picture", self._picture_key(number)))
-        reader.add_message(self._picture_number(number), raw.note)
+        path = self._get_picture_path(number)
+        raw: ChannelPicture = reader.get_item(("picture", self._get_picture_key(number)))
+        reader.add_nonfinite_message(self._get_picture_number(number), raw.note)
         reader.check_unchanged()
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)
         if flow.isnan().all():
-            reader.add_unknown_flow(number, self.flow.path(number))
-        flow = fit_flow(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
+            reader.add_unknown_flow_message(number, self.flow.path(number))
+        flow = resize_flow_to_picture(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
         valid = None if raw.valid is None else raw.valid.to(device)
         return raw._replace(pixels=warp_image(pixels, flow, valid)[0])

@@ -46,7 +46,7 @@ class ParentPipe:
         self.send("frame", number)
 
 
-def serve_parent(connection: Connection, work: Callable[[ParentPipe], None]) -> None:
+def work_until_parent_ends(connection: Connection, work: Callable[[ParentPipe], None]) -> None:
     """Do ``work`` until the parent closes the pipe or terminates this process; send it the error that ends the work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
 

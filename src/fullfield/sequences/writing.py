@@ -74,7 +74,7 @@ class WriterThreads:
 
     def submit_write(self, number: int, path: str, size_bytes: int, write: Callable[[], bool]) -> None:
         """Call ``write`` in a thread, once few enough results wait; it returns whether it wrote the frame's file."""
-        self._wait_for_writes(compute_max_waiting(size_bytes, self._count, self._max_bytes))
+        self._wait_for_writes(compute_max_waiting_results(size_bytes, self._count, self._max_bytes))
         self._waiting.append(self._executor.submit(self._write_and_report, number, path, write))
 
     def add_problem(self, problem: Problem) -> None:
@@ -83,7 +83,7 @@ class WriterThreads:
             if problem not in self._outcome.problems:
                 self._outcome.problems.append(problem)
 
-    def record_event(self) -> Any:
+    def record_stream_event(self) -> Any:
         """Return an event after the work of the current stream; None on a CPU."""
         if self._device.type != "cuda":
             return None
@@ -92,7 +92,7 @@ class WriterThreads:
         return event
 
     @contextlib.contextmanager
-    def copy_stream(self, tensors: dict[str, Tensor], event: Any) -> Iterator[None]:
+    def use_copy_stream(self, tensors: dict[str, Tensor], event: Any) -> Iterator[None]:
         """Run the work inside on a stream of this thread, after ``event``, and wait for it."""
         if not hasattr(self._thread_values, "stream"):
             self._thread_values.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ class WriterThreads:
         if event is None:
             return tensors
         host = {name: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for name, t in tensors.items()}
-        with self.copy_stream(tensors, event):
+        with self.use_copy_stream(tensors, event):
             for name, tensor in tensors.items():
                 host[name].copy_(tensor, non_blocking=True)
         return host
@@ -135,6 +135,6 @@ class WriterThreads:
             self._report(number)
 
 
-def compute_max_waiting(size_bytes: int, writers: int, max_bytes: int) -> int:
+def compute_max_waiting_results(size_bytes: int, writers: int, max_bytes: int) -> int:
     """Return how many results of this size may wait to be written; with one more they take at most ``max_bytes``."""
     return max(1, min(writers, max_bytes // max(size_bytes, 1) - 1))
