@@ -134,14 +134,14 @@ def of_point_convolutions(arch: str) -> Limits:
         assert forward.shared_bytes(27, operands.parts) <= device.shared
         assert gradient.shared_bytes(operands.parts) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
-        yield forward.source(operands), "multiply", registers, 32 if hopper else 16
+        yield forward.build_source(operands), "multiply", registers, 32 if hopper else 16
         if isinstance(forward, config.MultiplyHopper):  # else its warps would wait for registers for ever
             wanted = 128 * (forward.groups * forward.registers + forward.listing)
-            assert wanted <= resources(forward.source(operands), arch)["multiply"][0] * forward.threads
+            assert wanted <= resources(forward.build_source(operands), arch)["multiply"][0] * forward.threads
         spilled = 0 if hopper and operands.code else 256
-        yield gradient.source(operands), "outer", (1 << 16) / 32 / gradient.warps, spilled
-        yield forward.source(operands), "pack", most(48, arch), 0
-        yield gradient.source(operands), "add_shares", most(48, arch), 0
+        yield gradient.build_source(operands), "outer", (1 << 16) / 32 / gradient.warps, spilled
+        yield forward.build_source(operands), "pack", most(48, arch), 0
+        yield gradient.build_source(operands), "add_shares", most(48, arch), 0
 
 
 def of_geometries(arch: str) -> Limits:
@@ -193,7 +193,7 @@ def of_spatial_correlation(arch: str) -> Limits:
     half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
     for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
         columns = spatial.choose_columns(patch)
-        rows = spatial.choose_rows(patch, columns, 1000, SHARED[arch])
+        rows = spatial.choose_displacement_rows(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
             limit = 65536 / spatial.count_forward_threads(columns, rows)
             yield spatial.forward_source(True, columns, rows), "spatial_forward", limit, 128
@@ -346,8 +346,8 @@ def test_point_conv_kernels_fit_shared_memory(
         assert gradient.shared_bytes(operands.parts) <= device.shared
         assert 1 <= gradient.warps <= 16
     if arch in ("sm_75", "sm_86", "sm_90a"):
-        assert "multiply" in resources(forward.source(operands), arch)
-        assert "outer" in resources(gradient.source(operands), arch)
+        assert "multiply" in resources(forward.build_source(operands), arch)
+        assert "outer" in resources(gradient.build_source(operands), arch)
 
 
 @needs_nvrtc
@@ -360,10 +360,10 @@ def test_point_conv_wgmma_overlaps_other_instructions(dtype: torch.dtype, channe
         f(request, operands, gpu_from_device("sm_90a")) for f in (config.choose_multiply, config.choose_outer)
     )
     assert isinstance(forward, config.MultiplyHopper)
-    found = resources(forward.source(operands), "sm_90a")["multiply"][0]
+    found = resources(forward.build_source(operands), "sm_90a")["multiply"][0]
     assert 128 * (forward.groups * forward.registers + forward.listing) <= found * forward.threads
     for form in (forward, gradient):
-        assert not said_of(form.source(operands), "sm_90a").waits
+        assert not said_of(form.build_source(operands), "sm_90a").waits
 
 
 @pytest.mark.unit

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_point_cloud
 from fullfield.ops.neighbors import grid_downsample, spatial_order
-from fullfield.ops.neighbors.api import morton_code
+from fullfield.ops.neighbors.api import compute_morton_codes
 
 _APART = 8  # voxels between copies, as many as the largest kernel has cells a side
 
@@ -88,7 +88,7 @@ def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scen
     for first, last in pairwise(bounds):
         numbers = torch.unique((scene.points[first:last].double() / cell).floor().to(torch.int64), dim=0)
         numbers = numbers - numbers.amin(0)
-        parts.append(numbers[torch.argsort(morton_code(numbers))])
+        parts.append(numbers[torch.argsort(compute_morton_codes(numbers))])
     side = max(int(numbers.max()) for numbers in parts) + _APART
     requested = sum(len(numbers) for numbers in parts) if count is None else count
     places: list[Tensor] = []
@@ -100,7 +100,7 @@ def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scen
         steps = (number // row**2, number // row % row, number % row)
         places[number] = place + side * torch.tensor(steps, device=place.device)
     result = torch.cat(places)
-    result = result[torch.argsort(morton_code(result))]
+    result = result[torch.argsort(compute_morton_codes(result))]
     points = ((result.double() + 0.5) * cell).to(torch.float32)
     return Scene(voxels_name(scene, cell, count), points, torch.tensor([0, len(points)])), result
 

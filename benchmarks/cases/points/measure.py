@@ -365,7 +365,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
     radius = kernel_radius(grid, plan.kernel)
     result = radius_search(points, radius, offsets=offsets)
-    build: Any = protocol.choose_builder(plan.device)
+    build: Any = protocol.choose_triplet_backend(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)
     sparse = points[fewer.indices]
     exact = _brute_force(points, offsets, radius)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.cases.points.contenders import Problem
 from fullfield.ops.point_conv.api import transpose_weight
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, unpack_triplets
+from fullfield.ops.point_conv.triplets import Triplets, expand_row_offsets, unpack_triplets
 
 CHECKED = 100
 """Centres, and points."""
@@ -88,7 +88,7 @@ def _rows(triplets: Triplets, rows: Tensor, features: Tensor, weight: Tensor) ->
     """[n, Cout] float64 of some rows."""
     starts, ends = triplets.rows[rows], triplets.rows[rows + 1]
     bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
-    row = expand_rows(bounds)
+    row = expand_row_offsets(bounds)
     at = torch.arange(row.numel(), device=row.device) - bounds[row] + starts[row]
     some = Triplets(bounds, triplets.entries[at], triplets.cells[at] if triplets.cells.numel() else triplets.cells)
     index, cell = unpack_triplets(some, weight.shape[0])
@@ -103,7 +103,7 @@ def _weights(
     triplets: Triplets, features: Tensor, grad: Tensor, cells: int, pairs: Sequence[tuple[int, int]]
 ) -> Tensor:
     index, cell = unpack_triplets(triplets, cells)
-    row = expand_rows(triplets.rows)
+    row = expand_row_offsets(triplets.rows)
     sums = []
     for a, b in pairs:
         products = features[:, a].double()[index] * grad[:, b].double()[row]

@@ -24,7 +24,7 @@ from fullfield.models.state import load_state_into, read_state_dict, recognize_n
 from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
-from fullfield.ops.neighbors.api import search_radii
+from fullfield.ops.neighbors.api import run_radius_searches
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import is_packed
@@ -138,7 +138,7 @@ def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             links.append(_build_interpolation_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
         cloud, queries = (Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine, points))
         flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine, points))
-        normal_neighbors, feature_neighbors = search_radii(
+        normal_neighbors, feature_neighbors = run_radius_searches(
             [
                 (cloud, queries, (flat, coordinates), NORMAL_RADIUS),
                 (queries, queries, (coordinates, coordinates), FEATURE_RADIUS),

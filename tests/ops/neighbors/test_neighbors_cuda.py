@@ -24,7 +24,7 @@ from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
 from fullfield.ops.neighbors.downsampling import thin_repeatedly
-from fullfield.ops.neighbors.ragged import check_shape
+from fullfield.ops.neighbors.ragged import check_cloud_shape
 from fullfield.ops.point_conv import (
     PointGeometry,
     knn_geometry,
@@ -81,7 +81,7 @@ def test_neighbors_cuda_tree_of_three_levels() -> None:
 
 @emulated
 def test_buckets_that_cells_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors, "_count_slots", lambda _: 64)
+    monkeypatch.setattr(neighbors, "_count_table_slots", lambda _: 64)
     check_radius(surface(300), 0.1)
 
 
@@ -98,10 +98,10 @@ def test_several_searches_at_once() -> None:
         (points[:100], points[:100], torch.tensor([0, 100]), torch.tensor([0, 100]), 0.1),
         (points, none, offsets, torch.tensor([0, 0]), 0.1),
     ]
-    for found, search in zip(neighbors.search_radii(searches), searches, strict=True):
+    for found, search in zip(neighbors.run_radius_searches(searches), searches, strict=True):
         right = neighbors_by_brute_force.radius_search(*search)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    assert neighbors.search_radii([]) == []
+    assert neighbors.run_radius_searches([]) == []
 
 
 _SUMS = """
@@ -201,10 +201,10 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, found = thin_repeatedly(check_shape(points, clouds), cells)
-        assert first.largest == float(points.abs().max())
+        first, found = thin_repeatedly(check_cloud_shape(points, clouds), cells)
+        assert first.max_magnitude == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, again = thin_repeatedly(check_shape(points, clouds), cells)
+        _, again = thin_repeatedly(check_cloud_shape(points, clouds), cells)
         for one, two, cell in zip(found, again, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:

@@ -16,7 +16,7 @@ from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 from fullfield import InputError
 from fullfield._kernels.numba_cache import has_instructions
 from fullfield.ops.neighbors import cpu, cuda, grid_downsample, knn_search, radius_search, spatial_order
-from fullfield.ops.neighbors.api import morton_code
+from fullfield.ops.neighbors.api import compute_morton_codes
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
 KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu]))
@@ -117,8 +117,8 @@ def test_neighbours_among_candidates_are_packed(packs: bool) -> None:
     numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
     if packs and not has_instructions("avx512f"):
         pytest.skip("needs AVX-512")
-    put_within, draw = simd.build_put_within(packs), np.random.default_rng(0)
-    pack = numba.njit(lambda near, x, given, into: put_within(near, 2, x, given, 3, into, 5))
+    store_within, draw = simd.build_store_within(packs), np.random.default_rng(0)
+    pack = numba.njit(lambda near, x, given, into: store_within(near, 2, x, given, 3, into, 5))
     squares, who = draw.integers(0, 6, 19).astype(np.float32), np.arange(100, 120, dtype=np.int32)
     found = np.full(40, -1, np.int32)
     for limit in (-1.0, 3.0, 9.0):
@@ -276,7 +276,7 @@ def test_neighbours_come_together_and_clouds_stay_apart(far: float) -> None:
 
 def test_codes_take_the_bits_in_turn() -> None:
     cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3], [2**21 - 1] * 3])
-    assert morton_code(cells).tolist() == [1, 2, 4, 63, 2**63 - 1]
+    assert compute_morton_codes(cells).tolist() == [1, 2, 4, 63, 2**63 - 1]
 
 
 def test_equal_points_keep_their_order_and_none_are_fine() -> None:

@@ -198,7 +198,7 @@ def test_few_rows_are_shared_and_many_are_not() -> None:
         request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = Device(0, "", "sm_80", 108, 163 << 10)
         found = config.choose_multiply(request, config.choose_operands(request, False), device)
-        assert found.threads % (32 * found.sharing) == 0
+        assert found.threads % (32 * found.warps_sharing_rows) == 0
         return found.slab_parts, found.cell_parts
 
     assert form(200, (512, 512)) == (16, 1)

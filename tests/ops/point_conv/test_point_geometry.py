@@ -116,8 +116,8 @@ def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel
     turned = [backend.transpose_triplets(one, 300, kernel**3) for backend in (reference, cpu)]
     for a, b in zip(*turned, strict=True):
         assert torch.equal(a, b)
-    i, (j, k) = triplets.expand_rows(one.rows), triplets.unpack_triplets(one, kernel**3)
-    jj, (ii, kk) = triplets.expand_rows(turned[0].rows), triplets.unpack_triplets(turned[0], kernel**3)
+    i, (j, k) = triplets.expand_row_offsets(one.rows), triplets.unpack_triplets(one, kernel**3)
+    jj, (ii, kk) = triplets.expand_row_offsets(turned[0].rows), triplets.unpack_triplets(turned[0], kernel**3)
     assert {*zip(i.tolist(), j.tolist(), k.tolist(), strict=True)} == {
         *zip(ii.tolist(), jj.tolist(), kk.tolist(), strict=True)
     }

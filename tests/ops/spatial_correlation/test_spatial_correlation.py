@@ -149,15 +149,20 @@ def test_every_patch_fits_into_a_block(shared: int) -> None:
         columns = cuda.choose_columns(patch[1])
         assert columns.group * columns.groups * columns.blocks >= patch[1]
         for others in (1, 10_000):
-            rows = cuda.choose_rows(patch[0], columns, others, shared)
+            rows = cuda.choose_displacement_rows(patch[0], columns, others, shared)
             assert 1 <= rows <= patch[0]
             assert cuda.count_forward_threads(columns, rows) <= 512
             assert cuda.forward_shared_bytes(columns, rows) <= shared
             half = cuda.choose_half_tiles(patch, others)
             assert half.columns * half.blocks >= patch[1]
             assert 1 <= half.rows <= patch[0]
-            assert half.shared <= shared
-            assert cuda.backward_shared_bytes(columns, cuda.choose_spread(columns, others, 256, shared)) <= shared
+            assert half.shared_bytes <= shared
+            assert (
+                cuda.backward_shared_bytes(
+                    columns, cuda.choose_channels_per_block_and_thread(columns, others, 256, shared)
+                )
+                <= shared
+            )
 
 
 def test_windows_of_odd_kinds_are_refused_or_dense() -> None:

@@ -17,7 +17,7 @@ from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, wants_gradient
 from fullfield.ops.matching import chunks, cuda, fused
-from fullfield.ops.matching.protocol import Request, spatial_size, to_map, to_rows
+from fullfield.ops.matching.protocol import Request, flatten_to_rows, spatial_size, unflatten_to_map
 from fullfield.ops.spatial_correlation import spatial_correlation
 
 BACKENDS = ("cuda", "chunks")
@@ -29,7 +29,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class _Match(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-        matches, query, key, logarithms = _match_forward(fmap1, fmap2, scale)
+        matches, query, key, logarithms = _compute_flow_and_saved_tensors(fmap1, fmap2, scale)
         ctx.scale = scale
         ctx.save_for_backward(fmap1, fmap2, query, key, matches, logarithms)
         return matches
@@ -39,41 +39,43 @@ class _Match(torch.autograd.Function):
         fmap1, fmap2, query, key, matches, logarithms = ctx.saved_tensors
         requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for second-order gradients
-            recompute = partial(chunks.match_rows, scale=ctx.scale)
+            recompute = partial(chunks.compute_matching_flow, scale=ctx.scale)
             return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None
         saved = (query, key, matches.flatten(2), logarithms)
         sizes = spatial_size(fmap1), spatial_size(fmap2)
         both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
-            _gradient_to_map(one, fmap) if is_requested else None
+            _unpad_gradient_to_map(one, fmap) if is_requested else None
             for one, fmap, is_requested in zip(both, (fmap1, fmap2), requested, strict=True)
         ), None
 
 
-def _match_forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compute_flow_and_saved_tensors(
+    fmap1: Tensor, fmap2: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key = cuda.to_padded_rows(fmap1), cuda.to_padded_rows(fmap2, aligned=True)
     flow, logarithms = cuda.forward(query, key, (spatial_size(fmap1), spatial_size(fmap2)), scale)
     return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
-def _gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
+def _unpad_gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
     """Return rows, some of which may be padding, as a map [B, C, H, W]."""
-    return to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
+    return unflatten_to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
 _apply = get_apply_without_functorch(_Match)
 
 
-def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+def compute_matching_flow(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
     if wants_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, scale)
-    return _match_forward(fmap1, fmap2, scale)[0]
+    return _compute_flow_and_saved_tensors(fmap1, fmap2, scale)[0]
 
 
 _MATCHERS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "cuda": match_rows,
-    "chunks": chunks.match_rows,
+    "cuda": compute_matching_flow,
+    "chunks": chunks.compute_matching_flow,
 }
 
 
@@ -85,7 +87,7 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
 
 
 def _choose_backend_constant(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
-    return _choose(Request(dtype, device, eager), backend)
+    return _choose_backend(Request(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
@@ -93,7 +95,7 @@ _choose_backend_constant.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(256)
-def _choose(request: Request, backend: str | None) -> str:
+def _choose_backend(request: Request, backend: str | None) -> str:
     return MATCHERS.choose(backend, request)
 
 
@@ -133,7 +135,7 @@ def global_matching(
     scale = max(fmap1.shape[1], 1) ** -0.5
     name = _choose_backend_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
-        return chunks.match_rows(fmap1, fmap2, scale)
+        return chunks.compute_matching_flow(fmap1, fmap2, scale)
     return _MATCHERS[name](fmap1, fmap2, scale)
 
 
@@ -155,8 +157,8 @@ def global_attention(
     _check_maps(fmap1, fmap2)
     value_shape = (fmap2.shape[0], "V", *fmap2.shape[2:])
     _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
-    query, key, value = to_rows(fmap1), to_rows(fmap2), to_rows(values)
-    return to_map(attend(query, key, value), fmap1).to(values.dtype)
+    query, key, value = flatten_to_rows(fmap1), flatten_to_rows(fmap2), flatten_to_rows(values)
+    return unflatten_to_map(attend(query, key, value), fmap1).to(values.dtype)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -11,7 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients
-from fullfield.ops.matching.protocol import Request, count_rows_at_a_time, flow_from_matches, grid_positions, to_rows
+from fullfield.ops.matching.protocol import (
+    Request,
+    count_rows_per_chunk,
+    flatten_to_rows,
+    flow_from_matches,
+    grid_positions,
+)
 
 
 def explain_unsupported(_request: Request) -> None:
@@ -30,7 +36,7 @@ def _attend_differentiably(query: Tensor, key: Tensor, value: Tensor, scale: flo
     """Compute with PyTorch's own gradients and recompute what they need."""
     chunks = [
         checkpoint(_attend_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
-        for rows in torch.split(query, count_rows_at_a_time(key), -2)
+        for rows in torch.split(query, count_rows_per_chunk(key), -2)
     ]
     return torch.cat(chunks, -2)
 
@@ -38,7 +44,7 @@ def _attend_differentiably(query: Tensor, key: Tensor, value: Tensor, scale: flo
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        chunks = torch.split(query, count_rows_at_a_time(key), -2)
+        chunks = torch.split(query, count_rows_per_chunk(key), -2)
         out = torch.cat([_attend_rows(rows, key, value, scale) for rows in chunks], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
@@ -64,7 +70,7 @@ def _compute_attention_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = key.to(out.dtype), value.to(out.dtype)
     grad_query, grad_key, grad_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
-    each = count_rows_at_a_time(key)
+    each = count_rows_per_chunk(key)
     for start in range(0, query.shape[-2], each):
         at = slice(start, start + each)
         rows, grad_rows = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
@@ -87,8 +93,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return _apply(query, key, value, scale)
 
 
-def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+def compute_matching_flow(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
     value = grid_positions(fmap2).flatten(1).transpose(0, 1)
-    query, key = to_rows(fmap1), to_rows(fmap2)
+    query, key = flatten_to_rows(fmap1), flatten_to_rows(fmap2)
     return flow_from_matches(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
-from fullfield.ops.matching.protocol import HALVES, Request, count_rows_at_a_time
+from fullfield.ops.matching.protocol import HALVES, Request, count_rows_per_chunk
 
 LIBRARIES = Libraries("kernels of matching by a softmax")
 _THREADS, _ALIGNED, _LOG2_E = 256, 8, 1.4426950408889634
@@ -74,7 +74,7 @@ class _Rows:
 
     def split_rows(self) -> list[slice]:
         """Return the rows that are in memory together."""
-        each = count_rows_at_a_time(self.key)
+        each = count_rows_per_chunk(self.key)
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 

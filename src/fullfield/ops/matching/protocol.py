@@ -26,17 +26,17 @@ class Request:
     """Channels of the features or the values, whichever are more; attention alone sets it."""
 
 
-def count_rows_at_a_time(key: Tensor) -> int:
+def count_rows_per_chunk(key: Tensor) -> int:
     """Return the number of rows of the matrix at a time for ``key`` [..., M, C]."""
     return max(ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
 
 
-def to_rows(fmap: Tensor) -> Tensor:
+def flatten_to_rows(fmap: Tensor) -> Tensor:
     """Return [B, C, H, W] as rows [B, H·W, C]."""
     return fmap.flatten(2).transpose(1, 2)
 
 
-def to_map(rows: Tensor, like: Tensor) -> Tensor:
+def unflatten_to_map(rows: Tensor, like: Tensor) -> Tensor:
     """Return rows [B, H·W, C] as a map [B, C, H, W]."""
     return torch.unflatten(rows.transpose(1, 2), 2, (like.shape[2], like.shape[3]))
 
@@ -54,4 +54,4 @@ def grid_positions(fmap: Tensor) -> Tensor:
 
 def flow_from_matches(matches: Tensor, fmap1: Tensor) -> Tensor:
     """Return the flow [B, 2, H1, W1] to the matched positions [B, H1·W1, 2]."""
-    return to_map(matches, fmap1) - grid_positions(fmap1)
+    return unflatten_to_map(matches, fmap1) - grid_positions(fmap1)

@@ -15,7 +15,7 @@ from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 from fullfield._kernels.simd import LANES
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
-from fullfield.ops.neighbors._cpu_simd import put_within
+from fullfield.ops.neighbors._cpu_simd import store_within
 
 LEAF = 12
 _DEPTH, _LEAF_SIZE = 64, 64
@@ -81,7 +81,7 @@ def _sort_numbers(numbers, count):
 
 
 @_jit
-def _find_cell_end(cells, visit, step, last):
+def _find_end_of_cell(cells, visit, step, last):
     """Return the end of the queries from ``visit[step]`` on, before ``last``, that are in the same cell."""
     q, end = visit[step], step + 1
     while end < last:
@@ -146,7 +146,7 @@ def find_within_radius(
     for step in range(first, last):
         q = visit[step]
         if step == end:
-            end = _find_cell_end(cells, visit, step, last)
+            end = _find_end_of_cell(cells, visit, step, last)
             _find_cell_runs(keys, starts, shape, cells, q, runs)
             sort_all = False
             if fill and sort:
@@ -170,7 +170,7 @@ def find_within_radius(
             continue
         at = 0
         for n in range(0, count, LANES):
-            at = put_within(squares, n, limit, who, n, neighbors, at)
+            at = store_within(squares, n, limit, who, n, neighbors, at)
         if sort_rows:
             _sort_numbers(neighbors, at)
         start = np.uintp(rows[q])
@@ -179,7 +179,7 @@ def find_within_radius(
 
 
 @_jit
-def _locate_in_cell(points, i, cell):
+def _locate_cell_and_distance(points, i, cell):
     """Return the cell of a point, whole float64 numbers of x, y and z, and its squared distance from the middle."""
     x, y, z = points[i, 0] / cell, points[i, 1] / cell, points[i, 2] / cell
     corner = np.floor(x), np.floor(y), np.floor(z)
@@ -207,10 +207,10 @@ def mark_remaining_points(points, offsets, cell, slots, remains):
     mask = np.uint64(slots.size - 1)
     for cloud in range(offsets.size - 1):
         for i in range(offsets[cloud], offsets[cloud + 1]):
-            corner, distance = _locate_in_cell(points, i, cell)
+            corner, distance = _locate_cell_and_distance(points, i, cell)
             slot = _hash_cell(corner) & mask
             while slots[slot] >= offsets[cloud]:
-                other, nearest_distance = _locate_in_cell(points, slots[slot], cell)
+                other, nearest_distance = _locate_cell_and_distance(points, slots[slot], cell)
                 if corner == other:
                     break
                 slot = (slot + np.uint64(1)) & mask

@@ -23,17 +23,17 @@ from fullfield._kernels.simd import (
 )
 
 
-def build_put_within(packs: bool) -> Any:
-    """Return the intrinsic; ``packs``: use AVX-512's instruction for this where numba's target has it."""
+def build_store_within(uses_avx512: bool) -> Any:
+    """Return the intrinsic; ``uses_avx512``: use AVX-512's instruction for this where numba's target has it."""
 
     @intrinsic
-    def put_within(
+    def store_within(
         typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, results: Any, at: Any
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             distances, source, into = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 5))
             within = builder.fcmp_ordered("<=", emit_load(builder, distances), emit_splat(builder, args[2]))
-            if packs and target_has(context, "avx512f"):
+            if uses_avx512 and target_has(context, "avx512f"):
                 indices = emit_load(builder, source, kind=INTEGERS)
                 kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, within.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
@@ -49,9 +49,9 @@ def build_put_within(packs: bool) -> Any:
 
         return types.intp(squares, types.intp, types.float32, who, types.intp, results, types.intp), codegen
 
-    return put_within
+    return store_within
 
 
-# put_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
+# store_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
 # squares[sn : sn + 16] are at most limit, and returns the end. It may overwrite found[at : at + 16].
-put_within = build_put_within(True)
+store_within = build_store_within(True)

@@ -16,7 +16,7 @@ from fullfield.ops.neighbors.ragged import (
     Neighbors,
     check_cloud,
     check_distance,
-    check_pair,
+    check_points_and_queries,
     convert_clouds_to_float32,
 )
 
@@ -53,9 +53,9 @@ def radius_search(
             backend cannot run.
     """
     check_distance(radius, "radius")
-    cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
+    cloud, query_cloud = check_points_and_queries(points, queries, offsets, query_offsets)
     pair = convert_clouds_to_float32(cloud, query_cloud)
-    search = _choose_module(backend, points).radius_search
+    search = _choose_backend_module(backend, points).radius_search
     neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
     return neighbors
 
@@ -78,31 +78,33 @@ def knn_search(
         InputError: if coordinates are not finite, k < 1, offsets do not fit, or the backend cannot run.
     """
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
-    cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
-    return search_nearest(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
+    cloud, query_cloud = check_points_and_queries(points, queries, offsets, query_offsets)
+    return knn_search_in_clouds(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
 
 
-def search_radii(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
-    """Run :func:`radius_search` on checked clouds and results of :func:`recentred`; GPUs wait once for all."""
+def run_radius_searches(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
+    """Run :func:`radius_search` on checked clouds and their points as float32; GPUs wait once for all."""
     if not searches:
         return []
-    module = _choose_module(None, searches[0][2][0])
+    module = _choose_backend_module(None, searches[0][2][0])
     arguments = [(*pair, cloud.offsets, query_cloud.offsets, radius) for cloud, query_cloud, pair, radius in searches]
-    if hasattr(module, "search_radii"):
-        neighbors: list[Neighbors] = module.search_radii(arguments)
+    if hasattr(module, "run_radius_searches"):
+        neighbors: list[Neighbors] = module.run_radius_searches(arguments)
         return neighbors
     return [module.radius_search(*search) for search in arguments]
 
 
-def search_nearest(
-    cloud: Cloud, query_cloud: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
+def knn_search_in_clouds(
+    cloud: Cloud, query_cloud: Cloud, float32_points: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
-    """Run :func:`knn_search` on checked clouds and a result of :func:`recentred`."""
-    neighbors: Neighbors = _choose_module(backend, pair[0]).knn_search(*pair, cloud.offsets, query_cloud.offsets, k)
+    """Run :func:`knn_search` on checked clouds, given :func:`convert_clouds_to_float32` of them."""
+    neighbors: Neighbors = _choose_backend_module(backend, float32_points[0]).knn_search(
+        *float32_points, cloud.offsets, query_cloud.offsets, k
+    )
     return neighbors
 
 
-def _choose_module(backend: str | None, points: Tensor) -> Any:
+def _choose_backend_module(backend: str | None, points: Tensor) -> Any:
     return SEARCHES.load(SEARCHES.choose(backend, points.device))
 
 
@@ -119,25 +121,25 @@ def spatial_order(
     """
     cloud = check_cloud(points, offsets)
     edges = cloud.offsets.tolist()
-    orders = [_order_along_curve(cloud.points[first:last]) + first for first, last in pairwise(edges)]
+    orders = [_order_along_morton_curve(cloud.points[first:last]) + first for first, last in pairwise(edges)]
     return torch.cat(orders) if orders else torch.zeros(0, dtype=torch.int64, device=points.device)
 
 
-def _order_along_curve(points: Tensor) -> Tensor:
+def _order_along_morton_curve(points: Tensor) -> Tensor:
     if not points.shape[0]:
         return torch.zeros(0, dtype=torch.int64, device=points.device)
     low, high = points.amin(0).double(), points.amax(0).double()
     cells = ((points.double() - low) / (high - low).amax().clamp(min=1e-30) * (2**_BITS - 1)).to(torch.int64)
-    return torch.argsort(morton_code(cells), stable=True)
+    return torch.argsort(compute_morton_codes(cells), stable=True)
 
 
-def morton_code(cells: Tensor) -> Tensor:
+def compute_morton_codes(cells: Tensor) -> Tensor:
     """Return the codes [N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x is the most significant."""
-    x, y, z = (_space_bits(cells[:, axis]) for axis in range(3))
+    x, y, z = (_insert_two_zero_bits(cells[:, axis]) for axis in range(3))
     return x << 2 | y << 1 | z
 
 
-def _space_bits(x: Tensor) -> Tensor:
+def _insert_two_zero_bits(x: Tensor) -> Tensor:
     """Insert two zero bits between the bits of int64 numbers."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),

@@ -40,21 +40,21 @@ def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:
     return array if array.flags.writeable else array.copy()
 
 
-def _number_batches(offsets: Tensor) -> NDArray[np.int64]:
+def _compute_batch_index(offsets: Tensor) -> NDArray[np.int64]:
     return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
 
 
 def _locate_cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
     """Return cells [4, M] of ``columns`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
     cells = np.empty((4, columns.shape[1]), np.int64)
-    cells[0] = _number_batches(offsets)
+    cells[0] = _compute_batch_index(offsets)
     for axis, column in enumerate(columns):
         cell_index = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
         np.floor(cell_index, out=cells[3 - axis], casting="unsafe")
     return cells
 
 
-def _number_cells(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
+def _compute_cell_numbers(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a number for each cell of the grid; x runs fastest."""
     numbers: NDArray[np.int64] = ((cells[0] * shape[0] + cells[1]) * shape[1] + cells[2]) * shape[2] + cells[3]
     return numbers
@@ -80,7 +80,7 @@ def radius_search(
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
     cells = _locate_cells(columns, offsets, low, cell)
-    keys = _number_cells(cells, shape)
+    keys = _compute_cell_numbers(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
@@ -88,7 +88,7 @@ def radius_search(
     if queries is not points:
         around = _locate_cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
-        visit = np.argsort(_number_cells(around, shape), kind="stable")  # queries of a cell together
+        visit = np.argsort(_compute_cell_numbers(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
     columns = columns.take(order, 1)
     common = (
@@ -122,7 +122,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         kernels.build_tree(spots, order, axes, cuts, first, last)
     sizes = np.minimum(np.diff(bounds), k)
-    batches = _number_batches(query_offsets)
+    batches = _compute_batch_index(query_offsets)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
@@ -131,7 +131,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
-def thin_to_cells(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
+def select_nearest_to_cell_centers(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
     """Return the kept points [K]; see :func:`fullfield.ops.neighbors.grid_downsample`."""
     spots = _as_writable_array(points.to(torch.float64).contiguous())
     mask = np.zeros(len(spots), bool)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors import cpu, cuda
-from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape, largest_coordinate
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud_shape, check_finite, compute_max_magnitude
 
 # Clouds with more points are downsampled one cell size at a time, each with a wait for its size.
 _CHAINED = 1 << 19
@@ -40,7 +40,7 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    (thinned_cloud,) = thin_repeatedly(check_shape(points, offsets), [float(cell)])[1]
+    (thinned_cloud,) = thin_repeatedly(check_cloud_shape(points, offsets), [float(cell)])[1]
     return Downsampled(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
@@ -55,15 +55,15 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
     fast = cuda.explain_unsupported(cloud.points.device) is None and cloud.points.shape[0] > 0
     results: list[cuda.Thinned] = []
     if not fast:
-        cloud = _check_cells(cloud, largest_coordinate(cloud.points), cells)
+        cloud = _check_cells(cloud, compute_max_magnitude(cloud.points), cells)
     last = cloud
     while len(results) < len(cells):
         left = cells[len(results) :]
         if fast:
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
-            largest, thinner = cuda.thin_repeatedly(last, some)
+            max_magnitude, thinner = cuda.thin_repeatedly(last, some)
             if not results:
-                cloud = _check_cells(cloud, largest, cells)
+                cloud = _check_cells(cloud, max_magnitude, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
                 thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
             results += thinner
@@ -73,25 +73,29 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
     return cloud, results
 
 
-def _check_cells(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
-    check_finite(cloud, largest)
+def _check_cells(cloud: Cloud, max_magnitude: float, cells: Sequence[float]) -> Cloud:
+    check_finite(cloud, max_magnitude)
     for cell in cells:
         _check.require(
-            largest / cell < 2.0**52, "cell", "cells whose numbers fit 2⁵²", f"{cell:g} for these coordinates"
+            max_magnitude / cell < 2.0**52, "cell", "cells whose numbers fit 2⁵²", f"{cell:g} for these coordinates"
         )
-    return cloud._replace(largest=largest)
+    return cloud._replace(max_magnitude=max_magnitude)
 
 
 def _thin_single(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.explain_unsupported(cloud.points.device) is None
-    indices = cpu.thin_to_cells(cloud.points, cloud.offsets, cell) if on_cpu else _select_nearest(cloud, cell)
+    indices = (
+        cpu.select_nearest_to_cell_centers(cloud.points, cloud.offsets, cell)
+        if on_cpu
+        else _select_nearest_to_cell_centers(cloud, cell)
+    )
     offsets = torch.searchsorted(indices, cloud.offsets.to(indices.device)).cpu()
-    return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.largest))
+    return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.max_magnitude))
 
 
-def _select_nearest(cloud: Cloud, cell: float) -> Tensor:
+def _select_nearest_to_cell_centers(cloud: Cloud, cell: float) -> Tensor:
     points = cloud.points.to(torch.float64)
     # A tensor, because CUDA would multiply by the reciprocal of a number.
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)

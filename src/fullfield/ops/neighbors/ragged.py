@@ -33,7 +33,7 @@ class Cloud(NamedTuple):
 
     points: Tensor  # [N, 3]
     offsets: Tensor  # [B + 1] int64, on the CPU
-    largest: float = 0.0
+    max_magnitude: float = 0.0
     """Largest magnitude of a coordinate."""
 
     @property
@@ -59,13 +59,15 @@ def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of
     Raises:
         InputError: if points are not finite [N, 3], or offsets do not cover them in order.
     """
-    cloud = check_shape(points, offsets, name, offsets_name)
-    largest = largest_coordinate(points)
-    check_finite(cloud, largest, name)
-    return cloud._replace(largest=largest)
+    cloud = check_cloud_shape(points, offsets, name, offsets_name)
+    max_magnitude = compute_max_magnitude(points)
+    check_finite(cloud, max_magnitude, name)
+    return cloud._replace(max_magnitude=max_magnitude)
 
 
-def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:
+def check_cloud_shape(
+    points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets"
+) -> Cloud:
     """Check as :func:`check_cloud` does, except for the coordinates' values, so without waiting for the device."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_holds_values(points, name)
@@ -87,14 +89,14 @@ def check_holds_values(values: Tensor, name: str) -> None:
     _check.require(real, name, "a tensor that holds values", values)
 
 
-def check_finite(cloud: Cloud, largest: float, name: str = "points") -> None:
+def check_finite(cloud: Cloud, max_magnitude: float, name: str = "points") -> None:
     """Check that all coordinates are finite, by their largest magnitude; InputError if one is not."""
-    if not math.isfinite(largest):
+    if not math.isfinite(max_magnitude):
         bad, count = int((~torch.isfinite(cloud.points).all(1)).sum()), cloud.points.shape[0]
         raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
 
 
-def check_pair(
+def check_points_and_queries(
     points: Tensor,
     queries: Tensor | None,
     offsets: Tensor | None,
@@ -117,7 +119,7 @@ def check_pair(
     return cloud, query_cloud
 
 
-def largest_coordinate(points: Tensor) -> float:
+def compute_max_magnitude(points: Tensor) -> float:
     """Return the largest magnitude, 0 without points, NaN or infinity if one is; waits for the device."""
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
@@ -134,12 +136,12 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     if cloud.points.dtype == torch.float32:
         points = cloud.points.contiguous()
         return points, points if queries is cloud else queries.points.contiguous()
-    largest_coordinate = max(cloud.largest, queries.largest)
-    is_valid = largest_coordinate <= _MAX_COORDINATE
+    max_magnitude = max(cloud.max_magnitude, queries.max_magnitude)
+    is_valid = max_magnitude <= _MAX_COORDINATE
     _check.require(
-        is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{largest_coordinate:g}"
+        is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{max_magnitude:g}"
     )
-    middle = _sample_medians(cloud)
+    middle = _estimate_medians(cloud)
 
     def shifted(c: Cloud) -> Tensor:
         return (c.points - middle[c.batch_index()]).to(torch.float32).contiguous()
@@ -148,7 +150,7 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     return points, points if queries is cloud else shifted(queries)
 
 
-def _sample_medians(cloud: Cloud) -> Tensor:
+def _estimate_medians(cloud: Cloud) -> Tensor:
     """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)

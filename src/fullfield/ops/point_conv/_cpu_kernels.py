@@ -67,7 +67,7 @@ def _multiply_panels(n, depth, a, row, step, b, bi, pitch, offsets, single, out,
 
 
 @_jit
-def _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
+def _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
     """Put the cursors on the first entries of rows; returns the first cell in use."""
     lowest = kernel
     for r in range(count):
@@ -169,7 +169,7 @@ def multiply_tiles(
         count = min(TILE, rows.size - 1 - top)
         for g in range(groups):
             result[:] = np.float32(0.0)
-            k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+            k = _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
             while k < kernel:
                 n, following = _sum_cell_buckets(
                     flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
@@ -226,7 +226,7 @@ def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, in
         for r in range(count):
             for c in range(outputs):
                 outer[r * pitch + c] = grad[top + r, g * outputs + c]
-        k = _open_cursors(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+        k = _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
         while k < kernel:
             n, following = _sum_cell_buckets(
                 flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,

@@ -30,7 +30,7 @@ MOST = 12 if WIDE else 6  # rows worked on together
 SQUARE = 8 if WIDE else 4  # divides 16
 
 
-def _build_accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
+def _build_accumulate_products(vectors: int, widths: tuple[int, ...]) -> Any:
     @intrinsic
     def accumulate(
         typingctx: Any, n: Any, depth: Any, a: Any, ai: Any, row: Any, step: Any,
@@ -81,5 +81,5 @@ def _build_accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
 #     out[oi + places[p + r] + lane] += sum over s < depth of a[ai + r * row + s * step] * b[bi + offsets[s] + lane]
 # n is even and at most MOST, or SQUARE. offsets and places are int64 arrays.
 WIDTHS = tuple(sorted({*range(2, MOST + 1, 2), SQUARE}))
-accumulate_panel = _build_accumulate(PANEL, WIDTHS)
-accumulate_single = _build_accumulate(1, WIDTHS)
+accumulate_panel = _build_accumulate_products(PANEL, WIDTHS)
+accumulate_single = _build_accumulate_products(1, WIDTHS)

@@ -21,7 +21,7 @@ from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.ops.point_norm import cuda as layer_norm
 from fullfield.ops.point_norm import point_norm
-from fullfield.ops.point_norm.api import recompute_gradients_before_relu
+from fullfield.ops.point_norm.api import recompute_norm_gradients
 
 # Rows summed at a time in a bias gradient.
 _BLOCK = 1024
@@ -76,10 +76,10 @@ def compute_feature_gradient(
     triplets = Triplets(*(forward if mirrored else backward))
     module, request = choose_backend_module(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
     with disable_autocast(grad.device.type):
-        return multiply_transposed(module, request, grad.contiguous(), weight, triplets, mirrored)
+        return multiply_by_transposed_weight(module, request, grad.contiguous(), weight, triplets, mirrored)
 
 
-def multiply_transposed(
+def multiply_by_transposed_weight(
     module: Any, request: Request, grad: Tensor, weight: Tensor, triplets: Triplets | None, mirrored: bool
 ) -> Tensor:
     """Compute :func:`compute_feature_gradient` with the backend's module."""
@@ -92,7 +92,7 @@ def multiply_transposed(
     return out
 
 
-def _conv_fake(features: Tensor, weight: Tensor, _bias: Tensor | None, forward: list[Tensor], *_: Any) -> Tensor:
+def _convolve_fake(features: Tensor, weight: Tensor, _bias: Tensor | None, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
 
 
@@ -108,7 +108,7 @@ def compute_weight_gradient(
     return out
 
 
-def _weight_fake(features: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+def _compute_weight_gradient_fake(features: Tensor, grad: Tensor, *rest: Any) -> Tensor:
     *_, cells, groups, _ = rest
     return features.new_empty(cells, features.shape[1] // groups, grad.shape[1])
 
@@ -137,24 +137,24 @@ def _save_conv_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
     ctx.count = (len(forward), len(backward))
 
 
-def _load_saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
+def _load_saved_tensors(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
     one, two, *rest = ctx.saved_tensors
     return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, directions = _load_saved(ctx)
+    features, weight, directions = _load_saved_tensors(ctx)
     mirrored, groups, backend = ctx.options
     requested = ctx.needs_input_grad
     two = None
     if requested[1]:
         two = _WEIGHT(features, grad, *directions, mirrored, weight.shape[0], groups, backend)
     one = _convolve_adjoint(grad, weight, *directions, *ctx.options) if requested[0] else None
-    three = _sum_rows(grad) if requested[2] else None
+    three = _sum_rows_deterministically(grad) if requested[2] else None
     return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
 
 
-def _sum_rows(rows: Tensor) -> Tensor:
+def _sum_rows_deterministically(rows: Tensor) -> Tensor:
     """Sum over rows in the accumulating dtype, block by block, in an order that no number of threads changes."""
     exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
     rows, blocks = rows.contiguous(), rows.shape[0] // _BLOCK
@@ -171,7 +171,7 @@ def _save_weight_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 
 def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-    features, grad, directions = _load_saved(ctx)
+    features, grad, directions = _load_saved_tensors(ctx)
     requested = ctx.needs_input_grad
     one = _convolve_adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
     two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if requested[1] else None
@@ -183,12 +183,12 @@ def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
 _CONVOLVE = register_operator_for_torch_func(
     "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "int groups, str? backend) -> Tensor",
-    convolve_features, _conv_fake, _save_conv_inputs, _conv_backward,
+    convolve_features, _convolve_fake, _save_conv_inputs, _conv_backward,
 )  # fmt: skip
 _WEIGHT = register_operator_for_torch_func(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
-    compute_weight_gradient, _weight_fake, _save_weight_inputs, _weight_backward,
+    compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_inputs, _weight_backward,
 )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ class _Eager(torch.autograd.Function):
         if requested[0]:  # last: the other's partial sums are free by then
             one = (_convolve_adjoint if is_recomputed else compute_feature_gradient)(grad, weight, *ctx.rest)
         if requested[2]:
-            three = _sum_rows(grad)
+            three = _sum_rows_deterministically(grad)
         return (one, two, three, None, None, None, None, None)
 
 
@@ -371,7 +371,7 @@ class _ConvNorm(torch.autograd.Function):
             def recompute(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
                 return point_norm(convolve(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
 
-            return *recompute_gradients_before_relu(
+            return *recompute_norm_gradients(
                 recompute, (features, weight, scale, shift), out, grad, requested[:5]
             ), *nothing
         gradients = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
@@ -385,7 +385,9 @@ class _ConvNorm(torch.autograd.Function):
                 transposed = request._replace(
                     channels=request.channels[::-1], rows=request.columns, columns=request.rows
                 )
-                one = multiply_transposed(module, transposed, grad_convolved, weight, triplets, geometry.mirrored)
+                one = multiply_by_transposed_weight(
+                    module, transposed, grad_convolved, weight, triplets, geometry.mirrored
+                )
         return one, two, grad_scale, grad_shift, grad_residual, *nothing
 
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.api import MAX_NEIGHBORS, search_nearest, search_radii
+from fullfield.ops.neighbors.api import MAX_NEIGHBORS, knn_search_in_clouds, run_radius_searches
 from fullfield.ops.neighbors.ragged import (
     Cloud,
     check_cloud,
     check_distance,
     check_holds_values,
-    check_pair,
+    check_points_and_queries,
     convert_clouds_to_float32,
 )
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import Transposition, TripletRequest, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, unpack_triplets
+from fullfield.ops.point_conv.triplets import Triplets, counts_to_offsets, expand_row_offsets, unpack_triplets
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class PointGeometry:
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (i, j, k), int64 [T] each, sorted by i, then k, then j."""
         index, cell = unpack_triplets(self.forward, self.cells)
-        return expand_rows(self.forward.rows), index, cell
+        return expand_row_offsets(self.forward.rows), index, cell
 
     def list_directions(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the triplets of both directions as the registered operators take them."""
@@ -159,18 +159,20 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     if not requests:
         return []
     pairs = [convert_clouds_to_float32(r.points, r.centers) for r in requests]
-    every = search_radii([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
+    every = run_radius_searches(
+        [(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)]
+    )
     assemblies = [
         TripletRequest(neighbors, *pair, r.grid, r.sides)
         for r, pair, neighbors in zip(requests, pairs, every, strict=True)
     ]
-    triplets = _assemble_requests(assemblies)
+    triplets = _assemble_requested_triplets(assemblies)
     del every, assemblies  # before the other direction takes its memory
     directions = [
         _Directions(r.points, r.centers, r.sides, r.centers is r.points and _has_odd_sides(r.sides), r.gradient)
         for r in requests
     ]
-    return _add_backward_rows(triplets, directions)
+    return _build_geometries(triplets, directions)
 
 
 def knn_geometry(
@@ -190,9 +192,9 @@ def knn_geometry(
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
     pair = convert_clouds_to_float32(*clouds)
-    neighbors = search_nearest(*clouds, pair, int(k))
-    triplets = _assemble_requests([TripletRequest(neighbors, *pair, float(grid), sides)])
-    return _add_backward_rows(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
+    neighbors = knn_search_in_clouds(*clouds, pair, int(k))
+    triplets = _assemble_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
+    return _build_geometries(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -217,7 +219,7 @@ def voxel_geometry(
     sides = kernel_sides(kernel_size)
     cloud, center_cloud = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
-    return _add_backward_rows(
+    return _build_geometries(
         [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
     )[0]
 
@@ -260,7 +262,7 @@ def triplet_geometry(
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _add_backward_rows([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
+    return _build_geometries([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
 def sorted_geometry(
@@ -273,7 +275,7 @@ def sorted_geometry(
 ) -> PointGeometry:
     """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
     cloud = Cloud(points, offsets)
-    return _add_backward_rows([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
+    return _build_geometries([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
 def _check_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
@@ -289,7 +291,7 @@ def _has_odd_sides(sides: tuple[int, int, int]) -> bool:
 def _check_point_and_center_clouds(
     points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
 ) -> tuple[Cloud, Cloud]:
-    return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
+    return check_points_and_queries(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
 class _Directions(NamedTuple):
@@ -302,21 +304,21 @@ class _Directions(NamedTuple):
     gradient: bool
 
 
-def _assemble_requests(requests: Sequence[TripletRequest]) -> list[Triplets]:
+def _assemble_requested_triplets(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
-    build: Any = protocol.choose_builder(requests[0].points.device)
+    build: Any = protocol.choose_triplet_backend(requests[0].points.device)
     if hasattr(build, "assemble_all_triplets"):
         triplets: list[Triplets] = build.assemble_all_triplets(requests)
         return triplets
     return [build.assemble_triplets(*one) for one in requests]
 
 
-def _add_backward_rows(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
+def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
     """Return the geometry, with the rows of the other side if they are requested."""
     counts = [int(direction.points.offsets[-1]) for direction in directions]
     indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
     transpositions = [Transposition(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
-    build: Any = protocol.choose_builder(triplets[0].rows.device)
+    build: Any = protocol.choose_triplet_backend(triplets[0].rows.device)
     several = hasattr(build, "transpose_all_triplets") and bool(transpositions)
     transposed = (
         build.transpose_all_triplets(transpositions)
@@ -368,7 +370,7 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
         first = torch.searchsorted(stock, center_keys + step)
         counts = torch.searchsorted(stock, center_keys + step, right=True) - first
         row.append(torch.repeat_interleave(every, counts))
-        within = torch.arange(row[-1].numel(), device=device) - count_offsets(counts)[:-1][row[-1]]
+        within = torch.arange(row[-1].numel(), device=device) - counts_to_offsets(counts)[:-1][row[-1]]
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
     size = (center_cells.shape[0], spots.shape[0])

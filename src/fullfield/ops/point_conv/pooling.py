@@ -16,8 +16,8 @@ from fullfield.ops._launching import is_eager, refuse_forward_mode
 from fullfield.ops._operators import register_operator_for_torch_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
-from fullfield.ops.point_conv.protocol import check_rows
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, split_rows_into_chunks, unpack_triplets
+from fullfield.ops.point_conv.protocol import check_feature_rows
+from fullfield.ops.point_conv.triplets import Triplets, expand_row_offsets, split_rows_into_chunks, unpack_triplets
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 16 << 20
@@ -44,7 +44,7 @@ def point_pool(
     """
     _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
     _check.choice(mode, "mode", ("max", "mean"))
-    check_rows(features, geometry.points, geometry.device)
+    check_feature_rows(features, geometry.points, geometry.device)
     refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
@@ -65,16 +65,16 @@ def point_pool(
     return (out / counts).to(features.dtype)
 
 
-def _max_entries(features: Tensor) -> int:
+def _count_entries_per_chunk(features: Tensor) -> int:
     return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
 
 
 def _pool_sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
     if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.sum_rows(features, triplets, cells)
+        return kernels.sum_per_row(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(features)):
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
         index, _ = unpack_triplets(triplets, cells, start, end)
         bounds = triplets.rows[first : last + 1] - start
         gathered = features.index_select(0, index)
@@ -90,15 +90,15 @@ def _pool_max(features: Tensor, forward: list[Tensor], backward: list[Tensor], c
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
     if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.max_rows(features, triplets, cells)
+        return kernels.max_per_row(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(features)):
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
         if start == end:
             continue
         index, _ = unpack_triplets(triplets, cells, start, end)
-        row = expand_rows(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
+        row = expand_row_offsets(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
         gathered = features.index_select(0, index)
         best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
         winner_rows = best.gather(0, row)
@@ -121,10 +121,10 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward: list[Tensor], ce
     if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(grad)):
         return kernels.backpropagate_max(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
-    for first, last, start, end in split_rows_into_chunks(triplets.rows, _max_entries(grad)):
+    for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
         index, _ = unpack_triplets(triplets, cells, start, end)
         rows = triplets.rows[first : last + 1] - start
-        point = expand_rows(rows)[:, None] + first
+        point = expand_row_offsets(rows)[:, None] + first
         contribution = torch.where(winners[index] == point, grad[index], 0).to(exact)
         out[first:last] = torch.segment_reduce(contribution, "sum", offsets=rows, initial=0, unsafe=True)
     return out

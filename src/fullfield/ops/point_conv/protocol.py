@@ -114,7 +114,7 @@ def check_conv(
             same = same and bias.device == device
         if is_valid and same:
             return
-    check_rows(features, points, device, "Cin")
+    check_feature_rows(features, points, device, "Cin")
     inputs = features.shape[1]
     _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
     shape = (cells, inputs // groups, "Cout")
@@ -125,7 +125,7 @@ def check_conv(
         _check.tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
 
 
-def check_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
+def check_feature_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
     """Check that features have one row per point."""
     is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_same_count(features.shape[0], points)
     rows = None if is_valid else int(points)
@@ -146,16 +146,16 @@ def is_same_count(rows: int, points: int) -> bool:
 BACKENDS = ("cuda", "cpu", "reference")
 
 
-class _Builders(Backends):
+class _TripletBackends(Backends):
     def explain_refusal(self, name: str, *request: torch.device) -> str | None:
         reason: str | None = self.load(name).explain_triplets_unsupported(*request)
         return reason
 
 
 CONVOLUTIONS = Backends("point_conv", f"{__package__}.", BACKENDS)
-_BUILDERS = _Builders("point_conv", f"{__package__}.", BACKENDS)
+_BUILDERS = _TripletBackends("point_conv", f"{__package__}.", BACKENDS)
 
 
-def choose_builder(device: torch.device) -> Any:
+def choose_triplet_backend(device: torch.device) -> Any:
     """Return the backend that builds triplets on ``device``; the reference can on any."""
     return _BUILDERS.load(_BUILDERS.choose(None, device))

@@ -12,8 +12,8 @@ from torch import Tensor
 from fullfield.ops.point_conv.protocol import FEATURES, Request
 from fullfield.ops.point_conv.triplets import (
     Triplets,
-    count_offsets,
-    expand_rows,
+    counts_to_offsets,
+    expand_row_offsets,
     pack_triplets,
     split_rows_into_chunks,
     unpack_triplets,
@@ -79,7 +79,7 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     out = features.new_zeros(shape, dtype=exact)
     for first, last, start, end in _split_into_chunks(request, triplets.rows):
         index, cell = unpack_triplets(triplets, request.cells, start, end)
-        row = expand_rows(triplets.rows[first : last + 1] - start) + first
+        row = expand_row_offsets(triplets.rows[first : last + 1] - start) + first
         for k, at in _group_by_cell(cell, request.cells):
             inputs = _split_groups(features.index_select(0, index[at]).to(exact), groups)
             outputs = _split_groups(grad.index_select(0, row[at]).to(exact), groups)
@@ -96,7 +96,7 @@ def assemble_triplets(
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
     rows, indices = neighbors
-    row, index = expand_rows(rows), indices.to(torch.int64)
+    row, index = expand_row_offsets(rows), indices.to(torch.int64)
     # A tensor, for CUDA would multiply by the reciprocal of a number.
     step = torch.tensor(grid, dtype=torch.float32, device=points.device).expand(index.numel())
     cell = torch.zeros_like(index)
@@ -111,12 +111,12 @@ def assemble_triplets(
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     index, cell = unpack_triplets(triplets, cells)
-    return sort_triplets(index, expand_rows(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
+    return sort_triplets(index, expand_row_offsets(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
 
 
 def sort_triplets(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
     """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
     order = order[torch.argsort((row * cells + cell)[order], stable=True)]
-    rows = count_offsets(torch.bincount(row, minlength=shape[0]))
+    rows = counts_to_offsets(torch.bincount(row, minlength=shape[0]))
     return pack_triplets(rows, index[order], cell[order], shape[1], cells)

@@ -48,21 +48,21 @@ def unpack_triplets(triplets: Triplets, cells: int, first: int = 0, last: int | 
     return words & ((1 << bits) - 1), words >> bits
 
 
-def expand_rows(rows: Tensor) -> Tensor:
+def expand_row_offsets(row_offsets: Tensor) -> Tensor:
     """Return the row of every entry, [T] int64."""
-    return torch.repeat_interleave(torch.arange(rows.numel() - 1, device=rows.device), rows.diff())
+    return torch.repeat_interleave(torch.arange(row_offsets.numel() - 1, device=row_offsets.device), row_offsets.diff())
 
 
-def count_offsets(counts: Tensor) -> Tensor:
+def counts_to_offsets(counts: Tensor) -> Tensor:
     """Return row offsets [R + 1] from the number of entries of each row [R]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def split_rows_into_chunks(rows: Tensor, limit: int) -> list[tuple[int, int, int, int]]:
-    """Return (first row, last, first entry, last) of chunks of about ``limit`` entries; a row is never cut."""
-    count, step = rows.numel() - 1, max(1, limit)
-    marks = torch.arange(step, int(rows[-1]) + step, step, device=rows.device)
-    cuts = torch.searchsorted(rows, marks, right=True).sub_(1).clamp_(max=count).tolist()
+def split_rows_into_chunks(row_offsets: Tensor, max_entries: int) -> list[tuple[int, int, int, int]]:
+    """Return (first row, last, first entry, last) of chunks of about ``max_entries`` entries; a row is never cut."""
+    count, step = row_offsets.numel() - 1, max(1, max_entries)
+    marks = torch.arange(step, int(row_offsets[-1]) + step, step, device=row_offsets.device)
+    cuts = torch.searchsorted(row_offsets, marks, right=True).sub_(1).clamp_(max=count).tolist()
     edges = sorted({0, *cuts, count})
-    ends = rows[torch.tensor(edges, device=rows.device)].tolist()
+    ends = row_offsets[torch.tensor(edges, device=row_offsets.device)].tolist()
     return list(zip(edges, edges[1:], ends, ends[1:], strict=False))

@@ -95,7 +95,7 @@ def _check_norm(
         _check.require(False, "features", "at least two points to train a batch norm", features)
 
 
-def recompute_gradients_before_relu(
+def recompute_norm_gradients(
     recompute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     out: Tensor | None,
@@ -131,7 +131,7 @@ class _Norm(torch.autograd.Function):
                 return normalize(features, weight, bias, "layer", ctx.eps, (), None, None, False)
 
             return (
-                *recompute_gradients_before_relu(recompute, (features, weight, bias), out, grad, requested),
+                *recompute_norm_gradients(recompute, (features, weight, bias), out, grad, requested),
                 None,
                 None,
             )

@@ -22,7 +22,7 @@ MAX_CHANNELS = 32 * _MAX_VALUES
 _BLOCKS = 528
 
 
-def _choose_lanes(channels: int, vector: int) -> tuple[int, int]:
+def _choose_lanes_and_loads(channels: int, vector: int) -> tuple[int, int]:
     """Return the lanes of a row, and the loads of each lane."""
     vectors = -(-channels // vector)
     lanes = min(32, 1 << (vectors - 1).bit_length())
@@ -48,15 +48,15 @@ def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual
 def norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
     """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
     vector = 16 // dtype.itemsize if uses_vectors else 1
-    lanes, steps = _choose_lanes(channels, vector)
+    lanes, steps = _choose_lanes_and_loads(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.define_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
-def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
+def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> Kernels:
     """Return the kernels for rows at these addresses."""
     together = x.data_ptr() | x.shape[1] * x.itemsize
-    for at in rows:
+    for at in addresses:
         together |= at or 0
     return _launching.load_kernels(
         LIBRARIES, norm_source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
@@ -71,7 +71,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, ep
     p.weight, p.bias = weight.data_ptr(), bias.data_ptr()
     (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
     blocks = min(-(-p.rows * 4 // _THREADS), 4 * _BLOCKS)
-    _kernels(x, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
+    _load_kernels_for_rows(x, weight, p.out, p.residual).launch("layer_forward", blocks, _THREADS, p)
     return out
 
 
@@ -94,7 +94,7 @@ def backward(
     p.chunks = -(-p.rows // p.chunk)
     partial = x.new_empty((p.chunks, 2, p.channels), dtype=torch.float32)
     p.partial = partial.data_ptr()
-    kernels = _kernels(x, weight, p.y, p.grad, p.out, p.grad_residual)
+    kernels = _load_kernels_for_rows(x, weight, p.y, p.grad, p.out, p.grad_residual)
     kernels.launch("layer_backward", p.chunks, _THREADS, p)
     kernels.launch("add_chunks", -(-2 * p.channels // 32), 256, p)
     return out, grad_weight, grad_bias, grad if wants_residual and not relu else grad_residual

@@ -20,7 +20,7 @@ from fullfield.ops.spatial_correlation.reference import correlate
 _FLOATS = (*FEATURES, torch.float64)
 
 
-def _parse_window(numbers: Sequence[int]) -> Window:
+def _window_from_numbers(numbers: Sequence[int]) -> Window:
     pairs = [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
     return Window(*pairs)
 
@@ -30,20 +30,20 @@ def _window_to_numbers(window: Window) -> list[int]:
 
 
 def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
-    parsed = _parse_window(window)
+    parsed = _window_from_numbers(window)
     out: Tensor = choose_backend(parsed, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), parsed)
     return out
 
 
 def _correlate_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
-    parsed = _parse_window(window)
+    parsed = _window_from_numbers(window)
     return fmap1.new_empty((fmap1.shape[0], *parsed.patch, *parsed.out_size((fmap1.shape[2], fmap1.shape[3]))))
 
 
 def _compute_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, requested: list[bool]
 ) -> list[Tensor]:
-    parsed = _parse_window(window)
+    parsed = _window_from_numbers(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
     grads: list[Tensor] = choose_backend(parsed, fmap1, backend).backward(*maps, parsed, (requested[0], requested[1]))
     return grads
@@ -62,7 +62,7 @@ def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        recompute = partial(correlate, window=_parse_window(ctx.window))
+        recompute = partial(correlate, window=_window_from_numbers(ctx.window))
         return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
@@ -81,7 +81,7 @@ register_operator(
 )  # fmt: skip
 
 
-class _Compared(torch.autograd.Function):
+class _Correlation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Any) -> Any:
         ctx.window, ctx.module = window, module
@@ -99,7 +99,7 @@ class _Compared(torch.autograd.Function):
         return *(next(left) if is_requested else None for is_requested in requested), None, None
 
 
-_apply = get_apply_without_functorch(_Compared)
+_apply = get_apply_without_functorch(_Correlation)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
@@ -173,19 +173,19 @@ def _check_window(
 
 def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
     return Window(
-        _check_pair(patch_size, "patch_size", 1),
-        _check_pair(dilation_patch, "dilation_patch", 1),
-        _check_pair(stride, "stride", 1),
-        _check_pair(padding, "padding", 0),
+        _check_integer_pair(patch_size, "patch_size", 1),
+        _check_integer_pair(dilation_patch, "dilation_patch", 1),
+        _check_integer_pair(stride, "stride", 1),
+        _check_integer_pair(padding, "padding", 0),
     )
 
 
 _cached_window: Callable[..., Window] = functools.lru_cache(256)(_build_window)
 
 
-def _check_pair(value: object, name: str, low: int) -> Pair:
+def _check_integer_pair(value: object, name: str, minimum: int) -> Pair:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for side in pair:
-        _check.number(side, name, integer=True, low=low)
+        _check.number(side, name, integer=True, low=minimum)
     return int(pair[0]), int(pair[1])

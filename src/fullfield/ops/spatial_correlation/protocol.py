@@ -65,11 +65,11 @@ SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
 def choose_backend(window: Window, fmap: Tensor, backend: str | None) -> Any:
     """Return the backend's module for maps like this one; InputError if the named ``backend`` cannot serve them."""
-    return _choose(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
+    return _choose_backend_cached(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
 
 
 @functools.lru_cache(256)
-def _choose(
+def _choose_backend_cached(
     window: Window, size: tuple[int, int], dtype: torch.dtype, device: torch.device, backend: str | None
 ) -> Any:
     return SAMPLERS.load(SAMPLERS.choose(backend, Request(window, size, dtype, device)))

@@ -60,7 +60,7 @@ def thin_source() -> Source:
     return Source(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
 
 
-def _count_slots(count: int) -> int:
+def _count_table_slots(count: int) -> int:
     """Return the slots of a table for this number of entries: a power of two."""
     return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
@@ -128,7 +128,7 @@ class _Searches:
         numbers = []
         for number, search in enumerate(searches):
             p = self.batch.each[number]
-            self._set_parameters(p, search)
+            self._fill_search_params(p, search)
             p.sort = sort
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
             numbers.append(tables.add_table(search, p))
@@ -144,7 +144,7 @@ class _Searches:
         self.kernels.launch_batch("count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
         self.kernels.launch_batch("start_rows", self.batch, sum_counts)
 
-    def _set_parameters(self, p: Any, search: Search) -> None:
+    def _fill_search_params(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
         clouds = _copy_offsets_to_device(offsets, points.device)
@@ -153,7 +153,7 @@ class _Searches:
         self._arguments.append(arguments)
         p.points, p.queries, p.offsets, p.query_offsets = map(get_address, arguments)
         p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
-        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_slots(points.shape[0]) - 1
+        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _count_table_slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
 
     def write_indices(self, totals: Sequence[int]) -> list[Neighbors]:
@@ -165,7 +165,7 @@ class _Searches:
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
-def search_radii(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
+def run_radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     results: list[Neighbors] = []
     for start in range(0, len(searches), _launching.MAX_PROBLEMS):
@@ -178,7 +178,7 @@ def radius_search(
     points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
 ) -> Neighbors:
     """Find the points within a radius; waits for the device once, for the number of pairs."""
-    return search_radii([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
+    return run_radius_searches([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
 
 
 def _compute_knn_offsets(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
@@ -244,7 +244,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[T
     Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.
     """
     points = cloud.points.contiguous()
-    count, batches, slots = points.shape[0], cloud.batches, _count_slots(points.shape[0])
+    count, batches, slots = points.shape[0], cloud.batches, _count_table_slots(points.shape[0])
     table = points.new_empty(2 * slots, dtype=torch.int64)
     point_slots = points.new_empty(count, dtype=torch.int32)
     sum_count, size = _count_sum_blocks(count), len(cells) * (batches + 1) + 1

@@ -99,7 +99,7 @@ def pad_channels(request: Request) -> Channels:
     return Channels(joined, request.groups // joined, joined * inputs, joined * outputs)
 
 
-def _block_channels(channels: int) -> int:
+def _choose_block_channels(channels: int) -> int:
     return 16 if channels <= 16 else 32 if channels <= 32 else 64
 
 
@@ -107,11 +107,11 @@ class _Variant:
     """Form of a product, as plain values."""
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
-    def source(self, operands: Operands) -> Source:
-        text, flags = self._list_macros(operands.bf16)
+    def build_source(self, operands: Operands) -> Source:
+        text, flags = self._get_text_and_macros(operands.bf16)
         return Source.define_macros(text, *operands.options, **flags)
 
-    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""
         raise NotImplementedError
 
@@ -144,21 +144,21 @@ class Multiply(_Forward):
     """Where warps of a block share rows, parts of the work that each takes one of."""
 
     @property
-    def unit(self) -> int:
+    def rows_at_a_time(self) -> int:
         """Rows that a warp takes at a time, or a block whose warps share them."""
         return 16 * self.tiles
 
     @property
-    def sharing(self) -> int:
+    def warps_sharing_rows(self) -> int:
         """Warps that share rows."""
         return self.slab_parts * self.cell_parts
 
     def shared_bytes(self, cells: int, parts: int) -> int:
         """Return the bytes of shared memory of a block."""
-        sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
+        sums = self.warps_sharing_rows * self.rows_at_a_time * self.columns * 4 if self.warps_sharing_rows > 1 else 0
         return 16 * self.count_weight_vectors(cells, parts) if self.resident else sums
 
-    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
         flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
         flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
@@ -186,7 +186,7 @@ class MultiplyHopper(_Forward):
     """A multiprocessor."""
 
     @property
-    def unit(self) -> int:
+    def rows_at_a_time(self) -> int:
         """Rows that a block takes at a time."""
         return 64 * self.groups
 
@@ -200,7 +200,7 @@ class MultiplyHopper(_Forward):
         ring = self.stages * 16 * self.count_weight_vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
-    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         product = wgmma_source(self.columns, bf16, _SIDE_BY_SIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
@@ -216,7 +216,7 @@ def _read_sources(*names: str) -> str:
 def _units_per_multiprocessor(request: Request, device: Device) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
     channels = pad_channels(request)
-    blocks = channels.groups * -(-channels.outputs // _block_channels(channels.outputs))
+    blocks = channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
 
@@ -225,7 +225,7 @@ def choose_hopper_multiply(request: Request, operands: Operands, device: Device)
     if not device.is_hopper or not (operands.code or operands.split):
         return None
     channels = pad_channels(request)
-    columns, slabs = _block_channels(channels.outputs), -(-channels.inputs // 32)
+    columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
     slabs = -(-slabs // depth) * depth
     groups, stages, registers = 4, 6, 104
@@ -233,7 +233,7 @@ def choose_hopper_multiply(request: Request, operands: Operands, device: Device)
         columns, groups, stages, registers = 128, 3, 4, 144
     shape = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
-    is_large = request.rows * blocks >= _BANDS * operands.parts * shape.unit * device.processors
+    is_large = request.rows * blocks >= _BANDS * operands.parts * shape.rows_at_a_time * device.processors
     return shape if is_large and shape.shared_bytes(request.cells, operands.parts) <= device.shared else None
 
 
@@ -243,7 +243,7 @@ def choose_multiply(request: Request, operands: Operands, device: Device) -> Mul
     if hopper is not None:
         return hopper
     channels, units = pad_channels(request), _units_per_multiprocessor(request, device)
-    columns, slabs = _block_channels(channels.outputs), -(-channels.inputs // 32)
+    columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
     config = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
@@ -260,7 +260,7 @@ def choose_multiply(request: Request, operands: Operands, device: Device) -> Mul
 def _split_slabs_and_cells(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
     channels = pad_channels(request)
-    tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block_channels(channels.outputs))
+    tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     max_parts, sharing = 16 if operands.code else 8, 1
     while sharing < max_parts and sharing * tiles < 16 * device.processors:
         sharing *= 2
@@ -298,7 +298,7 @@ class Outer(_Variant):
         index_bytes = self.tile * (8 + 4 * (self.cells + 1))
         return features + gradients + index_bytes + self.warps * _LISTS * 32 * 6
 
-    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
         return _read_sources("outer.cuh", "outer.cu"), flags
@@ -322,7 +322,7 @@ class OuterHopper(_Variant):
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
-    def _list_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         text = _read_sources("outer.cuh") + _wgmma_source(bf16) + read_source(_FOLDER / "outer_hopper.cu")
         return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
@@ -362,7 +362,7 @@ def choose_outer(request: Request, operands: Operands, device: Device) -> Outer 
     if hopper is not None:
         return hopper
     channels = pad_channels(request)
-    inputs, outputs = _block_channels(channels.inputs), _block_channels(channels.outputs)
+    inputs, outputs = _choose_block_channels(channels.inputs), _choose_block_channels(channels.outputs)
     halves = 2 if inputs == 64 else 1
     buffers = 3 if operands.code else 1
     for max_cells in range(_MAX_CELLS, 0, -1):

@@ -53,7 +53,7 @@ class _MultiplyPlan(NamedTuple):
     columns: int
     max_blocks: int
     """Blocks of a column that fill the device."""
-    unit: int
+    rows_at_a_time: int
     threads: int
     shared: int
 
@@ -67,17 +67,17 @@ def _plan_multiply(device: Device, request: Request, has_cells: bool) -> _Multip
     vectors = columns * config.count_weight_vectors(request.cells, operands.parts)
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     max_blocks = max(1, device.processors * config.blocks // columns)
-    if isinstance(config, Multiply) and config.sharing > 1:  # no rows are handed out: a block has its own
+    if isinstance(config, Multiply) and config.warps_sharing_rows > 1:  # no rows are handed out: a block has its own
         max_blocks = MAX_BLOCKS
     pack = _Pack(None, None, None, request.cells, request.groups, *own, config.slabs, blocks)
     row = channels.groups * channels.padded_inputs
     last = (row, request.channels[1], channels.padded_inputs, channels.outputs, config.slabs, blocks, columns)
     triplets = _Triplets(None, None, None, 0, count_index_bits(request.cells), request.cells)
     return _MultiplyPlan(
-        config.source(operands), operands.scaled, channels.groups, channels.padded_inputs,
+        config.build_source(operands), operands.scaled, channels.groups, channels.padded_inputs,
         16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts // 256), pack,
-        _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.unit, config.threads,
-        config.shared_bytes(request.cells, operands.parts),
+        _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.rows_at_a_time,
+        config.threads, config.shared_bytes(request.cells, operands.parts),
     )  # fmt: skip
 
 
@@ -112,19 +112,19 @@ def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     shares = _Shares(None, None, None, request.cells, request.groups, *own, input_blocks, output_blocks)
     return _OuterPlan(
-        config.source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
+        config.build_source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
         32 * config.warps, config.shared_bytes(operands.parts),
     )  # fmt: skip
 
 
-def _round_request(request: Request) -> Request:
+def _round_row_count(request: Request) -> Request:
     """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
     return Request(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
-def _compute_magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
+def _compute_max_magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
     largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
@@ -161,9 +161,9 @@ def multiply_triplets(
             multiply_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
         )
     rows, entries, cells = triplets
-    plan = _plan_multiply(device, _round_request(request), cells.numel() > 0)
+    plan = _plan_multiply(device, _round_row_count(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_magnitudes(kernels, device, (features, weight)) if plan.scaled else None
+    magnitude = _compute_max_magnitudes(kernels, device, (features, weight)) if plan.scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
     packed = buffer.data_ptr()
     p = _Pack.from_buffer_copy(plan.pack)
@@ -177,7 +177,7 @@ def multiply_triplets(
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
     main.features, main.weights, main.bias, main.out = aligned.data_ptr(), packed, get_address(bias), out.data_ptr()
     main.magnitude, main.queue = get_address(magnitude), packed + plan.weights
-    each = min(plan.max_blocks, -(-request.rows // plan.unit))
+    each = min(plan.max_blocks, -(-request.rows // plan.rows_at_a_time))
     kernels.launch("multiply", plan.columns * each, plan.threads, main, plan.shared)
     return out
 
@@ -193,9 +193,9 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16(request)):
         return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
-    plan = _plan_outer(device, _round_request(request), cells.numel() > 0)
+    plan = _plan_outer(device, _round_row_count(request), cells.numel() > 0)
     kernels = _launching.load_kernels(LIBRARIES, plan.source, device.index)
-    magnitude = _compute_magnitudes(kernels, device, (features, grad)) if plan.scaled else None
+    magnitude = _compute_max_magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
     segments, slots, segment_size = _split_into_segments(request, columns, cell_blocks, config, device)
     shares = features.new_empty((slots * segment_size,), dtype=torch.float32)

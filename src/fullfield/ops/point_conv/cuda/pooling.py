@@ -47,12 +47,12 @@ def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: 
     return out
 
 
-def sum_rows(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
+def sum_per_row(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Sum over every row, in its order."""
     return _launch_pool("pool_sum", features, None, triplets, cells)
 
 
-def max_rows(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
+def max_per_row(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
     """Return the maxima over every row and, int32, the first point that has each; 0 and −1 for empty rows."""
     winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
     return _launch_pool("pool_max", features, winners, triplets, cells), winners

@@ -37,12 +37,12 @@ def triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
     return Source.define_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
 
 
-def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
-    """Return memory for cells that are kept apart from the words; ``none``, which is empty, if they are not."""
-    return none if is_packed(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
+def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:
+    """Return memory for cells that are kept apart from the words; ``empty``, which holds nothing, if they are not."""
+    return empty if is_packed(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
 
-def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
+def _group_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
     """Yield the places of equal keys, at most as many as fit a launch."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
@@ -52,15 +52,15 @@ def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
             yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def assemble_all_triplets(requests: Sequence[TripletRequest], *, reuse: bool = True) -> list[Triplets]:
-    """Run :func:`assemble_triplets` for each in few launches; ``reuse``: overwrite the neighbours' indices."""
+def assemble_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbors: bool = True) -> list[Triplets]:
+    """Run :func:`assemble_triplets` for each in few launches; by default over the neighbours' indices."""
     results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
     for one in requests:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
-        words = numbers if reuse else torch.empty_like(numbers, memory_format=torch.contiguous_format)
+        words = numbers if overwrites_neighbors else torch.empty_like(numbers, memory_format=torch.contiguous_format)
         cells = _allocate_cells(rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none)
         results.append(Triplets(rows, words, cells))
-    for indices in _group_indices([bool(out.cells.numel()) for out in results]):
+    for indices in _group_equal_keys([bool(out.cells.numel()) for out in results]):
         batch, arguments, blocks = _Batch(), [], []
         for p, index in zip(batch.each, indices, strict=False):
             one, out = requests[index], results[index]
@@ -87,7 +87,9 @@ def assemble_triplets(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    return assemble_all_triplets([TripletRequest(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
+    return assemble_all_triplets(
+        [TripletRequest(neighbors, points, centers, grid, kernel_size)], overwrites_neighbors=False
+    )[0]
 
 
 def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
@@ -100,7 +102,7 @@ def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
     variants = [
         (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)
     ]
-    for indices in _group_indices(variants):
+    for indices in _group_equal_keys(variants):
         _launch_transposition(
             [requests[index] for index in indices],
             [results[index] for index in indices],
@@ -109,7 +111,7 @@ def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
     return results
 
 
-def _launch_transposition(requests: Sequence[Transposition], results: Sequence[Triplets], code: Source) -> None:
+def _launch_transposition(requests: Sequence[Transposition], results: Sequence[Triplets], source: Source) -> None:
     rows = results[0].rows
     sum_counts = [max(1, -(-one.columns // _launching.SUMMED)) for one in requests]
     words = len(requests) + sum(sum_counts)
@@ -122,7 +124,7 @@ def _launch_transposition(requests: Sequence[Transposition], results: Sequence[T
         p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
         p.bits = count_index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
-    kernels = _launching.load_kernels(LIBRARIES, code, rows.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, source, rows.get_device())
     kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
     kernels.launch_batch("start_rows", batch, sum_counts)
     each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in requests]

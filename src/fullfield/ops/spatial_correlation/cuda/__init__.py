@@ -59,15 +59,15 @@ def choose_columns(patch: int) -> Columns:
     return Columns(8, groups, -(-patch // (8 * groups)))
 
 
-def _count_vector_loads(columns: Columns) -> int:
+def _count_shared_row_floats(columns: Columns) -> int:
     """Return the floats of a row of features in shared memory, as RW of common.cuh."""
     span = (_XR + columns.group - 1 + 3) // 4 * 4
     read = (_XG - 1) * _XR + (columns.groups - 1) * columns.group + span
     return read // 8 * 8 + (12 if read % 8 > 4 else 4)
 
 
-def _source(name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **macros: int) -> Source:
-    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / name)
+def _generate_source(file_name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **macros: int) -> Source:
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / file_name)
     common = {"IN": CODES[dtype], "VEC": 4 if vectors else 1, "JG": columns.group, "JN": columns.groups}
     return Source.define_macros(text, **common, **macros)
 
@@ -76,17 +76,17 @@ def _source(name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **ma
 def forward_source(vectors: bool, columns: Columns, rows: int) -> Source:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
     macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(columns, rows)}
-    return _source("forward.cu", torch.float32, vectors, columns, **macros)
+    return _generate_source("forward.cu", torch.float32, vectors, columns, **macros)
 
 
 @functools.cache
 def backward_source(dtype: torch.dtype, vectors: bool, columns: Columns, spread: tuple[int, int]) -> Source:
     """Return the source of the backward kernel; ``spread``: channels of a block, of a thread."""
     macros = {"CB": spread[0], "CR": spread[1], "THREADS": count_backward_threads(spread)}
-    return _source("backward.cu", dtype, vectors, columns, **macros)
+    return _generate_source("backward.cu", dtype, vectors, columns, **macros)
 
 
-class Half(NamedTuple):
+class HalfTiling(NamedTuple):
     """Division of displacements by the kernel on tensor cores."""
 
     rows: int
@@ -100,26 +100,26 @@ class Half(NamedTuple):
         return (15 + self.columns + 7) // 8
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of a block."""
         rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.octets
         stride = rows * width + (0 if rows * width // 8 % 2 else 8)
         return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
 
 
-def choose_half_tiles(patch: tuple[int, int], others: int) -> Half:
-    """Return the division if the other dimensions make ``others`` blocks."""
+def choose_half_tiles(patch: tuple[int, int], other_blocks: int) -> HalfTiling:
+    """Return the division if the other dimensions make ``other_blocks`` blocks."""
     columns = patch[1] if patch[1] <= 21 else 16
     blocks = -(-patch[1] // columns)
     max_sums = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
     block_count = -(-patch[0] // max_sums)
-    if block_count * others * blocks < _MIN_BLOCKS:
+    if block_count * other_blocks * blocks < _MIN_BLOCKS:
         block_count = min(3 * block_count, patch[0])
-    return Half(-(-patch[0] // block_count), columns, blocks)
+    return HalfTiling(-(-patch[0] // block_count), columns, blocks)
 
 
 @functools.cache
-def half_source(dtype: torch.dtype, vectors: bool, half: Half) -> Source:
+def half_source(dtype: torch.dtype, vectors: bool, half: HalfTiling) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
@@ -136,7 +136,7 @@ def count_forward_threads(columns: Columns, rows: int) -> int:
 
 def forward_shared_bytes(columns: Columns, rows: int) -> int:
     """Return the bytes of shared memory of a block."""
-    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_vector_loads(columns) + _TILE[0] * _TILE[1])
+    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_shared_row_floats(columns) + _TILE[0] * _TILE[1])
     stage = count_forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
     return 4 * max(2 * chunk, stage)
 
@@ -144,7 +144,7 @@ def forward_shared_bytes(columns: Columns, rows: int) -> int:
 def backward_shared_bytes(columns: Columns, spread: tuple[int, int]) -> int:
     """Return the bytes of shared memory of a block."""
     weights = columns.groups * columns.group * _TILE[0] * _PITCH
-    ring = spread[0] * (_TILE[0] + 1) * _count_vector_loads(columns)
+    ring = spread[0] * (_TILE[0] + 1) * _count_shared_row_floats(columns)
     return 4 * max(2 * weights + ring, count_backward_threads(spread) // 32 * (32 // _XG * _PITCH))
 
 
@@ -153,27 +153,31 @@ def count_backward_threads(spread: tuple[int, int]) -> int:
     return _XG * _TILE[0] * spread[0] // spread[1]
 
 
-def choose_rows(patch: int, columns: Columns, others: int, shared: int) -> int:
-    """Return the rows of displacements of a block of at most ``shared`` bytes of shared memory.
+def choose_displacement_rows(patch: int, columns: Columns, other_blocks: int, shared_bytes: int) -> int:
+    """Return the rows of displacements of a block of at most ``shared_bytes``.
 
-    ``others`` is the number of blocks that the other dimensions make.
+    ``other_blocks`` is the number of blocks that the other dimensions make.
     """
     block_count = -(-patch // max(_MAX_THREADS // (_XG * columns.groups * _TILE[0]), 1))
-    if block_count * others < _MIN_BLOCKS:
+    if block_count * other_blocks < _MIN_BLOCKS:
         block_count = min(3 * block_count, patch)
     rows = -(-patch // block_count)
-    while forward_shared_bytes(columns, rows) > shared:
+    while forward_shared_bytes(columns, rows) > shared_bytes:
         rows -= 1
     return rows
 
 
-def choose_spread(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
-    """Return the channels of a block of the backward kernel, and of a thread; arguments as in :func:`rows_of`."""
-    is_large = others * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
-    return SPREADS[0] if is_large and backward_shared_bytes(columns, SPREADS[0]) <= shared else SPREADS[1]
+def choose_channels_per_block_and_thread(
+    columns: Columns, other_blocks: int, channels: int, shared_bytes: int
+) -> tuple[int, int]:
+    """Return the channels of a block and of a thread; arguments as in :func:`choose_displacement_rows`."""
+    is_large = other_blocks * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
+    return SPREADS[0] if is_large and backward_shared_bytes(columns, SPREADS[0]) <= shared_bytes else SPREADS[1]
 
 
-def _set_axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
+def _fill_axes_and_count_tiles(
+    p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], is_second_map: bool = False
+) -> int:
     """Fill in both axes; return the total number of tiles."""
     total = 1
     for index, axis in enumerate((p.y, p.x)):
@@ -181,13 +185,13 @@ def _set_axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int
         axis.classes = axis.step // axis.stride
         axis.padding, axis.radius = window.padding[index], window.radius[index]
         axis.patch, axis.in_, axis.out = window.patch[index], size[index], out[index]
-        longest = -(-size[index] // axis.step) if second else -(-out[index] // axis.classes)
+        longest = -(-size[index] // axis.step) if is_second_map else -(-out[index] // axis.classes)
         axis.tiles = -(-longest // _TILE[index])
         total *= axis.tiles * axis.classes
     return total
 
 
-def _reads_vectors(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
+def _can_read_vectors(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
     """Return whether four features in a row can be read at once."""
     if window.dilation_patch[1] != 1 or width % 4 or any(start % 4 for start in starts):
         return False
@@ -206,8 +210,8 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         return out.copy_(forward(fmap1.float(), fmap2.float(), window))
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
-    tiles = _set_axes(p, window, (height, width), out_size) * batch
-    vectors = _reads_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
+    tiles = _fill_axes_and_count_tiles(p, window, (height, width), out_size) * batch
+    vectors = _can_read_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
         half = choose_half_tiles(window.patch, tiles)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
@@ -215,11 +219,11 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
             half_source(fmap1.dtype, vectors, half),
             "spatial_forward_half",
             256,
-            half.shared,
+            half.shared_bytes,
         )
     else:
         columns = choose_columns(window.patch[1])
-        rows = choose_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
+        rows = choose_displacement_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(vectors, columns, rows), "spatial_forward"
         threads, shared = count_forward_threads(columns, rows), forward_shared_bytes(columns, rows)
@@ -237,8 +241,8 @@ def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, request
     ]
 
 
-def _compute_gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
-    """Return the gradient of fmap2 if ``second``, else of fmap1; ``features`` are the other map's."""
+def _compute_gradient(features: Tensor, grad: Tensor, window: Window, is_second_map: bool) -> Tensor:
+    """Return the gradient of fmap2 if ``is_second_map``, else of fmap1; ``features`` are the other map's."""
     batch, channels, height, width = features.shape
     covers_all = window.stride == (1, 1)  # else there are pixels that nothing was compared with
     out = torch.empty_like(features) if covers_all and grad.numel() else torch.zeros_like(features)
@@ -246,15 +250,17 @@ def _compute_gradient(features: Tensor, grad: Tensor, window: Window, second: bo
         return out
     p = _Backward()
     p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
-    p.channels, p.second = channels, second
+    p.channels, p.second = channels, is_second_map
     columns = choose_columns(window.patch[1])
-    tiles = _set_axes(p, window, (height, width), window.out_size((height, width)), second) * batch
+    tiles = (
+        _fill_axes_and_count_tiles(p, window, (height, width), window.out_size((height, width)), is_second_map) * batch
+    )
     device = _launching.get_device(features.get_device())
-    spread = choose_spread(columns, tiles, channels, device.shared)
+    spread = choose_channels_per_block_and_thread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
-    start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
-    vectors = _reads_vectors(window, width, (start,), features)
+    start = radius - (window.patch[1] - 1) if is_second_map else window.padding[1] + radius
+    vectors = _can_read_vectors(window, width, (start,), features)
     kernels = _launching.load_kernels(
         LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index
     )
