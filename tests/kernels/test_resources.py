@@ -232,13 +232,13 @@ def of_fused_warps(arch: str) -> Limits:
     hopper = arch == ARCHS[-1]
     usable = [shape for shape in tvl1_fused.SHAPES if hopper or shape.cluster == 1]
     for shape in usable[:: 1 if hopper else 5]:
-        for small in (False, True)[: 1 + (hopper and shape.part * shape.each <= 32)]:
+        for small in (False, True)[: 1 + (hopper and shape.rows_per_block * shape.columns_per_lane <= 32)]:
             dtype = torch.float16 if small else torch.float32
             cut = tvl1_fused.Tiling(shape, 12, 40, 10, 3, 3, small)
-            limit = 65536 / 32 / shape.groups / shape.resident
+            limit = 65536 / 32 / shape.groups / shape.blocks_per_multiprocessor
             yield tvl1_fused.fused_source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
-            assert shape.shared <= SHARED["sm_90a"]
-    assert any(shape.shared <= SHARED[arch] for shape in tvl1_fused.SHAPES)
+            assert shape.shared_bytes <= SHARED["sm_90a"]
+    assert any(shape.shared_bytes <= SHARED[arch] for shape in tvl1_fused.SHAPES)
 
 
 def of_voting(arch: str) -> Limits:

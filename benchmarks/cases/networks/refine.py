@@ -178,7 +178,7 @@ def parts(refiner: FlowRefiner, inputs: _Inputs, repeats: int = 5) -> dict[str, 
         marks[0].record()
         names = ["loading"]
         frames = (inputs["frame1"][0], inputs["frame2"][0])
-        inner._load_pair(frames, flow[0], inputs["backward"][0].contiguous(), refined[0])
+        inner._launch_pair_loading(frames, flow[0], inputs["backward"][0].contiguous(), refined[0])
         launches = next(reversed(inner.launches.values()))  # of the last call
         stream = torch.cuda.current_stream().cuda_stream
         for name, launch in [(None, None), *launches]:

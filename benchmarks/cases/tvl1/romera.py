@@ -104,7 +104,7 @@ class Pass(NamedTuple):
 
 
 @functools.cache
-def _source(file: str, half: bool, **options: int) -> Source:
+def _generate_source(file: str, half: bool, **options: int) -> Source:
     own = (Path(__file__).with_name(name) for name in ("iterate_rows.cuh", file))
     text = read_source(HALVES, pipeline.COMMON, *own)
     return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
@@ -115,13 +115,13 @@ def _words(level: Level) -> int:
 
 
 def _global(level: Level, shape: Shape) -> list[Pass]:
-    source = _source("iterate_global.cu", level.dtype == torch.float16, THREADS=shape.threads)
+    source = _generate_source("iterate_global.cu", level.dtype == torch.float16, THREADS=shape.threads)
     blocks = level.batch * level.height * -(-_words(level) // shape.threads)
     return [Pass(source, name, blocks, shape.threads) for name in ("update_flow", "update_dual")]
 
 
 def _fused(level: Level, shape: Shape) -> Pass:
-    source = _source("iterate_fused.cu", level.dtype == torch.float16, THREADS=shape.threads)
+    source = _generate_source("iterate_fused.cu", level.dtype == torch.float16, THREADS=shape.threads)
     rows = shape.rows or 4 * shape.threads // ACROSS
     columns = -(-_words(level) // ACROSS)
     strips = level.batch * columns * -(-level.height // rows)
@@ -130,7 +130,7 @@ def _fused(level: Level, shape: Shape) -> Pass:
 
 def _lines(level: Level, shape: Shape, depth: int, shared: bool, device: Device) -> Pass:
     half = level.dtype == torch.float16
-    source = _source("iterate_lines.cu", half, THREADS=shape.threads, DEPTH=depth, SHARED=int(shared))
+    source = _generate_source("iterate_lines.cu", half, THREADS=shape.threads, DEPTH=depth, SHARED=int(shared))
     useful = shape.threads - 2 * (-(-depth // (2 if half else 1)))
     if useful < 1:
         raise ValueError(f"expected more than {shape.threads - useful} threads for {depth} iterations a pass")
@@ -163,7 +163,7 @@ def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Dev
 
 
 def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, device: Device) -> None:
-    """Compile what ``iterate`` would need for every (schedule, level, shape), all at once."""
+    """Compile what ``queue_iterations`` would need for every (schedule, level, shape), all at once."""
     sources = [
         one.source
         for schedule, level, shape in runs
@@ -190,26 +190,26 @@ class Romera:
         kernels = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in result], device.index)
         return list(zip(result, kernels, strict=True))
 
-    def prepare(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""
+    def prepare_iterations(self, level: Level, iterations: int) -> None:
+        """Compile and load what ``queue_iterations`` will launch, and allocate its scratch; before a capture."""
         for depth in set(plan_passes(iterations, self._depth)):
             for one, kernels in self._launches(level, depth):
                 kernels.get_kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
 
-    def iterate(
+    def queue_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
-        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.iterate`."""
+        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.queue_iterations`."""
         in_place = self._schedule == "global"
         for depth in plan_passes(iterations, self._depth):
             to = level.front if in_place else 1 - level.front
             for one, kernels in self._launches(level, depth):
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
-                    raise ValueError(f"prepare was not called for {self._schedule} of this level")
+                    raise ValueError(f"prepare_iterations was not called for {self._schedule} of this level")
                 params: Any = _Params()
-                pipeline.fill_params(params, level, config, to, zero_dual=zero_dual)
+                pipeline.fill_iteration_params(params, level, config, to, zero_dual=zero_dual)
                 params.rows, params.columns, params.strips = one.rows, one.columns, one.strips
                 params.scratch = get_address(self._scratch)
                 Launch(kernels, one.name, one.blocks, one.threads, params, one.shared)(stream)

@@ -164,10 +164,10 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
         if dtype == torch.float16:
             level.origin.zero_()
         how = schedule_of(schedule, shape)
-        how.prepare(level, iterations)
+        how.prepare_iterations(level, iterations)
 
         def run() -> None:
-            how.iterate(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
+            how.queue_iterations(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
 
         counted = cost(schedule, dtype, iterations, shape)
         each = (counted.operations, counted.read, counted.written)

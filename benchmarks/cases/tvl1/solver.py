@@ -124,7 +124,7 @@ def _few(once: float, count: int) -> int:
 
 def tail(seconds: Sequence[float]) -> Row:
     """Return the spread, and the 99th percentile."""
-    return {**spread(seconds), "p99_s": persistent.summarize(seconds).p99}
+    return {**spread(seconds), "p99_s": persistent.summarize_times(seconds).p99}
 
 
 # ---- whole frames

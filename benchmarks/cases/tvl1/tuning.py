@@ -134,11 +134,11 @@ def kept_at(index: int = 0) -> Path | None:
 def _time(schedule: str, level: Level, shape: Shape) -> float:
     """Milliseconds, the median of some runs."""
     stream, how = torch.cuda.current_stream(), schedule_of(schedule, shape)
-    how.prepare(level, _ITERATIONS)
+    how.prepare_iterations(level, _ITERATIONS)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 2)]  # type: ignore[no-untyped-call, unused-ignore]
     for mark in marks:
         mark.record(stream)
-        how.iterate(level, _ITERATIONS, TVL1Config(), stream.cuda_stream)
+        how.queue_iterations(level, _ITERATIONS, TVL1Config(), stream.cuda_stream)
     marks[-1].synchronize()
     times: list[float] = sorted(a.elapsed_time(b) for a, b in pairwise(marks[1:]))
     return times[len(times) // 2]

@@ -167,7 +167,7 @@ class LiveStatistics:
         The source's decoder, driver or network lost them, or its rate varies.
         """
         samples = list(self.distances)  # a copy, because another thread adds frames
-        usual = persistent.summarize(samples).median if samples else 0.0
+        usual = persistent.summarize_times(samples).median if samples else 0.0
         return sum(max(0, round(distance / usual) - 1) for distance in samples) if usual > 0 else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -183,8 +183,8 @@ class LiveStatistics:
             "decoded_late": self.late,
             "missing": self.missing,
             "flows_per_second": self.rate,
-            "latency_s": persistent.summarize(self.latencies)._asdict() if self.latencies else None,
-            "computing_s": persistent.summarize(self.computing)._asdict() if self.computing else None,
+            "latency_s": persistent.summarize_times(self.latencies)._asdict() if self.latencies else None,
+            "computing_s": persistent.summarize_times(self.computing)._asdict() if self.computing else None,
         }
 
 

@@ -335,7 +335,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit = reference._run_pass(*frames, *flows, rounds=config.rounds)
+    flow, misfit = reference._refine_in_one_pass(*frames, *flows, rounds=config.rounds)
     for found in results:
         error = (found[0] - flow).abs()
         assert error.max() < 2e-3
@@ -359,7 +359,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
     results = []
     for schedule in (0, 1):
         machine.schedule = schedule
-        results.append(tuple(part.clone() for part in refiner.run_pass(**inputs)))
+        results.append(tuple(part.clone() for part in refiner.refine_in_one_pass(**inputs)))
     close(results, inputs, config)
 
 
@@ -415,10 +415,10 @@ def test_refine_flow_accepts_batches_and_strides() -> None:
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = Refiner(24, 40, config, CPU, SMALL)
-    close([refiner.run_pass(**inputs)], inputs, config)
+    close([refiner.refine_in_one_pass(**inputs)], inputs, config)
     colour = laid_out(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    close([refiner.run_pass(**colour)], colour, config)  # channels may change from call to call
+    close([refiner.refine_in_one_pass(**colour)], colour, config)  # channels may change from call to call
 
 
 SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
@@ -464,7 +464,7 @@ def test_fewer_rounds_than_the_configuration_s() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
-    close([refiner.run_pass(**inputs, rounds=1)], inputs, config.replace(rounds=1))
+    close([refiner.refine_in_one_pass(**inputs, rounds=1)], inputs, config.replace(rounds=1))
     assert torch.equal(refiner(**inputs)[0], whole)
 
 
@@ -480,7 +480,7 @@ def test_flow_refiner_works_in_and_outside_inference_mode() -> None:
 @pytest.mark.usefixtures("machine")
 def test_emulated_refiner_memory_equals_formula() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.count_bytes(30, 50) == 23 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 23 * 30 * 64 * 4
 
 
 # ---- on a GPU
@@ -564,11 +564,11 @@ def test_refiner_memory_equals_formula() -> None:
     refiner = FlowRefiner(height, width, device="cuda")
     refiner(**inputs)
     kept = torch.cuda.memory_allocated() - before
-    assert abs(kept - guided_cuda.count_bytes(height, width)) < 2**20
+    assert abs(kept - guided_cuda.count_buffer_bytes(height, width)) < 2**20
     torch.cuda.reset_peak_memory_stats()
     refiner(**inputs)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < guided_cuda.count_bytes(height, width) + 2 * 4 * height * width + 2**21, (
+    assert peak < guided_cuda.count_buffer_bytes(height, width) + 2 * 4 * height * width + 2**21, (
         "the result, and nothing else"
     )
 

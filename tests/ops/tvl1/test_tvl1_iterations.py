@@ -57,8 +57,8 @@ def iterated_on(
     if options:
         level.dual.fill_(float("nan"))
     how = RegisterPipeline(SHAPES["register_pipeline"] if shape is None else shape)
-    how.prepare(level, iterations)
-    how.iterate(level, iterations, config, 0, **options)
+    how.prepare_iterations(level, iterations)
+    how.queue_iterations(level, iterations, config, 0, **options)
     return result(level, config)
 
 

@@ -71,7 +71,7 @@ def test_grey_reads_frames_of_any_layout(dtype: torch.dtype, channels: int) -> N
     frames[1] = frames[1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as videos are
     out, flow_at = torch.empty(2, 2, 5, 320), torch.zeros(1, dtype=torch.int64)
     flow = torch.empty(2, 2, 5, 300)
-    Passes(CPU, torch.float32).build_grey(tuple(frames), tuple(out), None, flow, flow_at)(0)
+    Passes(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), None, flow, flow_at)(0)
     luma = torch.tensor([0.299, 0.587, 0.114] if channels == 3 else [1.0]).view(1, -1, 1, 1)
     for frame, image in zip(frames, out, strict=True):
         want = (frame.float() * 255 / scale * luma).sum(1)
@@ -85,7 +85,7 @@ def test_grey_notes_values_out_of_range(value: float, bad: int) -> None:
     frames = torch.rand(2, 1, 3, 4, 6)
     frames[1, 0, 2, 3, 5] = value
     out, flags = torch.empty(2, 1, 4, 32), torch.zeros(1, dtype=torch.int32)
-    Passes(CPU, torch.float32).build_grey(tuple(frames), tuple(out), flags)(0)
+    Passes(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), flags)(0)
     assert int(flags) == bad
 
 
@@ -108,7 +108,9 @@ def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int
     values = torch.randn(2, 3, *size)
     source, target = padded(values), torch.empty(2, 3, to[0], row_pitch(to[1], torch.float32))
     kit = Passes(CPU, torch.float32)
-    kit.build_resample(describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0))(0)
+    kit.build_resample_launch(
+        describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0)
+    )(0)
     table = gaussian_table if kind == "gaussian" else linear_table
     for item in range(2):
         for plane in range(3):
@@ -130,7 +132,7 @@ def test_median_pass_equals_reference(side: int, dtype: torch.dtype, size: tuple
         level.origin.copy_(torch.randn(2, 2, *size) * 40)
         flow = level.flow.float() + level.origin.float()
     target = torch.empty(2, 2, *size)
-    Passes(CPU, dtype).build_median(level, side, describe_planes(target))(0)
+    Passes(CPU, dtype).build_median_launch(level, side, describe_planes(target))(0)
     want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
     assert torch.equal(target, want)
 
@@ -142,7 +144,7 @@ def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
     for bad in (0.0, value):
         level.flow.zero_()
         level.flow[0, 1, 4, 8] = bad
-        Passes(CPU, torch.float32).build_median(level, 0, describe_planes(target), flags=flags)(0)
+        Passes(CPU, torch.float32).build_median_launch(level, 0, describe_planes(target), flags=flags)(0)
         assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
 
 
@@ -153,7 +155,7 @@ def test_linearise_pass_equals_reference(dtype: torch.dtype, size: tuple[int, in
     first[:, :, : size[1] // 3], second[:, :, : size[1] // 3] = 7.0, 7.0  # flat: no gradient to follow
     flow[1, :, 0, 0] = float("nan")
     level = Level(2, *size, dtype, CPU)
-    Passes(CPU, dtype).build_linearise(padded(first), padded(second), padded(flow), level, 0.25)(0)
+    Passes(CPU, dtype).build_linearise_launch(padded(first), padded(second), padded(flow), level, 0.25)(0)
     half = dtype == torch.float16
     origin = flow.half().double() if half else flow.double()
     rest = (flow.double() - origin).half().double() if half else origin
@@ -178,10 +180,10 @@ def test_linearise_pass_equals_reference(dtype: torch.dtype, size: tuple[int, in
 class ReferenceIterations:
     """A schedule by the reference; results alternate between both sets of planes."""
 
-    def prepare(self, level: Level, iterations: int) -> None:
+    def prepare_iterations(self, level: Level, iterations: int) -> None:
         pass
 
-    def iterate(
+    def queue_iterations(
         self, level: Level, iterations: int, config: TVL1Config, _stream: int, *, zero_dual: bool = False
     ) -> None:
         for item in range(level.batch):
@@ -221,12 +223,12 @@ def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tens
 def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
     batch, _, height, width = frames[0].shape
     flow = torch.empty(batch, 2, height, width)
-    engine.read_frames(frames, 0, flow, flags=True)
+    engine.read_frames(frames, 0, flow, sets_flags=True)
     engine.start.zero_()
     if start is not None:
-        engine.start_from(start)
+        engine.set_start_flow(start)
     engine.build_pyramid(0, 2)
-    engine.solve(0, flags=True)
+    engine.solve(0, sets_flags=True)
     return flow
 
 
@@ -349,7 +351,10 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
         fused.choose_fastest_tiling(1, 275, 488, default, gpu),
     )
     assert small is not None and middle is not None  # noqa: PT018
-    assert small.shape.part * small.shape.each < middle.shape.part * middle.shape.each
+    assert (
+        small.shape.rows_per_block * small.shape.columns_per_lane
+        < middle.shape.rows_per_block * middle.shape.columns_per_lane
+    )
     blocks = middle.shape.cluster * middle.across * middle.down
     assert blocks <= 132 < 2 * blocks
     assert fused.choose_fastest_tiling(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, (
@@ -360,7 +365,7 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     )
     ampere = fused.choose_fastest_tiling(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
     assert ampere is not None
-    assert ampere.shape.shared <= 99 << 10
+    assert ampere.shape.shared_bytes <= 99 << 10
     assert ampere.shape.cluster == 1 < middle.shape.cluster, "clusters from Hopper on"
 
 
@@ -372,7 +377,9 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
     cut = fused.choose_tiling(40, 60, config, fused.SHAPES[0])
     assert cut is not None
     image, flow, to = planes[0, :, 0], planes[1], describe_planes(planes[2], 60)
-    launch = fused.build_launch(cut, level, config, gpu, fused.Warp(image, image, flow, to, None, None, True, False))
+    launch = fused.build_fused_warp_launch(
+        cut, level, config, gpu, fused.WarpBuffers(image, image, flow, to, None, None, True, False)
+    )
     assert launch.early is early
     text = fused.fused_source(config, cut, torch.float32).text
     body = text[text.index("fused_warp(const") :]
@@ -417,7 +424,7 @@ def test_tvl1_emulated_initial_flow_and_sequence() -> None:
     _, third = scene(35, 40)
     engine = Engine(1, 35, 40, config, CPU)
     before = solved(engine, (first, second))
-    engine.start_from_last()
+    engine.set_start_flow_to_last()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
     engine.read_frames((third,), 0, flow)  # the second frame's pyramid lies at place 1
@@ -425,7 +432,7 @@ def test_tvl1_emulated_initial_flow_and_sequence() -> None:
     engine.solve(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
-    engine.start_from(before)
+    engine.set_start_flow(before)
     assert torch.equal(engine.start[..., :20], kept)
     assert (again.double() - expected((second, third), config, before)).abs().max() < 1e-3
     assert (again - solved(engine, (second, third))).abs().max() > 1e-3
@@ -474,8 +481,8 @@ def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> 
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record_graph", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
-    monkeypatch.setattr(persistent, "_resolve_device", lambda *_: CPU)
-    monkeypatch.setattr(persistent, "_create_event", Clock)
+    monkeypatch.setattr(persistent, "_check_cuda_device", lambda *_: CPU)
+    monkeypatch.setattr(persistent, "_create_timing_event", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
@@ -559,8 +566,8 @@ def test_tvl1_cuda_records_each_batch_size_once() -> None:
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
-    everything = {tensor.data_ptr() for tensor in solver._engine.tensors()}
-    assert {tensor.data_ptr() for tensor in solver._engine._passes.tables()} < everything
+    everything = {tensor.data_ptr() for tensor in solver._engine.iterate_tensors()}
+    assert {tensor.data_ptr() for tensor in solver._engine._passes.iterate_tables()} < everything
     alone, flags = solver.queue_pair(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]

@@ -247,7 +247,7 @@ def pack_second_frame(image, packed, height, width, top, bottom):
 
 
 @_helper
-def _store_cubic(weights, at, t):
+def _store_cubic_weights(weights, at, t):
     """Store Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
     half = splat(np.float32(0.5))
     one = splat(np.float32(1.0))
@@ -272,8 +272,8 @@ def _locate_targets(u, v, x, y, right, low, weights, corners):
     py = minimum(maximum(py, zero), low)
     ix = floor(px)
     iy = floor(py)
-    _store_cubic(weights, 0, px - ix)
-    _store_cubic(weights, 64, py - iy)
+    _store_cubic_weights(weights, 0, px - ix)
+    _store_cubic_weights(weights, 64, py - iy)
     store_int32(corners, 0, ix)
     store_int32(corners, 16, iy)
     return inside
@@ -407,7 +407,7 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
 
 
 @_helper
-def _sorted_rank(line, i):
+def _sort_five_neighbors(line, i):
     return _sort5((load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2)))
 
 
@@ -438,11 +438,11 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
             _replicate_borders(line, LEFT + rank * n, width, 2)
         for x in range(0, width, 16):
             i = LEFT + x
-            _, _, _, a3, a4 = _sorted_rank(line, i)
-            _, _, b2, b3, b4 = _sorted_rank(line, i + n)
-            _, c1, c2, c3, _ = _sorted_rank(line, i + 2 * n)
-            d0, d1, d2, _, _ = _sorted_rank(line, i + 3 * n)
-            e0, e1, _, _, _ = _sorted_rank(line, i + 4 * n)
+            _, _, _, a3, a4 = _sort_five_neighbors(line, i)
+            _, _, b2, b3, b4 = _sort_five_neighbors(line, i + n)
+            _, c1, c2, c3, _ = _sort_five_neighbors(line, i + 2 * n)
+            d0, d1, d2, _, _ = _sort_five_neighbors(line, i + 3 * n)
+            e0, e1, _, _, _ = _sort_five_neighbors(line, i + 4 * n)
             p, q, r, t, w, z = _inner8((a3, a4, b2, b4, c2, d0, d2, e0))
             p, q, r, t, w = _inner7((p, q, r, t, w, z, b3))
             p, q, r, t = _inner6((p, q, r, t, w, c1))

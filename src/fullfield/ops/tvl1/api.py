@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.frames import check_arguments, check_frame, resolve_index
+from fullfield.ops.tvl1.frames import add_device_index, check_frame, check_solver_arguments
 
 BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference."""
@@ -61,10 +61,10 @@ class TVL1Solver:
         backend: str | None = None,
     ) -> None:
         self.config = TVL1Config() if config is None else config
-        check_arguments(height, width, self.config, TVL1Config, dtype)
+        check_solver_arguments(height, width, self.config, TVL1Config, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, resolve_index(_check.device(device))
-        if backend is None and self.config.cuda_alone is not None and self.device.type != "cuda":
+        self.dtype, self.device = dtype, add_device_index(_check.device(device))
+        if backend is None and self.config.cuda_only_feature is not None and self.device.type != "cuda":
             got = f"{self.config.precision!r} on {self.device.type}"
             raise InputError(f"precision: expected 'float32', or an NVIDIA GPU as device, got {got}")
         self.backend = SOLVERS.choose(backend, self.device, dtype, self.config)

@@ -76,7 +76,7 @@ class TVL1Config(Config):
         return PRESETS[name]
 
     @property
-    def cuda_alone(self) -> str | None:
+    def cuda_only_feature(self) -> str | None:
         """Return what only the CUDA backend can do of this; None if nothing."""
         return None if self.precision == PRECISIONS[0] else f"precision {self.precision}"
 

@@ -40,8 +40,8 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
         return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
-    if config.cuda_alone is not None:
-        return f"has no {config.cuda_alone}"
+    if config.cuda_only_feature is not None:
+        return f"has no {config.cuda_only_feature}"
     return numba_cache.explain_refusal()
 
 
@@ -116,12 +116,12 @@ class Solver:
             # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
             self._state[(0 if flow_planes is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
             if flow_planes is not None:
-                self._load_flow(level, flow_planes, "linear" if number < last else "gaussian")
-            self._prepare_frames(number)
+                self._resample_flow_into_level(level, flow_planes, "linear" if number < last else "gaussian")
+            self._lay_out_level_frames(number)
             for warp in range(self._config.warps):
                 self._warp_and_iterate(level, filtered=warp > 0 and self._config.median > 0)
                 if self._config.median:
-                    self._filter_flow(level)
+                    self._filter_flow_into_scratch(level)
                 if progress is not None:
                     progress(*compute_progress(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
@@ -130,10 +130,10 @@ class Solver:
         assert flow_planes is not None  # there is at least one level
         return torch.from_numpy(np.stack(flow_planes))
 
-    def _run_over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
+    def _run_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
         run([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
 
-    def _get_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
+    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
         key = (kind, size_in, size_out)
         if key not in self._tables:
             make = gaussian_table if kind == "gaussian" else linear_table
@@ -147,8 +147,8 @@ class Solver:
         """Resample ``source`` into flat ``target``, which begins at its pixel (0, 0), with ``pitch`` floats a row."""
         height_in, width_in = source.shape
         height, width = size
-        vertical = self._get_table(kind, height_in, height)
-        horizontal = self._get_table(kind, width_in, width)
+        vertical = self._get_resampling_table(kind, height_in, height)
+        horizontal = self._get_resampling_table(kind, width_in, width)
         flat = source.reshape(-1)
 
         def kernel(top: int, bottom: int) -> None:
@@ -156,9 +156,9 @@ class Solver:
             arguments = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
             self._k.resample_rows(*arguments, line, top, bottom)
 
-        self._run_over_rows(height, kernel)
+        self._run_over_row_strips(height, kernel)
 
-    def _load_flow(self, level: _Level, planes: list[Plane], kind: str) -> None:
+    def _resample_flow_into_level(self, level: _Level, planes: list[Plane], kind: str) -> None:
         """Bring a flow of another size into the state of this level."""
         height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
@@ -166,10 +166,10 @@ class Solver:
             target = self._state[level.plane_offset(plane) :]
             self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
 
-    def _prepare_frames(self, number: int) -> None:
+    def _lay_out_level_frames(self, level_index: int) -> None:
         """Bring the level's frames into the kernels' layouts."""
-        k, level, state, packed = self._k, self._levels[number], self._state, self._packed
-        frame1, frame2 = self._pyramid1[number], self._pyramid2[number]
+        k, level, state, packed = self._k, self._levels[level_index], self._state, self._packed
+        frame1, frame2 = self._pyramid1[level_index], self._pyramid2[level_index]
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
 
         def kernel(top: int, bottom: int) -> None:
@@ -177,14 +177,14 @@ class Solver:
             padded = bottom + 3 if bottom == height else bottom
             k.pack_second_frame(frame2, packed, height, width, top, padded)
 
-        self._run_over_rows(height, kernel)
+        self._run_over_row_strips(height, kernel)
 
     def _warp_and_iterate(self, level: _Level, filtered: bool) -> None:
         """Linearise the data term and iterate on it; ``filtered``: the flow lies in the scratch."""
         config = self._config
         linearise = partial(self._linearise, level, filtered)
         for start in range(0, config.iterations, DEPTH):
-            self._iterate_rows(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
+            self._run_iterations(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
     def _linearise(self, level: _Level, filtered: bool, top: int, bottom: int) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
@@ -197,8 +197,10 @@ class Solver:
         where = (size, pitch, level.height, level.width, top, bottom)
         k.warp_rows(state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners)
 
-    def _iterate_rows(self, level: _Level, depth: int, first: Callable[[int, int], None] | None = None) -> None:
-        """Run ``depth`` iterations; before them each strip runs ``first`` on its own rows."""
+    def _run_iterations(
+        self, level: _Level, depth: int, run_before_strip: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Run ``depth`` iterations; before them each strip runs ``run_before_strip`` on its own rows."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
         constants = (config.lambda_ * config.theta, config.theta, config.tau / config.theta)
@@ -206,15 +208,15 @@ class Solver:
         rule = (depth, kind, tuple(map(np.float32, constants)))
 
         def strip(top: int, bottom: int) -> None:
-            if first is not None:
-                first(top, bottom)
+            if run_before_strip is not None:
+                run_before_strip(top, bottom)
             k.sweep_strip(*size, top, bottom, *rule)
 
         strips = split_rows(level.height, self._threads, grain=2 * depth + 2)
         run([partial(strip, top, bottom) for top, bottom in strips], self._threads)
         run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter_flow(self, level: _Level) -> None:
+    def _filter_flow_into_scratch(self, level: _Level) -> None:
         """Write the median of the flow into the scratch planes."""
         scratch = self._state[self._scratch * level.size :]
 
@@ -223,4 +225,4 @@ class Solver:
             where = (level.size, level.pitch, level.height, level.width, top, bottom)
             self._k.median_rows(self._state, *where, scratch, self._config.median, line)
 
-        self._run_over_rows(level.height, kernel)
+        self._run_over_row_strips(level.height, kernel)

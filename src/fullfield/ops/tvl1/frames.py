@@ -27,21 +27,21 @@ FINITE_FLOW = "a finite flow; the frames or parameters are too extreme"
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
 
 
-def check_size(height: int, width: int) -> None:
+def check_frame_size(height: int, width: int) -> None:
     """Raise InputError for a frame that no backend can match."""
     for name, side in (("height", height), ("width", width)):
         _check.number(side, name, integer=True, low=1, high=LONGEST_SIDE)
     _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
 
 
-def check_arguments(height: int, width: int, config: object, kind: type, dtype: torch.dtype) -> None:
+def check_solver_arguments(height: int, width: int, config: object, kind: type, dtype: torch.dtype) -> None:
     """Raise InputError for arguments of no prepared object; ``kind`` is the configuration's class."""
-    check_size(height, width)
+    check_frame_size(height, width)
     _check.choice(dtype, "dtype", (torch.float32, torch.float64))
     _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe_value(config))
 
 
-def resolve_index(device: torch.device) -> torch.device:
+def add_device_index(device: torch.device) -> torch.device:
     """Return the device, with its number if it is a GPU."""
     if device.type != "cuda" or device.index is not None:
         return device
@@ -59,7 +59,7 @@ def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch
     return frame.detach()
 
 
-def check_values(frame: Tensor, name: str) -> None:
+def check_frame_values(frame: Tensor, name: str) -> None:
     """Raise InputError for a frame with values that are not finite or far from 0 ... 1."""
     check_finite(frame, name)
     bright = max(abs(float(v)) for v in torch.aminmax(frame)) if frame.numel() else 0.0
@@ -73,7 +73,7 @@ def check_finite(tensor: Tensor, name: str, expected: str = "finite values") -> 
         raise _check.InputError(f"{name}: expected {expected}, got NaN or infinity")
 
 
-def to_grey(frame: Tensor) -> Tensor:
+def to_grey_255(frame: Tensor) -> Tensor:
     """Convert [B, C, H, W] of 0 ... 1 to [B, H, W] of 0 ... 255."""
     if frame.shape[1] == 1:
         return frame[:, 0] * 255.0
@@ -97,11 +97,11 @@ def solve_each_pair(
         InputError: if values of frames, start or flow are out of range.
     """
     frame1, frame2 = frame1.to(dtype), frame2.to(dtype)
-    check_values(frame1, "frame1")
-    check_values(frame2, "frame2")
+    check_frame_values(frame1, "frame1")
+    check_frame_values(frame2, "frame2")
     if start is not None:
         check_finite(start, "initial_flow")
-    grey1, grey2 = to_grey(frame1), to_grey(frame2)
+    grey1, grey2 = to_grey_255(frame1), to_grey_255(frame2)
     flow = frame1.new_empty(len(frame1), 2, *frame1.shape[2:])
     for item in range(len(frame1)):
         item_start = None if start is None else start[item]
@@ -141,12 +141,12 @@ def level_sizes(height: int, width: int, scales: int | None, factor: float) -> l
     return sizes
 
 
-def compute_progress(sizes: list[tuple[int, int]], number: int, item_progress: float) -> tuple[float, str]:
-    """Return the finished share of all pixels' work, and where, once ``item_progress`` of level ``number`` is done."""
+def compute_progress(sizes: list[tuple[int, int]], level_index: int, level_progress: float) -> tuple[float, str]:
+    """Return the finished share of all pixels' work, and where; of level ``level_index`` ``level_progress`` is done."""
     pixels = [h * w for h, w in sizes]
-    finished_pixels = sum(pixels[number + 1 :]) + pixels[number] * item_progress
-    height, width = sizes[number]
-    return finished_pixels / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
+    finished_pixels = sum(pixels[level_index + 1 :]) + pixels[level_index] * level_progress
+    height, width = sizes[level_index]
+    return finished_pixels / sum(pixels), f"level {len(sizes) - level_index} of {len(sizes)}, {width}×{height}"
 
 
 def _clamp_table(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:

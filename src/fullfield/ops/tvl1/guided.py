@@ -18,12 +18,12 @@ from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
 from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
-    check_arguments,
+    add_device_index,
     check_finite,
     check_frame,
-    check_values,
-    resolve_index,
-    to_grey,
+    check_frame_values,
+    check_solver_arguments,
+    to_grey_255,
 )
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
@@ -66,9 +66,9 @@ class FlowRefiner:
         backend: str | None = None,
     ) -> None:
         self.config = RefinementConfig() if config is None else config
-        check_arguments(height, width, self.config, RefinementConfig, dtype)
+        check_solver_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, resolve_index(_check.device(device))
+        self.dtype, self.device = dtype, add_device_index(_check.device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
@@ -85,7 +85,7 @@ class FlowRefiner:
         None for the reference, which keeps nothing.
         """
         if self._cuda is not None:
-            return guided_cuda.count_bytes(self.height, self.width, self.config.passes)
+            return guided_cuda.count_buffer_bytes(self.height, self.width, self.config.passes)
         return None if self._cpu is None else self._cpu.memory_bytes
 
     def __call__(
@@ -109,21 +109,21 @@ class FlowRefiner:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
-                return self._run_passes(first, second, prior, back)
+                return self._refine_in_passes(first, second, prior, back)
             refined, flags = self._cuda(first, second, prior, back)
-            self._raise_noted_error(int(flags))
+            self._raise_flagged_error(int(flags))
             return refined
 
-    def _run_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
+    def _refine_in_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
         """Run all passes over checked tensors, on the CPU or by the reference."""
         flow, misfits = initial, list[Tensor]()
         flow_after_first: Tensor | None = None
         for _ in range(self.config.passes - 1 if backward is not None else 0):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit = self._run_pass(first, second, flow, backward, rounds=1)
+            flow, misfit = self._refine_in_one_pass(first, second, flow, backward, rounds=1)
             flow_after_first = flow if flow_after_first is None else flow_after_first
             misfits.append(misfit)
-        refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
+        refined, misfit = self._refine_in_one_pass(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
             fraction.to(initial) for fraction in compute_change_weights(torch.cat(misfits, 1), self.config)
@@ -132,11 +132,11 @@ class FlowRefiner:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
         return torch.lerp(initial, refined, first_fraction, out=refined)
 
-    def _run_pass(
+    def _refine_in_one_pass(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
-        grey1, grey2 = to_grey(first), to_grey(second)
+        grey1, grey2 = to_grey_255(first), to_grey_255(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
         threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)
@@ -156,7 +156,7 @@ class FlowRefiner:
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit
 
-    def _raise_noted_error(self, flags: int) -> None:
+    def _raise_flagged_error(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
         if not flags:
             return
@@ -171,7 +171,7 @@ class FlowRefiner:
         """Return the checked frame in the refiner's dtype."""
         frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
         if self._cuda is None:  # whose kernels look themselves
-            check_values(frame, name)
+            check_frame_values(frame, name)
         return frame
 
     def _check_flow(self, flow: Tensor, name: str, batch: int) -> Tensor:

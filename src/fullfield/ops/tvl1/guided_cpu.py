@@ -69,34 +69,34 @@ class Refiner:
         threads: int,
         rounds: int,
     ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
-        """Refine a flow; return it with the misfits of ``guided_reference.refine``."""
+        """Refine a flow; return it with the misfits of ``guided_reference.refine_pair``."""
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._load_pair(colours, first, second, prior, _NONE if backward is None else backward)
+        self._lay_out_pair(colours, first, second, prior, _NONE if backward is None else backward)
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
-                self._run_over_rows(self._linearise)
+                self._run_over_row_strips(self._linearise)
                 if warp == 0 and turn < JUDGED:
                     round_misfits.append(compute_misfits(fit[None] - LEAST_FIT))
                 for start in range(0, config.iterations, _DEPTH):
-                    self._iterate_rows(min(_DEPTH, config.iterations - start))
+                    self._run_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
-                    self._filter_flow(self._filter_by_median)
-            self._filter_flow(partial(self._filter_by_weighted_median, len(colours)))
+                    self._filter_flow_in_place(self._filter_by_median)
+            self._filter_flow_in_place(partial(self._filter_by_weighted_median, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
-        self._run_over_rows(
+        self._run_over_row_strips(
             lambda top, bottom: k.apply_flow_change_rows(*where, top, bottom, np.float32(config.trust), flow)
         )
         return flow, torch.cat(round_misfits)
 
-    def _run_over_rows(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
+    def _run_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
         strips = split_rows(self._height, strips_per_thread * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _load_pair(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
+    def _lay_out_pair(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
         where = (level.size, level.pitch, self._height, self._width)
@@ -120,8 +120,8 @@ class Refiner:
             padded = bottom + 3 if bottom == self._height else bottom
             k.pack_second_frame(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
-        self._run_over_rows(blur)
-        self._run_over_rows(load)
+        self._run_over_row_strips(blur)
+        self._run_over_row_strips(load)
         for plane in (k.U, k.V):
             level.view_plane(state, plane)[:] = level.view_plane(state, plane + k.FU - k.U)
 
@@ -132,7 +132,7 @@ class Refiner:
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.linearise_data_term_rows(self._state, *where, self._packed, *constants, weights, corners)
 
-    def _iterate_rows(self, depth: int) -> None:
+    def _run_iterations(self, depth: int) -> None:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
@@ -140,11 +140,11 @@ class Refiner:
         run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
         run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter_flow(self, kernel: Callable[[Plane, int, int], None]) -> None:
+    def _filter_flow_in_place(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""
         level, k = self._level, self._k
         scratch = self._state[k.PLANES * level.size :]
-        self._run_over_rows(partial(kernel, scratch), strips_per_thread=4)
+        self._run_over_row_strips(partial(kernel, scratch), strips_per_thread=4)
         self._state[: 2 * level.size] = scratch[: 2 * level.size]
 
     def _filter_by_median(self, scratch: Plane, top: int, bottom: int) -> None:

@@ -64,7 +64,7 @@ class Shape:
     blocks: int = 1
     """That a multiprocessor is to run at once."""
 
-    def inner_after(self, iterations: int) -> tuple[int, int]:
+    def get_output_size(self, iterations: int) -> tuple[int, int]:
         """Return the rows and columns that a block writes."""
         return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
 
@@ -82,7 +82,7 @@ class Strips:
     min_rows: int = 24
     """Rows of a strip, without those that are computed twice, below which the frame is iterated on in tiles."""
 
-    def plan(self, iterations: int, size: tuple[int, int], device: Device) -> Pass | None:
+    def plan_pass(self, iterations: int, size: tuple[int, int], device: Device) -> Pass | None:
         """Return the pass of ``iterations`` over a frame, or None if tiles take less time or the strip does not fit."""
         groups = min(self.groups, iterations)
         while iterations - (groups - 1) * -(-iterations // groups) < 1:
@@ -145,12 +145,12 @@ def count_planes(passes: int) -> int:
     return PLANES + 2 * min(passes - 1, 3)
 
 
-def count_bytes(height: int, width: int, passes: int = 1) -> int:
+def count_buffer_bytes(height: int, width: int, passes: int = 1) -> int:
     """Return the bytes that a refiner keeps on the device."""
     return count_planes(passes) * height * row_pitch(width, torch.float32) * 4
 
 
-class _Work(NamedTuple):
+class _Recording(NamedTuple):
     """What a recorded graph does."""
 
     channels: int
@@ -160,7 +160,7 @@ class _Work(NamedTuple):
     """Whether of the change remains what the misfits earn."""
 
     @property
-    def judged(self) -> int:
+    def misfit_rounds(self) -> int:
         """Rounds before which the misfit is found."""
         return min(sum(self.passes), JUDGED)
 
@@ -189,7 +189,7 @@ class Refiner:
         starts = range(0, config.iterations, shape.depth)
         self._depths = [min(shape.depth, config.iterations - start) for start in starts]
         depths = [] if strips is None else sorted(set(self._depths))
-        plans = {depth: strips.plan(depth, self._size, about) for depth in depths if strips is not None}
+        plans = {depth: strips.plan_pass(depth, self._size, about) for depth in depths if strips is not None}
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
         sources = [refinement_source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
@@ -203,9 +203,9 @@ class Refiner:
         self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
         self.passes = (*[1] * (config.passes - 1), config.rounds)
         """Rounds of every pass, if there is a backward flow."""
-        self.launches: dict[_Work, list[tuple[str, Launch]]] = {}
-        """The kernels that follow those of :meth:`_load_pair`, in order."""
-        self._graphs: dict[_Work, torch.cuda.CUDAGraph] = {}
+        self.launches: dict[_Recording, list[tuple[str, Launch]]] = {}
+        """The kernels that follow those of :meth:`_launch_pair_loading`, in order."""
+        self._graphs: dict[_Recording, torch.cuda.CUDAGraph] = {}
         self._in_order = InOrder(device)
 
     def __call__(
@@ -217,44 +217,44 @@ class Refiner:
     ) -> tuple[Tensor, Tensor]:
         """Refine a flow by all passes; return what remains, [B, 2, H, W], with flags. Both are on the device."""
         passes = self.passes if backward is not None else self.passes[-1:]
-        return self._refine(frame1, frame2, flow, backward, _Work(frame1.shape[1], passes, blends=True))[:2]
+        return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], passes, blends=True))[:2]
 
-    def run_pass(
+    def refine_in_one_pass(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of one pass, flags, and the misfits [B, N] of ``guided_reference.refine``."""
+        """Return the result of one pass, flags, and the misfits [B, N] of ``guided_reference.refine_pair``."""
         rounds = self._config.rounds if rounds is None else rounds
-        return self._refine(frame1, frame2, flow, backward, _Work(frame1.shape[1], (rounds,), blends=False))
+        return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], (rounds,), blends=False))
 
     def _refine(
-        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, work: _Work
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, recording: _Recording
     ) -> tuple[Tensor, Tensor, Tensor]:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
-        with self._in_order(self._tensors):
+        with self._in_order(self._iterate_tensors):
             self._flags.zero_()
-            misfit = torch.empty(len(flow), work.judged, dtype=torch.float64, device=self._device)
+            misfit = torch.empty(len(flow), recording.misfit_rounds, dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
-                self._load_pair((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run_rounds(work)
-                if not work.blends:
-                    misfit[item] = self._misfits[: work.judged]
+                self._launch_pair_loading((frame1[item], frame2[item]), flow[item], back, refined[item])
+                self._run_or_replay(recording)
+                if not recording.blends:
+                    misfit[item] = self._misfits[: recording.misfit_rounds]
             return refined, self._flags.clone(), misfit
 
-    def _tensors(self) -> Iterator[Tensor]:
+    def _iterate_tensors(self) -> Iterator[Tensor]:
         yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits, self._shares)
 
-    def _run_rounds(self, work: _Work) -> None:
-        launches, graph = self.launches.get(work), self._graphs.get(work)
+    def _run_or_replay(self, recording: _Recording) -> None:
+        launches, graph = self.launches.get(recording), self._graphs.get(recording)
         if launches is None:
-            launches = self.launches[work] = self._make_launches(work)
+            launches = self.launches[recording] = self._build_launches(recording)
             self._launch_all(launches)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             self._launch_all(launches)
             return
         if graph is None:
-            graph = self._graphs[work] = record_graph(partial(self._launch_all, launches), self._device)
+            graph = self._graphs[recording] = record_graph(partial(self._launch_all, launches), self._device)
         graph.replay()
 
     def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
@@ -293,7 +293,9 @@ class Refiner:
         p.tiles = -(-p.width // tile[1])
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
-    def _load_pair(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
+    def _launch_pair_loading(
+        self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor
+    ) -> None:
         """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
         for name in ("guided_down", "guided_across", "guided_start"):
@@ -305,45 +307,51 @@ class Refiner:
             p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
             self._build_launch(name, p, (1, 256))(stream)
 
-    def _get_result_address(self, number: int) -> int:
+    def _get_result_address(self, pass_index: int) -> int:
         """Return the address of the result of a pass that another one follows."""
-        return self._plane_address(PLANES + (2 + (number - 1) % 2 * 2 if number else 0))
+        return self._plane_address(PLANES + (2 + (pass_index - 1) % 2 * 2 if pass_index else 0))
 
-    def _make_launches(self, work: _Work) -> list[tuple[str, Launch]]:
+    def _build_launches(self, recording: _Recording) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
         launches: list[tuple[str, Launch]] = []
         judged = 0
-        for number, rounds in enumerate(work.passes):
-            is_last, start = number == len(work.passes) - 1, self._get_result_address(number - 1) if number else None
+        for number, rounds in enumerate(recording.passes):
+            is_last, start = (
+                number == len(recording.passes) - 1,
+                self._get_result_address(number - 1) if number else None,
+            )
             flow = dual = 0
             if number:
-                p = self._build_pass_params(work, start)
+                p = self._build_pass_params(recording, start)
                 p.flow_out = self._plane_address(_FLOWS[0])
                 launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
                 for warp in range(self._config.warps):
-                    p = self._build_pass_params(work, start)
+                    p = self._build_pass_params(recording, start)
                     p.flow, p.last = self._plane_address(_FLOWS[flow]), int(warp == self._config.warps - 1)
-                    if warp == 0 and judged < work.judged:
-                        p.fits = self._plane_address(_BLOCK_FITS) + judged * self._fit_blocks * 8
+                    if warp == 0 and judged < recording.misfit_rounds:
+                        p.fits = self._plane_address(_BLOCK_FITS) + judged * self._linearise_blocks * 8
                         judged += 1
                     launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
                     for step, depth in enumerate(self._depths):
                         zero_dual = turn == warp == step == 0
                         launches.append(
-                            ("iterate", self._build_iterations(work, depth, flow, dual, zero_dual=zero_dual))
+                            (
+                                "iterate",
+                                self._build_iterations_launch(recording, depth, flow, dual, zero_dual=zero_dual),
+                            )
                         )
                         flow, dual = 1 - flow, 1 - dual
                     if warp < self._config.warps - 1:
-                        launches.append(("median", self._build_median(flow)))
+                        launches.append(("median", self._build_median_launch(flow)))
                         flow = 1 - flow
-                p = self._build_pass_params(work, start)
+                p = self._build_pass_params(recording, start)
                 p.flow, p.flow_out = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
                 flow = 1 - flow
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
-                    launches.append(("judging", self._build_judgement(work)))
-                    p.shares = get_address(self._shares) if work.blends else None
+                    launches.append(("judging", self._build_misfit_launch(recording)))
+                    p.shares = get_address(self._shares) if recording.blends else None
                     p.after_first = self._get_result_address(0) if number else None
                 elif p.last:
                     p.refined = self._get_result_address(number)
@@ -352,33 +360,39 @@ class Refiner:
                 launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
-    def _build_pass_params(self, work: _Work, start: int | None) -> ctypes.Structure:
+    def _build_pass_params(self, recording: _Recording, start: int | None) -> ctypes.Structure:
         """Return the parameters of a pass that starts from the flow at an address; None: from the caller's."""
-        p = self._build_params(work.channels)
+        p = self._build_params(recording.channels)
         p.given = start
         return p
 
     @property
-    def _fit_blocks(self) -> int:
+    def _linearise_blocks(self) -> int:
         """Blocks of a linearisation."""
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
-    def _build_judgement(self, work: _Work) -> Launch:
-        p = self._build_params(work.channels)
-        p.fits, p.fit_blocks, p.judged = self._plane_address(_BLOCK_FITS), self._fit_blocks, work.judged
-        p.shares = get_address(self._shares) if work.blends else None
+    def _build_misfit_launch(self, recording: _Recording) -> Launch:
+        p = self._build_params(recording.channels)
+        p.fits, p.fit_blocks, p.judged = (
+            self._plane_address(_BLOCK_FITS),
+            self._linearise_blocks,
+            recording.misfit_rounds,
+        )
+        p.shares = get_address(self._shares) if recording.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 
-    def _build_iterations(self, work: _Work, depth: int, flow: int, dual: int, *, zero_dual: bool) -> Launch:
+    def _build_iterations_launch(
+        self, recording: _Recording, depth: int, flow: int, dual: int, *, zero_dual: bool
+    ) -> Launch:
         """Return ``depth`` iterations that read one set of planes and write the other."""
         one = self._passes.get(depth)
-        p: ctypes.Structure = self._build_params(work.channels) if one is None else _Rows()
+        p: ctypes.Structure = self._build_params(recording.channels) if one is None else _Rows()
         p.flow, p.dual = self._plane_address(_FLOWS[flow]), self._plane_address(_DUALS[dual])
         p.flow_out, p.dual_out = self._plane_address(_FLOWS[1 - flow]), self._plane_address(_DUALS[1 - dual])
         p.zero_dual = int(zero_dual)
         if one is None:
             p.iterations = depth
-            return self._build_launch("guided_iterate", p, self._shape.inner_after(depth), 32 * self._shape.warps)
+            return self._build_launch("guided_iterate", p, self._shape.get_output_size(depth), 32 * self._shape.warps)
         p.system, p.plane, p.pitch = self._plane_address(_SYSTEM), self._planes.stride(0), self._pitch
         p.height, p.width = self._size
         p.rows, p.columns = one.rows, one.columns
@@ -386,7 +400,7 @@ class Refiner:
         blocks = one.columns * -(-p.height // one.rows)
         return Launch(self._pass_libraries[depth], "guided_rows", blocks, one.threads, p, one.shared)
 
-    def _build_median(self, flow: int) -> Launch:
+    def _build_median_launch(self, flow: int) -> Launch:
         height, width = self._size
         p = _Median()
         p.flow, p.target = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])

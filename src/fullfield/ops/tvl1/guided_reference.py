@@ -91,8 +91,8 @@ def edge_weights(colours: Tensor, sensitivity: float) -> Tensor:
 
 
 def linearise(
-    one: Tensor,
-    two: Tensor,
+    first: Tensor,
+    second: Tensor,
     second_derivatives: tuple[Tensor, Tensor, Tensor],
     flow: Tensor,
     prior: Tensor,
@@ -103,9 +103,9 @@ def linearise(
 
     ``fit``: how well the gradients say that the flow is right, for the weighted median.
     """
-    (sampled_x, sampled_y), inside = warp_bicubic(two, flow)
+    (sampled_x, sampled_y), inside = warp_bicubic(second, flow)
     xx, xy, yy = second_derivatives
-    rx, ry = sampled_x - one[0], sampled_y - one[1]
+    rx, ry = sampled_x - first[0], sampled_y - first[1]
     data = inside.to(flow.dtype) * config.lambda_
     wx = data / torch.sqrt(rx * rx + config.epsilon**2)
     wy = data / torch.sqrt(ry * ry + config.epsilon**2)

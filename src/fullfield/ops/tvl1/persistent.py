@@ -17,7 +17,7 @@ from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.frames import check_size, resolve_index
+from fullfield.ops.tvl1.frames import add_device_index, check_frame_size
 
 _REMEMBERED = 512  # flows whose times are kept
 
@@ -40,7 +40,7 @@ class TimeSummary(NamedTuple):
     max: float
 
 
-def summarize(times: Iterable[float]) -> TimeSummary:
+def summarize_times(times: Iterable[float]) -> TimeSummary:
     """Return the summary of at least one time."""
     ordered = sorted(times)
     rank = -(-99 * len(ordered) // 100) - 1
@@ -90,7 +90,7 @@ class PersistentSolver:
         self.shape = _check_shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
-        self.device = _resolve_device(device, self.config)
+        self.device = _check_cuda_device(device, self.config)
         batch, _, height, width = self.shape
         self._lock, self._in_order = threading.Lock(), InOrder(self.device)
         self._previous: int | None = None  # of the frame before
@@ -111,9 +111,9 @@ class PersistentSolver:
             InputError: if a frame has another shape, dtype or device.
         """
         frames = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
-        with self._lock, self._in_order(self._engine.tensors):
+        with self._lock, self._in_order(self._engine.iterate_tensors):
             flow = self._check_out(out)
-            start = self._start_timing()
+            start = self._record_start()
             self._engine.start.zero_()
             self._engine.read_frames(frames, 0, flow)
             self._pair.replay()
@@ -127,7 +127,7 @@ class PersistentSolver:
         The pyramid of the previous frame is reused. With ``warm_start`` the previous flow is the start.
         """
         tensor = self._check_frame(frame, "frame")
-        with self._lock, self._in_order(self._engine.tensors):
+        with self._lock, self._in_order(self._engine.iterate_tensors):
             if self._previous is None:
                 self._previous = 0
                 self._engine.start.zero_()
@@ -135,7 +135,7 @@ class PersistentSolver:
                 self._engine.build_pyramid(0)
                 return None
             flow = self._check_out(out)
-            start = self._start_timing()
+            start = self._record_start()
             self._previous = 1 - self._previous
             self._engine.read_frames((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
@@ -150,7 +150,7 @@ class PersistentSolver:
     @property
     def memory(self) -> int:
         """Bytes held on the device, but for graphs."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.tensors())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.iterate_tensors())
 
     def latency(self) -> Latency:
         """Return the latency of the last flows, at most 512, since :meth:`reset_latency`; waits for the device."""
@@ -158,7 +158,7 @@ class PersistentSolver:
             _check.require(self._count > 0, "latency", "at least one flow", "none")
             recent = self._times[: min(self._count, _REMEMBERED)]
             recent[(self._count - 1) % _REMEMBERED][1].synchronize()
-            summary = summarize(start.elapsed_time(end) / 1e3 for start, end in recent)
+            summary = summarize_times(start.elapsed_time(end) / 1e3 for start, end in recent)
         return Latency(len(recent), summary.median, summary.p99)
 
     def reset_latency(self) -> None:
@@ -183,10 +183,10 @@ class PersistentSolver:
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
 
-    def _start_timing(self) -> torch.cuda.Event:
+    def _record_start(self) -> torch.cuda.Event:
         at = self._count % _REMEMBERED
         if at == len(self._times):
-            self._times.append((_create_event(), _create_event()))
+            self._times.append((_create_timing_event(), _create_timing_event()))
         self._times[at][0].record()
         return self._times[at][1]
 
@@ -201,7 +201,7 @@ class PersistentSolver:
         self._engine.build_pyramid(index, frames)
         self._engine.solve(0 if frames == 2 else 1 - index)
         if self.warm_start:
-            self._engine.start_from_last()
+            self._engine.set_start_flow_to_last()
 
     def _make_engine(self, batch: int, height: int, width: int) -> Engine:
         """Return the engine; benchmarks override this to use another schedule."""
@@ -224,18 +224,18 @@ def _check_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
         _check.number(value, f"shape: {name}", integer=True, low=1)
     batch, channels, height, width = (int(side) for side in sides)
     _check.require(channels in (1, 3), "shape", "1 or 3 channels", f"{channels}")
-    check_size(height, width)
+    check_frame_size(height, width)
     return batch, channels, height, width
 
 
-def _resolve_device(device: str | torch.device, config: TVL1Config) -> torch.device:
+def _check_cuda_device(device: str | torch.device, config: TVL1Config) -> torch.device:
     resolved = _check.device(device)
     reason = cuda.explain_unsupported(resolved, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
-    return resolve_index(resolved)
+    return add_device_index(resolved)
 
 
-def _create_event() -> torch.cuda.Event:
+def _create_timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -28,7 +28,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
     """Return None if the reference can compute with these settings, else the reason."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
-    return None if config.cuda_alone is None else f"has no {config.cuda_alone}"
+    return None if config.cuda_only_feature is None else f"has no {config.cuda_only_feature}"
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
@@ -54,7 +54,7 @@ def solve(
         flow = _resize_flow(flow, first, kind)
         dual = first.new_zeros(4, *sizes[number])
         for warp in range(config.warps):
-            flow, dual = _run_warp(first, second, flow, dual, config)
+            flow, dual = _warp_and_iterate(first, second, flow, dual, config)
             if progress is not None:
                 progress(*compute_progress(sizes, number, (warp + 1) / config.warps))
     assert flow is not None  # there is at least one level
@@ -71,19 +71,19 @@ def _resample_rows(plane: Tensor, table: Table) -> Tensor:
     return out
 
 
-def resample_plane(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
-    """Resample [H, W] to [H', W'] along both axes with the tables of ``make``."""
+def resample_plane(plane: Tensor, size: tuple[int, int], make_table: Callable[[int, int], Table]) -> Tensor:
+    """Resample [H, W] to [H', W'] along both axes with the tables of ``make_table``."""
     height, width = plane.shape
-    rows = _resample_rows(plane, make(height, size[0]))
-    return _resample_rows(rows.T, make(width, size[1])).T.contiguous()
+    rows = _resample_rows(plane, make_table(height, size[0]))
+    return _resample_rows(rows.T, make_table(width, size[1])).T.contiguous()
 
 
-def _resize_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], Table]) -> Tensor:
+def _resize_flow(flow: Tensor | None, like: Tensor, make_table: Callable[[int, int], Table]) -> Tensor:
     height, width = like.shape
     if flow is None:
         return like.new_zeros(2, height, width)
     ratios = (width / flow.shape[2], height / flow.shape[1])
-    return torch.stack([resample_plane(c, (height, width), make) * r for c, r in zip(flow, ratios, strict=True)])
+    return torch.stack([resample_plane(c, (height, width), make_table) * r for c, r in zip(flow, ratios, strict=True)])
 
 
 def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,9 @@ def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     return out, inside
 
 
-def _run_warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config) -> tuple[Tensor, Tensor]:
+def _warp_and_iterate(
+    first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config
+) -> tuple[Tensor, Tensor]:
     (value, gx, gy), inside = warp_bicubic(torch.stack([second, *image_gradient(second)]), flow)
     ax, ay = image_gradient(first)
     gx = torch.where(inside, gx + config.gradient_blend * (ax - gx), 0)

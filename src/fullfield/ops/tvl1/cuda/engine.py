@@ -26,11 +26,11 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 class Schedule(Protocol):
     """Schedule of a level's inner iterations; :class:`RegisterPipeline` documents both methods."""
 
-    def prepare(self, level: Level, iterations: int) -> None:
+    def prepare_iterations(self, level: Level, iterations: int) -> None:
         """Compile and allocate what the iterations of a level need."""
         ...
 
-    def iterate(
+    def queue_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue the iterations of a level on a stream."""
@@ -75,56 +75,62 @@ class Engine:
         # The levels share one state, because that of a level is of no use to the next finer one.
         self._state = self._allocate((count_elements(batch, *sizes[0], dtype),), dtype)
         self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
-        self._cuts = [
+        self._tilings = [
             fused.choose_fastest_tiling(batch, *size, config, self._about) if schedule is None else None
             for size in sizes
         ]
-        fused.load_together([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
+        fused.load_fused_kernels(
+            [(tiling, config, dtype) for tiling in self._tilings if tiling is not None], self._about
+        )
         self.flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
         self._launches: dict[Hashable, Launch] = {}
-        for level, cut in zip(self._levels, self._cuts, strict=True):
-            if cut is None:
-                self._schedule.prepare(level, config.iterations)
+        for level, tiling in zip(self._levels, self._tilings, strict=True):
+            if tiling is None:
+                self._schedule.prepare_iterations(level, config.iterations)
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def tensors(self) -> Iterator[Tensor]:
+    def iterate_tensors(self) -> Iterator[Tensor]:
         """Yield all tensors of this object on the device; the first start from a flow adds two tables."""
         yield from (*self._images, *self._flows[:2], self._state, self.start, self._strip)
         yield from (self.flags, self._flow_at)
-        yield from self._passes.tables()
+        yield from self._passes.iterate_tables()
 
-    def read_frames(self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, flags: bool = False) -> None:
+    def read_frames(
+        self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, sets_flags: bool = False
+    ) -> None:
         """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
 
-        ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``flags`` values out of range are noted.
+        ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``sets_flags`` values out of range are noted.
         """
         images = tuple(self._images[0][index : index + len(frames)])
-        flag_tensor = self.flags if flags else None
-        self._passes.build_grey(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
+        flag_tensor = self.flags if sets_flags else None
+        self._passes.build_grey_launch(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
 
-    def start_from(self, flow: Tensor) -> None:
+    def set_start_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._launch_down(describe_planes(flow), None)(raw_stream(self._about.index))
-        self._launch_cached("start across", self._launch_across)
+        self._build_vertical_start_resample(describe_planes(flow), None)(raw_stream(self._about.index))
+        self._launch_cached("start across", self._build_horizontal_start_resample)
 
-    def start_from_last(self) -> None:
+    def set_start_flow_to_last(self) -> None:
         """Fill ``start`` from the flow just written."""
-        self._launch_cached("start down", lambda: self._launch_down(self._flow_planes(), self._flow_at))
-        self._launch_cached("start across", self._launch_across)
+        self._launch_cached(
+            "start down", lambda: self._build_vertical_start_resample(self._describe_result_planes(), self._flow_at)
+        )
+        self._launch_cached("start across", self._build_horizontal_start_resample)
 
-    def _launch_down(self, source: Planes, source_at: Tensor | None) -> Launch:
+    def _build_vertical_start_resample(self, source: Planes, source_at: Tensor | None) -> Launch:
         target = describe_planes(self._strip, self.sizes[0][1])
-        return self._passes.build_resample(source, target, "gaussian", "none", source_at=source_at)
+        return self._passes.build_resample_launch(source, target, "gaussian", "none", source_at=source_at)
 
-    def _launch_across(self) -> Launch:
+    def _build_horizontal_start_resample(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
         source, target = describe_planes(self._strip, width), describe_planes(self.start, w)
-        return self._passes.build_resample(source, target, "none", "gaussian", scale=(w / width, h / height))
+        return self._passes.build_resample_launch(source, target, "none", "gaussian", scale=(w / width, h / height))
 
-    def _flow_planes(self) -> Planes:
+    def _describe_result_planes(self) -> Planes:
         height, width = self.sizes[0]
         size = height * width
         return Planes(None, self.batch, FLOW, height, width, width, size, FLOW * size)
@@ -146,99 +152,107 @@ class Engine:
                     describe_planes(finer, self.sizes[n - 1][1]),
                     describe_planes(coarser, self.sizes[n][1]),
                 )
-                return self._passes.build_resample(source, target, "gaussian")
+                return self._passes.build_resample_launch(source, target, "gaussian")
 
             self._launch_cached(("reduce", n, index, count), reduce)
 
-    def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
-        """Compute the flow from the frame at place ``first`` to the other; with ``flags`` note if it is not finite."""
+    def solve(self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None) -> None:
+        """Compute the flow from frame ``first_frame`` to the other; with ``sets_flags`` note if it is not finite."""
         last = len(self.sizes) - 1
-        for number in range(last, -1, -1):
-            level = self._levels[number]
+        for level_index in range(last, -1, -1):
+            level = self._levels[level_index]
             level.front = 0
-            if number < last:
-                self._enlarge_flow(number)
+            if level_index < last:
+                self._upsample_flow_to_level(level_index)
             for warp in range(self.config.warps):
-                coarsest, ends = number == last and warp == 0, warp == self.config.warps - 1
+                coarsest, ends = level_index == last and warp == 0, warp == self.config.warps - 1
                 zero = warp == 0  # the dual variable
-                flow = self.start if coarsest else self._get_flow_memory(number, warp)
-                final = number == 0 and ends
-                if self._cuts[number] is None:
-                    self._warp_level(number, first, flow, zero)
-                    self._filter_flow(number, final=final, flags=flags)
+                flow = self.start if coarsest else self._get_flow_memory(level_index, warp)
+                final = level_index == 0 and ends
+                if self._tilings[level_index] is None:
+                    self._warp_level(level_index, first_frame, flow, zero)
+                    self._filter_flow_into_target(level_index, final=final, sets_flags=sets_flags)
                 else:
                     self._launch_fused_warp(
-                        number, first, flow, self._get_flow_memory(number, warp + 1), (zero, not ends, final, flags)
+                        level_index,
+                        first_frame,
+                        flow,
+                        self._get_flow_memory(level_index, warp + 1),
+                        (zero, not ends, final, sets_flags),
                     )
                 if progress is not None:
-                    progress(*compute_progress(self.sizes, number, (warp + 1) / self.config.warps))
+                    progress(*compute_progress(self.sizes, level_index, (warp + 1) / self.config.warps))
 
-    def _get_flow_memory(self, number: int, warp: int) -> Tensor:
+    def _get_flow_memory(self, level_index: int, warp: int) -> Tensor:
         """Return the memory of a level's flow before a warp; the last warp leaves it in ``_flows``.
 
         A warp in one kernel takes it to another place: to where the data term would lie, which it does not store.
         """
-        flow, level = self._flows[number], self._levels[number]
-        if self._cuts[number] is None or (self.config.warps - warp) % 2 == 0:
+        flow, level = self._flows[level_index], self._levels[level_index]
+        if self._tilings[level_index] is None or (self.config.warps - warp) % 2 == 0:
             return flow
         unused = level.memory.view(-1)[level.data_plane * level.plane_step :].view(torch.float32)
         item = level.item_step * level.dtype.itemsize // flow.dtype.itemsize
         return unused.as_strided(flow.shape, (item, *flow.stride()[1:]), unused.storage_offset())
 
-    def _enlarge_flow(self, number: int) -> None:
-        """Enlarge the flow of the next coarser level to level ``number``."""
-        (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
+    def _upsample_flow_to_level(self, level_index: int) -> None:
+        """Enlarge the flow of the next coarser level to level ``level_index``."""
+        (height, width), (h, w) = self.sizes[level_index], self.sizes[level_index + 1]
 
         def flow() -> Launch:
             source, target = (
-                describe_planes(self._flows[number + 1], w),
-                describe_planes(self._get_flow_memory(number, 0), width),
+                describe_planes(self._flows[level_index + 1], w),
+                describe_planes(self._get_flow_memory(level_index, 0), width),
             )
-            return self._passes.build_resample(source, target, "linear", scale=(width / w, height / h))
+            return self._passes.build_resample_launch(source, target, "linear", scale=(width / w, height / h))
 
-        self._launch_cached(("flow", number), flow)
+        self._launch_cached(("flow", level_index), flow)
 
-    def _warp_level(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
-        config, level = self.config, self._levels[number]
-        images = self._images[number]
+    def _warp_level(self, level_index: int, first_frame: int, flow: Tensor, zero_dual: bool) -> None:
+        config, level = self.config, self._levels[level_index]
+        images = self._images[level_index]
 
         def linearise() -> Launch:
-            pair = images[first], images[1 - first]
-            return self._passes.build_linearise(*pair, flow, level, config.gradient_blend)
+            pair = images[first_frame], images[1 - first_frame]
+            return self._passes.build_linearise_launch(*pair, flow, level, config.gradient_blend)
 
-        self._launch_cached(("warp", number, first, level.front, flow is self.start), linearise)
-        self._schedule.iterate(level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual)
+        self._launch_cached(("warp", level_index, first_frame, level.front, flow is self.start), linearise)
+        self._schedule.queue_iterations(
+            level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual
+        )
 
     def _launch_fused_warp(
-        self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]
+        self, level_index: int, first_frame: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]
     ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
-        config, level, cut = self.config, self._levels[number], self._cuts[number]
+        config, level, tiling = self.config, self._levels[level_index], self._tilings[level_index]
         zero, keep, final, flags = options
 
         def launch() -> Launch:
-            assert cut is not None
-            return fused.build_launch(
-                cut, level, config, self._about,
-                fused.Warp(
-                    self._images[number][first], self._images[number][1 - first], flow,
-                    self._flow_planes() if final else describe_planes(to, level.width),
+            assert tiling is not None
+            return fused.build_fused_warp_launch(
+                tiling, level, config, self._about,
+                fused.WarpBuffers(
+                    self._images[level_index][first_frame], self._images[level_index][1 - first_frame], flow,
+                    self._describe_result_planes() if final else describe_planes(to, level.width),
                     self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
                 ),
             )  # fmt: skip
 
-        self._launch_cached(("whole", number, first, level.front, flow.data_ptr(), options), launch)
+        self._launch_cached(("whole", level_index, first_frame, level.front, flow.data_ptr(), options), launch)
         level.front = 1 - level.front
 
-    def _filter_flow(self, number: int, *, final: bool, flags: bool) -> None:
+    def _filter_flow_into_target(self, level_index: int, *, final: bool, sets_flags: bool) -> None:
         """Write the filtered flow to where the next warp, the next level or the caller reads it."""
-        level, flag_tensor = self._levels[number], self.flags if final and flags else None
+        level, flag_tensor = self._levels[level_index], self.flags if final and sets_flags else None
 
         def median() -> Launch:
             if final:
-                target, target_at = self._flow_planes(), self._flow_at
+                target, target_at = self._describe_result_planes(), self._flow_at
             else:
-                target, target_at = describe_planes(self._flows[number], level.width), None
-            return self._passes.build_median(level, self.config.median, target, target_at=target_at, flags=flag_tensor)
+                target, target_at = describe_planes(self._flows[level_index], level.width), None
+            return self._passes.build_median_launch(
+                level, self.config.median, target, target_at=target_at, flags=flag_tensor
+            )
 
-        self._launch_cached(("median", number, level.front, final, flags), median)
+        self._launch_cached(("median", level_index, level.front, final, sets_flags), median)

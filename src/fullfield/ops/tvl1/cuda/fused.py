@@ -45,48 +45,55 @@ class Shape:
 
     groups: int
     rows: int
-    kept: bool
-    each: int = 2
+    has_data_term_in_registers: bool
+    columns_per_lane: int = 2
     """Columns that a lane holds: 1, 2 or 4."""
     cluster: int = 1
     """Blocks that hold a tile, one below the other."""
 
     @property
-    def wide(self) -> int:
+    def padded_columns(self) -> int:
         """Columns of a tile with all that it computes again."""
-        return 32 * self.each
+        return 32 * self.columns_per_lane
 
     @property
-    def part(self) -> int:
+    def rows_per_block(self) -> int:
         """Rows of a block."""
         return self.groups * self.rows
 
     @property
-    def high(self) -> int:
+    def padded_rows(self) -> int:
         """Rows of a tile with all that it computes again."""
-        return self.cluster * self.part
+        return self.cluster * self.rows_per_block
 
     @property
-    def step(self) -> int:
+    def column_step(self) -> int:
         """Tiles begin at multiples of so many columns."""
-        return max(2, self.each)
+        return max(2, self.columns_per_lane)
 
     @property
-    def span(self) -> int:
+    def max_flow_span(self) -> int:
         """Pixels by which the flow of a block may differ for it to sample in shared memory."""
-        return 16 if self.wide * self.part <= 6144 else 12
+        return 16 if self.padded_columns * self.rows_per_block <= 6144 else 12
 
     @property
-    def resident(self) -> int:
+    def blocks_per_multiprocessor(self) -> int:
         """Blocks that a multiprocessor's registers suffice for."""
-        return max(1, 16 // self.groups) if self.rows * self.each * (10 if self.kept else 6) <= 80 else 1
+        return (
+            max(1, 16 // self.groups)
+            if self.rows * self.columns_per_lane * (10 if self.has_data_term_in_registers else 6) <= 80
+            else 1
+        )
 
     @property
-    def shared(self) -> int:
+    def shared_bytes(self) -> int:
         """Bytes of shared memory."""
-        edges, still = 512 * self.each * (self.groups + 1), 4 * (self.wide + 8) * (self.part + 2)
-        patch = 4 * (self.wide + 8 + self.span) * (self.part + 5 + self.span)
-        return 16 * self.wide * self.part + edges + 32 * self.groups + 16 + still + patch
+        edges, still = (
+            512 * self.columns_per_lane * (self.groups + 1),
+            4 * (self.padded_columns + 8) * (self.rows_per_block + 2),
+        )
+        patch = 4 * (self.padded_columns + 8 + self.max_flow_span) * (self.rows_per_block + 5 + self.max_flow_span)
+        return 16 * self.padded_columns * self.rows_per_block + edges + 32 * self.groups + 16 + still + patch
 
 
 SHAPES = (
@@ -150,36 +157,41 @@ def _split_side(size: int, size_in_block: int, overlap: int, step: int) -> tuple
 def choose_tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
     margin = config.median // 2
-    lead = -(-(config.iterations + margin) // shape.step) * shape.step
+    lead = -(-(config.iterations + margin) // shape.column_step) * shape.column_step
     overlap = lead + config.iterations - 1 + max(margin, 1)
-    across, down = _split_side(width, shape.wide, overlap, shape.step), _split_side(height, shape.high, overlap, 1)
+    across, down = (
+        _split_side(width, shape.padded_columns, overlap, shape.column_step),
+        _split_side(height, shape.padded_rows, overlap, 1),
+    )
     if across is None or down is None:
         return None
-    small = width < shape.wide or height < shape.high
+    small = width < shape.padded_columns or height < shape.padded_rows
     return Tiling(shape, lead, across[1], down[1], across[0], down[0], small)
 
 
-def fused_source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
+def fused_source(config: TVL1Config, tiling: Tiling, dtype: torch.dtype) -> Source:
     """Return the source of ``fused_warp`` for levels of this tiling."""
-    return _source(cut.shape, cut.small, config.borders == "clamp", config.median // 2, dtype == torch.float16)
-
-
-def load_together(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
-    """Return the kernels, compiled together."""
-    return load_several_kernels(
-        passes.LIBRARIES, [fused_source(config, cut, dtype) for cut, config, dtype in kernels], device.index
+    return _generate_source(
+        tiling.shape, tiling.small, config.borders == "clamp", config.median // 2, dtype == torch.float16
     )
 
 
-def _estimate_time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
+def load_fused_kernels(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
+    """Return the kernels, compiled together."""
+    return load_several_kernels(
+        passes.LIBRARIES, [fused_source(config, tiling, dtype) for tiling, config, dtype in kernels], device.index
+    )
+
+
+def _estimate_time(tiling: Tiling, batch: int, iterations: int, device: Device) -> float:
     """Estimate the time of a warp of a level on an H200.
 
     Blocks of larger clusters reach 120 of its 132 multiprocessors.
     """
-    shape = cut.shape
+    shape = tiling.shape
     reached = device.processors if shape.cluster <= 2 else device.processors * 10 // 11
-    rounds = -(-batch * cut.across * cut.down // max(1, reached // shape.cluster))
-    rows = shape.each * shape.part  # of 32 pixels
+    rounds = -(-batch * tiling.across * tiling.down // max(1, reached // shape.cluster))
+    rows = shape.columns_per_lane * shape.rows_per_block  # of 32 pixels
     if shape.cluster == 1:
         return rounds * (2.5 + rows * (0.08 + 0.01 * iterations))
     return rounds * (1 - 0.11 / shape.cluster) * (3 + 0.14 * rows + iterations * max(0.42, 0.0065 * rows))
@@ -189,29 +201,30 @@ def choose_fastest_tiling(batch: int, height: int, width: int, config: TVL1Confi
     """Return the fastest tiling of a level by times on an H200, or None if warps are faster pass by pass."""
     candidates: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
-        if shape.shared > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
+        if shape.shared_bytes > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
-        cut = choose_tiling(height, width, config, shape)
-        if cut is not None:
-            candidates.append((_estimate_time(cut, batch, config.iterations, device), cut))
+        tiling = choose_tiling(height, width, config, shape)
+        if tiling is not None:
+            candidates.append((_estimate_time(tiling, batch, config.iterations, device), tiling))
     pixels = batch * height * width / device.processors
     pass_us = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
     separate_us = 5 + 0.0044 * pixels + -(-config.iterations // 10) * pass_us
-    time, cut = min(candidates, key=lambda each: each[0], default=(separate_us, None))
-    return cut if time < separate_us else None
+    time, tiling = min(candidates, key=lambda each: each[0], default=(separate_us, None))
+    return tiling if time < separate_us else None
 
 
 @functools.cache
-def _source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
+def _generate_source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
     return Source.define_macros(
-        text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept,
-        CLUSTER=shape.cluster, RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=margin,
+        text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.columns_per_lane,
+        KEPT=shape.has_data_term_in_registers, CLUSTER=shape.cluster, RESIDENT=shape.blocks_per_multiprocessor,
+        SPAN=shape.max_flow_span, SMALL=small, CLAMP=clamp, REACH=margin,
     )  # fmt: skip
 
 
-class Warp(NamedTuple):
+class WarpBuffers(NamedTuple):
     """Inputs and outputs of a warp."""
 
     first: Tensor
@@ -229,7 +242,9 @@ class Warp(NamedTuple):
     keep_dual: bool
 
 
-def build_launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: Warp) -> Launch:
+def build_fused_warp_launch(
+    tiling: Tiling, level: Level, config: TVL1Config, device: Device, warp: WarpBuffers
+) -> Launch:
     """Return the launch of one warp; it writes the dual variable to the set that is not ``level.front``."""
     params = _Fused()
     params.first, params.second, params.from_ = warp.first.data_ptr(), warp.second.data_ptr(), warp.flow.data_ptr()
@@ -243,10 +258,12 @@ def build_launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, 
     params.bound = config.lambda_ * config.theta
     params.height, params.width, params.pitch = level.height, level.width, level.pitch
     params.image_pitch = warp.first.stride(1)
-    params.iterations, params.lead = config.iterations, cut.lead
-    params.columns, params.rows = cut.columns, cut.rows
-    params.tiles_x, params.tiles_y = cut.across, cut.down
-    blocks = cut.across * cut.down * level.batch * cut.shape.cluster
-    (kernels,) = load_together([(cut, config, level.dtype)], device)
+    params.iterations, params.lead = config.iterations, tiling.lead
+    params.columns, params.rows = tiling.columns, tiling.rows
+    params.tiles_x, params.tiles_y = tiling.across, tiling.down
+    blocks = tiling.across * tiling.down * level.batch * tiling.shape.cluster
+    (kernels,) = load_fused_kernels([(tiling, config, level.dtype)], device)
     early = device.capability >= 90
-    return Launch(kernels, "fused_warp", blocks, 32 * cut.shape.groups, params, cut.shape.shared, early=early)
+    return Launch(
+        kernels, "fused_warp", blocks, 32 * tiling.shape.groups, params, tiling.shape.shared_bytes, early=early
+    )

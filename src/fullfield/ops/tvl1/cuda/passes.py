@@ -113,12 +113,12 @@ class Passes:
         self._pyramid, self._warp, self._median = _launching.load_several_kernels(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
 
-    def tables(self) -> Iterator[Tensor]:
+    def iterate_tables(self) -> Iterator[Tensor]:
         """Yield the resampling tables that exist so far."""
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
-    def _get_table(self, kind: str, size_in: int, size_out: int) -> _Table:
+    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> _Table:
         key = (kind, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
@@ -128,7 +128,7 @@ class Passes:
             self._tables[key] = table
         return table
 
-    def build_grey(
+    def build_grey_launch(
         self,
         frames: tuple[Tensor, ...],  # one or two [B, C, H, W]
         out: tuple[Tensor, ...],  # for each a plane [B, H, pitch]
@@ -155,12 +155,12 @@ class Passes:
         blocks = params.tiles * height * batch * len(frames)
         return Launch(self._pyramid, "grey", blocks, _THREADS, params)
 
-    def build_resample(
+    def build_resample_launch(
         self,
         source: Planes,
         target: Planes,
-        down: str,
-        across: str | None = None,
+        vertical_filter: str,
+        horizontal_filter: str | None = None,
         *,
         scale: tuple[float, float] = (1.0, 1.0),
         source_at: Tensor | None = None,
@@ -170,13 +170,13 @@ class Passes:
         Args:
             source: planes to read.
             target: planes to write.
-            down: filter along columns: gaussian, linear or none.
-            across: filter along rows, by default the same.
+            vertical_filter: filter along columns: gaussian, linear or none.
+            horizontal_filter: filter along rows, by default the same.
             scale: factors of even and odd planes.
             source_at: holds the source's address, if that is not ``source``'s own.
         """
-        vertical = self._get_table(down, source.height, target.height)
-        horizontal = self._get_table(across or down, source.width, target.width)
+        vertical = self._get_resampling_table(vertical_filter, source.height, target.height)
+        horizontal = self._get_resampling_table(horizontal_filter or vertical_filter, source.width, target.width)
         params = _DECLARED["ResampleParams"]()
         params.source, params.target = source.address, target.address
         params.source_at = get_address(source_at)
@@ -195,7 +195,7 @@ class Passes:
         shared = 4 * params.rows * params.span
         return Launch(self._pyramid, "resample", blocks, _THREADS, params, shared)
 
-    def build_linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
+    def build_linearise_launch(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
         """Return the launch that fills ``level`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
         params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
@@ -208,7 +208,7 @@ class Passes:
         blocks = params.tiles * -(-level.height // 8) * level.batch
         return Launch(self._warp, "linearise", blocks, _THREADS, params)
 
-    def build_median(
+    def build_median_launch(
         self, level: Level, side: int, target: Planes, *, target_at: Tensor | None = None, flags: Tensor | None = None
     ) -> Launch:
         """Filter the flow of ``level`` into float32 ``target`` [B, 2, H, W]; with ``side`` 0 copy it."""

@@ -73,7 +73,7 @@ class Pass(NamedTuple):
 
 
 @functools.cache
-def _source(half: bool, **options: int) -> Source:
+def _generate_source(half: bool, **options: int) -> Source:
     return Source.define_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
@@ -84,7 +84,7 @@ def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     while depth - (groups - 1) * -(-depth // groups) < 1:
         groups -= 1
     each, words = -(-depth // groups), shape.words
-    source = _source(half, DEPTH=depth, GROUPS=groups, WORDS=words, AHEAD=shape.ahead, BLOCKS=shape.blocks)
+    source = _generate_source(half, DEPTH=depth, GROUPS=groups, WORDS=words, AHEAD=shape.ahead, BLOCKS=shape.blocks)
     strip = 32 * words * (2 if half else 1)
     chunk, unit = 2 if strip < 128 else 4, words if half else 2
     useful = (strip - -(-depth // unit) * unit - depth) // chunk * chunk
@@ -98,7 +98,7 @@ def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
 
 
-def fill_params(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
+def fill_iteration_params(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
     """Fill in the parameters of every iterating kernel: planes, from the front to set ``to``, sizes and constants."""
     front, address = level.front, level.plane_address
     params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(to))
@@ -120,20 +120,21 @@ class RegisterPipeline:
     def _choose_shape(self, level: Level) -> Shape:
         return SHAPES[level.dtype] if self._shape is None else self._shape
 
-    def prepare(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
+    def prepare_iterations(self, level: Level, iterations: int) -> None:
+        """Compile and load what ``queue_iterations`` will launch on ``level``; before a capture."""
         device, shape = _launching.gpu_from_device(level.device), self._choose_shape(level)
         plans = [build_pass(level, shape, depth, device) for depth in sorted(set(plan_passes(iterations, shape.depth)))]
         loaded = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in plans], device.index)
         for one, kernels in zip(plans, loaded, strict=True):
             kernels.get_kernel(_NAME, one.shared)
 
-    def iterate(
+    def queue_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue ``iterations`` on ``level``; ``level.front`` then names the set with the result.
 
-        Once ``prepare`` has run with the same arguments, the call neither allocates nor waits, so it may be captured.
+        Once ``prepare_iterations`` has run with the same arguments, the call neither allocates nor waits, so it may be
+        captured.
 
         Args:
             level: level to iterate on.
@@ -146,7 +147,7 @@ class RegisterPipeline:
         for depth in plan_passes(iterations, shape.depth):
             one = build_pass(level, shape, depth, device)
             params: Any = _Params()
-            fill_params(params, level, config, 1 - level.front, zero_dual=zero_dual)
+            fill_iteration_params(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
             kernels = _launching.load_kernels(passes.LIBRARIES, one.source, device.index)
             Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)

@@ -12,7 +12,7 @@ from fullfield.ops._launching import FRAMES
 from fullfield.ops._recording import InOrder, record_graph
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values
+from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_frame_values
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -40,8 +40,8 @@ class Solver:
             frame1, frame2 = frame1.float(), frame2.float()
         flow, flags = self.queue_pair(frame1, frame2, start, progress)
         if not torch.cuda.is_current_stream_capturing() and int(flags):
-            check_values(frame1, "frame1")
-            check_values(frame2, "frame2")
+            check_frame_values(frame1, "frame1")
+            check_frame_values(frame2, "frame2")
             if start is not None:
                 check_finite(start, "initial_flow")
             check_finite(flow, "flow", FINITE_FLOW)
@@ -56,24 +56,24 @@ class Solver:
     ) -> tuple[Tensor, Tensor]:
         """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
-        with self._in_order(self._tensors):
-            engine = self._prepare_engine(len(frame1))
+        with self._in_order(self._iterate_tensors):
+            engine = self._get_engine(len(frame1))
             engine.flags.zero_()
-            engine.read_frames((frame1, frame2), 0, flow, flags=True)
+            engine.read_frames((frame1, frame2), 0, flow, sets_flags=True)
             if start is None:
                 engine.start.zero_()
             else:
                 if not self._started:
                     self._in_order.register_tensors()  # of the tables that this makes
                     self._started = True
-                engine.start_from(start.contiguous())
-            self._run_engine(engine, progress)
+                engine.set_start_flow(start.contiguous())
+            self._run_or_replay_engine(engine, progress)
             return flow, engine.flags.clone()
 
-    def _tensors(self) -> Iterator[Tensor]:
-        return iter(()) if self._engine is None else self._engine.tensors()
+    def _iterate_tensors(self) -> Iterator[Tensor]:
+        return iter(()) if self._engine is None else self._engine.iterate_tensors()
 
-    def _prepare_engine(self, batch: int) -> Engine:
+    def _get_engine(self, batch: int) -> Engine:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
@@ -81,10 +81,10 @@ class Solver:
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 
-    def _run_engine(self, engine: Engine, progress: Progress | None) -> None:
+    def _run_or_replay_engine(self, engine: Engine, progress: Progress | None) -> None:
         def work() -> None:
             engine.build_pyramid(0, 2)
-            engine.solve(0, flags=True, progress=progress)
+            engine.solve(0, sets_flags=True, progress=progress)
 
         if progress is not None or not self._used or torch.cuda.is_current_stream_capturing():
             work()
