@@ -22,7 +22,13 @@ import fullfield
 from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import build_lookup, choose_backend, parse_signature, require_kernel, try_lookup
+from fullfield.integrations.forms import (
+    build_lookup,
+    choose_backend,
+    detect_stops_pooling,
+    parse_signature,
+    require_kernel_or_warn,
+)
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -46,13 +52,13 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from fullfield.integrations import forms
 
     built: list[Any] = []
-    original = forms.Builder.__call__
+    original = forms.BlockBuilder.__call__
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         built.append(original(self, *args, **kwargs))
         return built[-1]
 
-    monkeypatch.setattr(forms.Builder, "__call__", noted)
+    monkeypatch.setattr(forms.BlockBuilder, "__call__", noted)
     return built
 
 
@@ -335,12 +341,12 @@ def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("mps", "xpu"):
         assert choose_backend(torch.device(other), None) is None
         with pytest.warns(UserWarning, match=f"lookups run in plain PyTorch, as the kernel runs .* are on {other}"):
-            require_kernel(torch.device(other), None)
+            require_kernel_or_warn(torch.device(other), None)
     with monkeypatch.context() as rocm:
         rocm.setattr(torch.version, "hip", "6.4")
         assert choose_backend(torch.device("cuda"), None) is None
         with pytest.warns(UserWarning, match=r"are on an AMD GPU \(ROCm\)"):
-            require_kernel(torch.device("cuda"), None)
+            require_kernel_or_warn(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu
 
     monkeypatch.setattr(cpu, "explain_refusal", lambda: Missing("numba is not installed"))
@@ -355,8 +361,10 @@ def test_patch_recognizes_block_signatures() -> None:
     assert parse_signature(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
     form = parse_signature(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert try_lookup(build_lookup(foreign_network.CorrBlock, form)) is False
-    assert "raised NotImplementedError" in str(try_lookup(build_lookup(foreign_network.AlternateCorrBlock, form)))
+    assert detect_stops_pooling(build_lookup(foreign_network.CorrBlock, form)) is False
+    assert "raised NotImplementedError" in str(
+        detect_stops_pooling(build_lookup(foreign_network.AlternateCorrBlock, form))
+    )
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):

@@ -213,7 +213,7 @@ def test_ensure_private_folder_refuses_shared_temporary_folder(tmp_path: Path, m
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    top = cache_folder._temporary_folder()
+    top = cache_folder._get_temporary_folder()
     assert cache_folder.ensure_private_folder(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):

@@ -104,25 +104,25 @@ def test_compiler_works_without_writable_folder(
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "list_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
     monkeypatch.setattr(nvrtc, "_open_by_pathfinder", lambda: None)
-    nvrtc._find_newest.cache_clear()
+    nvrtc._find_newest_nvrtc.cache_clear()
     try:
         assert re.match(
             r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'",
             nvrtc.explain_refusal() or "",
         )
     finally:
-        nvrtc._find_newest.cache_clear()
+        nvrtc._find_newest_nvrtc.cache_clear()
 
 
 def test_list_candidate_libraries_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's wheels for CUDA 13 and 12, and PyTorch's own folder, by the names of this system."""
-    names = [nvrtc._library_names(major)[0] for major in (13, 12)]
+    names = [nvrtc._list_library_names(major)[0] for major in (13, 12)]
     places = [tmp_path / "nvidia/cu13/lib" / names[0], tmp_path / "nvidia/cuda_nvrtc/lib" / names[1]]
     places.append(tmp_path / "torch/lib" / names[1])
     for place in places:
         place.parent.mkdir(parents=True)
         place.touch()
-    monkeypatch.setattr(nvrtc, "_package_folders", lambda name: [tmp_path / name])
+    monkeypatch.setattr(nvrtc, "_find_package_folders", lambda name: [tmp_path / name])
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
     assert list(nvrtc.list_candidate_libraries()) == [*map(str, places), *names]
@@ -145,7 +145,7 @@ def test_nvrtc_launch_structures_match_cuda_header(monkeypatch: pytest.MonkeyPat
         seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, early, handle))
         return 0
 
-    monkeypatch.setattr(nvrtc, "set_current_context", current.append)
+    monkeypatch.setattr(nvrtc, "ensure_current_context", current.append)
     kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
     kernel._handle, kernel._launch = ctypes.c_void_p(5), launch
     kernel.launch((7, 2), 96, 1024, 3, 99, (ctypes.c_void_p * 1)(), True)

@@ -33,7 +33,7 @@ class Recorder(Libraries):
         recorder = self
 
         class Kernel:
-            def allow_shared(self, _: int, size: int) -> None:
+            def allow_shared_memory(self, _: int, size: int) -> None:
                 recorder.allowed.append(size)
 
             def launch(self, *arguments: object) -> None:

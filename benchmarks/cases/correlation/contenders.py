@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.forms import silence
+from fullfield.integrations.forms import silence_output
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_pyramid
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
@@ -264,7 +264,7 @@ def ptlflow_volume() -> Contender | None:
     if importlib.util.find_spec("ptlflow") is None:
         return None
     try:
-        with silence():
+        with silence_output():
             module: Any = importlib.import_module("ptlflow.models.raft.corr")
     except (ImportError, OSError, RuntimeError):
         return None

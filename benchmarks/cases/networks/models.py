@@ -35,7 +35,7 @@ from benchmarks.harness import (
     is_out_of_memory,
     release,
 )
-from fullfield.integrations.forms import silence
+from fullfield.integrations.forms import silence_output
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
@@ -250,7 +250,7 @@ def _cascaded(model: Network, form: str) -> Flow:
 
 
 def _ptlflow(name: str) -> Any:
-    with silence():
+    with silence_output():
         return importlib.import_module("ptlflow").get_model(name)
 
 

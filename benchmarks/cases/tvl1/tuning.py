@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
-from fullfield._kernels.cache_folder import find_folder
+from fullfield._kernels.cache_folder import find_writable_folder
 from fullfield._kernels.nvrtc import KernelError
 from fullfield.ops._launching import Device, get_device
 from fullfield.ops.tvl1.config import TVL1Config
@@ -73,7 +73,7 @@ def _kernels() -> str:
 
 
 def _place(device: Device) -> Path | None:
-    folder = find_folder("tvl1")
+    folder = find_writable_folder("tvl1")
     return None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', device.name)}.json"
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def list_candidate_folders() -> Iterator[Path]:
+def list_candidate_cache_folders() -> Iterator[Path]:
     """Yield ``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
     configured = os.environ.get("FULLFIELD_CACHE_DIR")
     if configured:
@@ -25,10 +25,10 @@ def list_candidate_folders() -> Iterator[Path]:
     else:
         with suppress(RuntimeError):  # no home directory is known
             yield Path.home() / ".cache" / "fullfield"
-    yield _temporary_folder()
+    yield _get_temporary_folder()
 
 
-def _temporary_folder() -> Path:
+def _get_temporary_folder() -> Path:
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     return Path(tempfile.gettempdir()) / f"fullfield-{user}"
 
@@ -40,10 +40,10 @@ def ensure_private_folder(folder: Path) -> bool:
     folder, where all users write, the whole path is checked.
     """
     try:
-        if _temporary_folder() in folder.parents:
-            _temporary_folder().mkdir(mode=0o700, exist_ok=True)
+        if _get_temporary_folder() in folder.parents:
+            _get_temporary_folder().mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and not (_is_private(folder, 0o002) and _is_path_private(folder)):
+        if hasattr(os, "getuid") and not (_is_private_folder(folder, 0o002) and _is_path_private(folder)):
             return False
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -51,20 +51,20 @@ def ensure_private_folder(folder: Path) -> bool:
         return False
 
 
-def _is_private(folder: Path, others: int) -> bool:
-    """Return whether this is a folder, not a link, of this user with none of the bits ``others`` set."""
+def _is_private_folder(folder: Path, forbidden_bits: int) -> bool:
+    """Return whether this is a folder, not a link, of this user with none of the bits ``forbidden_bits`` set."""
     status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & others
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & forbidden_bits
 
 
 def _is_path_private(folder: Path) -> bool:
-    """Return whether no other user can replace a part of the path; True outside :func:`_temporary_folder`."""
-    top = _temporary_folder()
+    """Return whether no other user can replace a part of the path; True outside :func:`_get_temporary_folder`."""
+    top = _get_temporary_folder()
     if top not in folder.parents:
         return True
     inside = [folder, *folder.parents]
     own = inside[: inside.index(top) + 1]
-    if not all(_is_private(parent, 0o077) for parent in own):
+    if not all(_is_private_folder(parent, 0o077) for parent in own):
         return False
     for parent in top.parent.resolve().joinpath("x").parents:
         status = parent.stat()
@@ -74,24 +74,24 @@ def _is_path_private(folder: Path) -> bool:
     return True
 
 
-def find_folder(name: str) -> Path | None:
+def find_writable_folder(name: str) -> Path | None:
     """Return a writable folder of that name in the first possible candidate folder, or None."""
-    for parent in list_candidate_folders():
+    for parent in list_candidate_cache_folders():
         folder = parent / name
         if ensure_private_folder(folder):
             return folder
     return None
 
 
-def log_or_print(text: str) -> None:
+def log_or_print(message: str) -> None:
     """Log a warning, unless ``FULLFIELD_QUIET`` is set; where no handler is configured, print it on stderr."""
     if os.environ.get("FULLFIELD_QUIET"):
         return
     logger = logging.getLogger("fullfield")
     if logger.hasHandlers():
-        logger.warning(text)
+        logger.warning(message)
     elif logger.isEnabledFor(logging.WARNING):
-        print(f"fullfield: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"fullfield: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, find_folder, log_or_print
+from fullfield._kernels.cache_folder import announce_compilation, find_writable_folder, log_or_print
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -47,7 +47,7 @@ def find_cache_folder(*sources: str) -> Path | None:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
-    return find_folder(f"numba-{digest.hexdigest()[:16]}")
+    return find_writable_folder(f"numba-{digest.hexdigest()[:16]}")
 
 
 @contextmanager
@@ -103,13 +103,15 @@ def _create_checksummed_file_class() -> Any:
                 super().save(key, data)
             except OSError as error:  # a full disk; the code itself is there
                 where = error.filename or self._cache_path
-                _warn_per_folder(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
+                _warn_once_per_folder(
+                    self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})"
+                )
 
         def _load_index(self) -> Any:
-            return super()._load_index() if _is_intact(self._index_path) else {}
+            return super()._load_index() if _is_intact_else_remove(self._index_path) else {}
 
         def _load_data(self, name: str) -> Any:
-            if not _is_intact(self._data_path(name)):
+            if not _is_intact_else_remove(self._data_path(name)):
                 raise FileNotFoundError(self._data_path(name))
             return super()._load_data(name)
 
@@ -123,7 +125,7 @@ def _create_checksummed_file_class() -> Any:
     return ChecksummedFile
 
 
-def _is_intact(path: str) -> bool:
+def _is_intact_else_remove(path: str) -> bool:
     """Return whether a file ends in the checksum of the rest; a damaged file is removed."""
     try:
         content = Path(path).read_bytes()
@@ -133,11 +135,11 @@ def _is_intact(path: str) -> bool:
         return True
     with suppress(OSError):
         Path(path).unlink()
-    _warn_per_folder(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
+    _warn_once_per_folder(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
     return False
 
 
-def _warn_per_folder(folder: str, text: str) -> None:
+def _warn_once_per_folder(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
         log_or_print(text)
@@ -204,7 +206,7 @@ class Kernels:
             if self._ready is None and self._process is None:
                 log_or_print(f"compiling {self._label} for this CPU in a second process, once ...")
                 arguments = self._name, self._label
-                self._process = get_context("spawn").Process(target=_fill_cache, args=arguments, daemon=True)
+                self._process = get_context("spawn").Process(target=_compile_into_cache, args=arguments, daemon=True)
                 self._process.start()
 
     @property
@@ -219,7 +221,7 @@ class Kernels:
         return folder, is_cache_warm(folder, self._label)
 
 
-def _fill_cache(module: str, label: str) -> None:
+def _compile_into_cache(module: str, label: str) -> None:
     """Compile the kernels of a module into the cache, silently: after an error the parent compiles them itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     os.environ["FULLFIELD_QUIET"] = "1"

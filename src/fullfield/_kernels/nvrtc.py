@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, find_folder, log_or_print
+from fullfield._kernels.cache_folder import announce_compilation, find_writable_folder, log_or_print
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     options: tuple[str, ...] = ()
 
     @classmethod
-    def define_macros(cls, text: str, *options: str, **macros: int | str) -> Source:
+    def with_macros(cls, text: str, *options: str, **macros: int | str) -> Source:
         """Return a source with further options and then these macros; True is 1 and False is 0."""
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
@@ -72,11 +72,11 @@ def wgmma_source(columns: int, bf16: bool, descriptor: int) -> str:
 # ---- finding the libraries
 
 
-def _library_names(major: int) -> tuple[str, ...]:
+def _list_library_names(major: int) -> tuple[str, ...]:
     return (f"nvrtc64_{major}0_0.dll",) if WINDOWS else (f"libnvrtc.so.{major}",)
 
 
-def _package_folders(name: str) -> list[Path]:
+def _find_package_folders(name: str) -> list[Path]:
     """Return the folders of a package without importing it."""
     try:
         spec = importlib.util.find_spec(name)
@@ -87,10 +87,10 @@ def _package_folders(name: str) -> list[Path]:
 
 def _list_library_folders(major: int) -> Iterator[Path]:
     """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
-    for root in _package_folders("nvidia"):
+    for root in _find_package_folders("nvidia"):
         for package in (f"cu{major}", "cuda_nvrtc"):
             yield from (root / package / subfolder for subfolder in ("lib", "bin/x86_64", "bin", "lib/x64"))
-    for root in _package_folders("torch"):
+    for root in _find_package_folders("torch"):
         yield root / "lib"
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(variable):
@@ -101,12 +101,12 @@ def _list_library_folders(major: int) -> Iterator[Path]:
 def list_candidate_libraries() -> Iterator[str]:
     """Yield existing paths of NVRTC, then names for the system's loader, the newest CUDA major first."""
     for major in MAJORS:
-        for name in _library_names(major):
+        for name in _list_library_names(major):
             for folder in _list_library_folders(major):
                 if (folder / name).is_file():
                     yield str(folder / name)
     for major in MAJORS:
-        yield from _library_names(major)
+        yield from _list_library_names(major)
 
 
 def _open_library(path: str) -> ctypes.CDLL | None:
@@ -164,14 +164,14 @@ class Nvrtc:
             flags = [f"--gpu-architecture={arch}", *OPTIONS, *source.options]
             array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
             failed = lib.nvrtcCompileProgram(program, len(flags), array)
-            log = self._read_text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            log = self._read_program_output(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
             if failed:
                 raise KernelError(f"NVRTC {self.version[0]}.{self.version[1]} cannot compile for {arch}: {log}")
-            return self._read_text(program, "PTX" if arch.startswith("compute") else "CUBIN"), log
+            return self._read_program_output(program, "PTX" if arch.startswith("compute") else "CUBIN"), log
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _read_text(self, program: ctypes.c_void_p, kind: str) -> bytes:
+    def _read_program_output(self, program: ctypes.c_void_p, kind: str) -> bytes:
         size = ctypes.c_size_t()
         self.check_code(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
@@ -187,22 +187,22 @@ class Nvrtc:
 
 
 @functools.cache
-def _find_newest(newest: int) -> Nvrtc | None:
+def _find_newest_nvrtc(max_cuda_major: int) -> Nvrtc | None:
     for path in list_candidate_libraries():
         library = _open_library(path)
         if library is not None:
             loaded = Nvrtc(library)
-            if loaded.version[0] <= newest:
+            if loaded.version[0] <= max_cuda_major:
                 return loaded
     library = _open_by_pathfinder()
     last = Nvrtc(library) if library is not None else None
-    return last if last is not None and last.version[0] <= newest else None
+    return last if last is not None and last.version[0] <= max_cuda_major else None
 
 
 def load_nvrtc() -> Nvrtc:
     """Return the newest NVRTC whose code the driver can run; KernelError if there is none."""
     newest = _get_driver_major()
-    loaded = _find_newest(newest)
+    loaded = _find_newest_nvrtc(newest)
     if loaded is None:
         raise KernelError(f"NVRTC for CUDA {newest} or older was not found ({_HINT})")
     return loaded
@@ -226,7 +226,7 @@ class Compiler:
     def __init__(self, arch: str, label: str) -> None:
         self.arch = arch
         self.label = label
-        self.folder = find_folder("nvrtc")
+        self.folder = find_writable_folder("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
         """Return the machine code of every source."""
@@ -244,14 +244,14 @@ class Compiler:
                     self._write_cached(sources[index], code)
         return [code for code in images if code is not None]
 
-    def _cached_path(self, folder: Path, source: Source) -> Path:
+    def _get_cached_path(self, folder: Path, source: Source) -> Path:
         key = (source.text, source.options, OPTIONS, self.arch, load_nvrtc().version)
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
     def _read_cached(self, source: Source) -> bytes | None:
         if self.folder is None:
             return None
-        path = self._cached_path(self.folder, source)
+        path = self._get_cached_path(self.folder, source)
         try:
             image = path.read_bytes()
         except OSError:
@@ -265,7 +265,7 @@ class Compiler:
         """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
-        path = self._cached_path(self.folder, source)
+        path = self._get_cached_path(self.folder, source)
         try:
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             try:
@@ -313,7 +313,7 @@ def check_driver_code(code: int) -> None:
         raise KernelError(f"CUDA driver: {(text.value or b'unknown error').decode()} ({code})")
 
 
-def set_current_context(device: int) -> None:
+def ensure_current_context(device: int) -> None:
     """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
     check_driver_code(load_driver().cuCtxGetCurrent(ctypes.byref(context)))
@@ -360,10 +360,10 @@ class Kernel:
         self._launch = load_driver().cuLaunchKernelEx
         self._shared: dict[int, int] = {}
 
-    def allow_shared(self, device: int, size: int) -> None:
+    def allow_shared_memory(self, device: int, size: int) -> None:
         """Raise the limit of dynamic shared memory; needed above 48 KiB."""
         if self._shared.get(device, 48 << 10) < size:
-            set_current_context(device)
+            ensure_current_context(device)
             check_driver_code(load_driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
             self._shared[device] = size
 
@@ -386,7 +386,7 @@ class Kernel:
             how.attributes, how.count = ctypes.addressof(attribute), 1
         code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code == _INVALID_CONTEXT:
-            set_current_context(device)
+            ensure_current_context(device)
             code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code:
             check_driver_code(code)
@@ -396,7 +396,7 @@ class Library:
     """Loaded machine code, for every device of its architecture."""
 
     def __init__(self, code: bytes, device: int) -> None:
-        set_current_context(device)
+        ensure_current_context(device)
         self.handle = ctypes.c_void_p()
         self._code = code
         check_driver_code(

@@ -89,22 +89,22 @@ def emit_splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
-def emit_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int], None]) -> None:
-    """Branch to the code that ``put`` writes for the case that equals the value; other values do nothing."""
+def emit_switch(builder: Any, value: Any, cases: Iterable[int], emit_case: Callable[[int], None]) -> None:
+    """Branch to the code that ``emit_case`` writes for the case that equals the value; other values do nothing."""
     end = builder.append_basic_block("cases.end")
     switch = builder.switch(value, end)
     for case in cases:
         block = builder.append_basic_block(f"case{case}")
         switch.add_case(index_constant(case), block)
         builder.position_at_end(block)
-        put(case)
+        emit_case(case)
         builder.branch(end)
     builder.position_at_end(end)
 
 
-def _build_code(put: Callable[..., Any]) -> Callable[..., Any]:
+def _build_codegen(emit: Callable[..., Any]) -> Callable[..., Any]:
     """Return the code of an intrinsic that uses only its arguments' values: ``put(builder, *values)``."""
-    return lambda _context, builder, _sig, args: put(builder, *args)
+    return lambda _context, builder, _sig, args: emit(builder, *args)
 
 
 # ---- intrinsics
@@ -194,7 +194,7 @@ def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def splat(typingctx: Any, scalar: Any) -> Any:
     """Return a vector with the same float32 in all 16 lanes."""
-    return float32x16(types.float32), _build_code(emit_splat)
+    return float32x16(types.float32), _build_codegen(emit_splat)
 
 
 @intrinsic
@@ -219,10 +219,12 @@ def sum_weighted_quarters(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d
 @intrinsic
 def lane_numbers(typingctx: Any) -> Any:
     """Return ``[0, 1, ..., 15]``."""
-    return float32x16(), _build_code(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
+    return float32x16(), _build_codegen(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
 
 
-def _register_binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS) -> None:
+def _register_binary_operator(
+    symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS
+) -> None:
     @infer_global(symbol)
     class _Typing(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
@@ -235,13 +237,13 @@ def _register_binary(symbol: Callable[[Any, Any], Any], instruction: str, flags:
         return getattr(builder, instruction)(*args, flags=flags)
 
 
-_register_binary(operator.add, "fadd")
-_register_binary(operator.sub, "fsub")
-_register_binary(operator.mul, "fmul")
-_register_binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
+_register_binary_operator(operator.add, "fadd")
+_register_binary_operator(operator.sub, "fsub")
+_register_binary_operator(operator.mul, "fmul")
+_register_binary_operator(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
-def _call_llvm(name: str, builder: Any, x: Any) -> Any:
+def _call_llvm_intrinsic(name: str, builder: Any, x: Any) -> Any:
     """Call LLVM's function of this name, lane by lane."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
@@ -251,13 +253,13 @@ def _call_llvm(name: str, builder: Any, x: Any) -> Any:
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Return the square root, lane by lane."""
-    return float32x16(float32x16), _build_code(partial(_call_llvm, "sqrt"))
+    return float32x16(float32x16), _build_codegen(partial(_call_llvm_intrinsic, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Return the largest whole number not above the value, lane by lane."""
-    return float32x16(float32x16), _build_code(partial(_call_llvm, "floor"))
+    return float32x16(float32x16), _build_codegen(partial(_call_llvm_intrinsic, "floor"))
 
 
 def target_has(context: Any, feature: str) -> bool:
@@ -278,7 +280,7 @@ def approximate_rsqrt(typingctx: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = vector_constant(1.0), ir.IntType(LANES)
         if not target_has(context, "avx512f"):
-            return builder.fdiv(one, _call_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
+            return builder.fdiv(one, _call_llvm_intrinsic("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
         return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])
@@ -294,7 +296,7 @@ def is_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
         return builder.select(inside, vector_constant(1.0), vector_constant(0.0))
 
-    return float32x16(*[float32x16] * 3), _build_code(put)
+    return float32x16(*[float32x16] * 3), _build_codegen(put)
 
 
 @intrinsic
@@ -304,7 +306,7 @@ def is_above(typingctx: Any, x: Any, y: Any) -> Any:
     def put(builder: Any, x: Any, y: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", x, y), vector_constant(1.0), vector_constant(0.0))
 
-    return float32x16(float32x16, float32x16), _build_code(put)
+    return float32x16(float32x16, float32x16), _build_codegen(put)
 
 
 @intrinsic
@@ -315,10 +317,10 @@ def is_any_above_zero(typingctx: Any, x: Any) -> Any:
         bits = builder.bitcast(builder.fcmp_ordered(">", x, vector_constant(0.0)), ir.IntType(LANES))
         return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
-    return types.boolean(float32x16), _build_code(put)
+    return types.boolean(float32x16), _build_codegen(put)
 
 
-def _emit_selection(sign: str, builder: Any, x: Any, y: Any) -> Any:
+def _emit_compare_and_select(sign: str, builder: Any, x: Any, y: Any) -> Any:
     # Compare and select is one instruction on every target; LLVM's minnum also orders NaN, which costs three.
     return builder.select(builder.fcmp_ordered(sign, x, y), x, y)
 
@@ -326,13 +328,13 @@ def _emit_selection(sign: str, builder: Any, x: Any, y: Any) -> Any:
 @intrinsic
 def minimum(typingctx: Any, x: Any, y: Any) -> Any:
     """Return the smaller value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _build_code(partial(_emit_selection, "<"))
+    return float32x16(float32x16, float32x16), _build_codegen(partial(_emit_compare_and_select, "<"))
 
 
 @intrinsic
 def maximum(typingctx: Any, x: Any, y: Any) -> Any:
     """Return the larger value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _build_code(partial(_emit_selection, ">"))
+    return float32x16(float32x16, float32x16), _build_codegen(partial(_emit_compare_and_select, ">"))
 
 
 def build_sorting_exchange(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
@@ -349,7 +351,10 @@ def build_sorting_exchange(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
             at = cgutils.unpack_tuple(builder, args[0])
             for low, high in pairs:
                 x, y = at[low], at[high]
-                at[low], at[high] = _emit_selection("<", builder, x, y), _emit_selection(">", builder, x, y)
+                at[low], at[high] = (
+                    _emit_compare_and_select("<", builder, x, y),
+                    _emit_compare_and_select(">", builder, x, y),
+                )
             return context.make_tuple(builder, sig.return_type, [at[i] for i in kept])
 
         return types.UniTuple(float32x16, len(kept))(values), codegen  # type: ignore[attr-defined]
@@ -365,4 +370,4 @@ def reciprocal_where(typingctx: Any, x: Any, floor: Any) -> Any:
         large, one = builder.fcmp_ordered(">", x, floor), vector_constant(1.0)
         return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), vector_constant(0.0))
 
-    return float32x16(float32x16, float32x16), _build_code(put)
+    return float32x16(float32x16, float32x16), _build_codegen(put)

@@ -27,14 +27,14 @@ def _get_executor(threads: int) -> ThreadPoolExecutor:
         return _pool[2]
 
 
-def _forget_executors() -> None:
+def _reset_after_fork() -> None:
     global _lock, _pool
     _lock = threading.Lock()
     _pool = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_executors)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class _Claim:
@@ -51,7 +51,7 @@ class _Claim:
             self._task()
 
 
-def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
+def run_tasks(tasks: Sequence[Callable[[], object]], threads: int) -> None:
     """Run every task; the first exception is raised after all have ended."""
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:
@@ -90,4 +90,4 @@ def split_rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, in
 def run_chunks(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
     """Run ``task(first, last)`` over [0, count), in a few parts of at least ``grain`` per thread, as work varies."""
     chunks = split_rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
-    run([partial(task, *chunk) for chunk in chunks], threads)
+    run_tasks([partial(task, *chunk) for chunk in chunks], threads)

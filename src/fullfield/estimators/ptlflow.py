@@ -260,6 +260,6 @@ def import_ptlflow() -> Any:
 
 
 def _silence_ptlflow() -> AbstractContextManager[None]:
-    from fullfield.integrations.forms import silence
+    from fullfield.integrations.forms import silence_output
 
-    return silence()
+    return silence_output()

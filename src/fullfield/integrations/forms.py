@@ -53,7 +53,7 @@ _ALTERNATE = r"^(Alternate|OL)CorrBlock$"
 
 
 @contextmanager
-def silence() -> Iterator[None]:
+def silence_output() -> Iterator[None]:
     """Drop output and warnings; one thread at a time."""
     said = io.StringIO()
     with _ALONE, warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
@@ -62,15 +62,15 @@ def silence() -> Iterator[None]:
 
 
 def check_by_trial(subject: str, kind: type | None, operator: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
-    """Raise InputError unless ``what``, which should be ``known``, passes a trial."""
+    """Raise InputError unless ``subject``, which should be ``operator``, passes a trial."""
     reason = describe_difference(trial)
     if reason is not None:
-        raise build_refusal(subject, kind, operator, reason)
+        raise build_unrecognized_error(subject, kind, operator, reason)
 
 
 def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence():
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence_output():
         try:
             foreign, own = trial()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
@@ -81,8 +81,8 @@ def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | Non
     return None if off <= _TOLERANCE else f"on a trial pair its values are off by {off:.2g} of the largest"
 
 
-def build_refusal(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
-    """Return the error that ``what``, an instance of ``kind``, is not ``known``, an operator of ours."""
+def build_unrecognized_error(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
+    """Return the error that ``subject``, an instance of ``kind``, is not ``operator``."""
     type_name = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {subject}{type_name} is not {operator}: {reason}")
 
@@ -163,12 +163,12 @@ def build_lookup(block: Callable[..., Any], signature: BlockSignature) -> Lookup
     return foreign
 
 
-def try_lookup(foreign: Lookup, levels: int = 3) -> bool | str:
+def detect_stops_pooling(foreign: Lookup, levels: int = 3) -> bool | str:
     """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = describe_difference(partial(_run_trial, foreign, size, levels, rule))
+            reason = describe_difference(partial(_run_lookup_trial, foreign, size, levels, rule))
             if reason is not None:
                 rules.remove(rule)
                 if not rules:
@@ -176,31 +176,33 @@ def try_lookup(foreign: Lookup, levels: int = 3) -> bool | str:
     return rules == [True]
 
 
-def check_lookup(
+def check_lookup_by_trial(
     subject: str,
     kind: type | None,
     foreign: Lookup,
     *,
-    may_stop: bool = False,
+    may_stop_pooling: bool = False,
     levels: int = 3,
     operator: str = ALL_PAIRS,
 ) -> bool:
-    """Return the result of :func:`try_lookup`; InputError for another operator, or one that stops but may not."""
-    stops = try_lookup(foreign, levels)
+    """Return :func:`detect_stops_pooling`; InputError for another operator, or one that stops but may not."""
+    stops = detect_stops_pooling(foreign, levels)
     if isinstance(stops, str):
-        raise build_refusal(subject, kind, operator, stops)
-    if stops and not may_stop:
-        raise build_refusal(subject, kind, operator, "it stops pooling where maps are small")
+        raise build_unrecognized_error(subject, kind, operator, stops)
+    if stops and not may_stop_pooling:
+        raise build_unrecognized_error(subject, kind, operator, "it stops pooling where maps are small")
     return stops
 
 
-def _run_trial(foreign: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:
-    fmap1, fmap2, coords = _draw_pair(size)
-    maps = build_pyramid(fmap2, levels, 2, stops)
+def _run_lookup_trial(
+    foreign: Lookup, size: tuple[int, int], levels: int, stops_at_window: bool
+) -> tuple[Tensor, Tensor]:
+    fmap1, fmap2, coords = _draw_features_and_coords(size)
+    maps = build_pyramid(fmap2, levels, 2, stops_at_window)
     return foreign(fmap1, fmap2, coords, levels, 2), correlation_lookup(fmap1, maps, coords, 2, backend="reference")
 
 
-def _draw_pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_features_and_coords(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     height, width = size
     generator = torch.Generator().manual_seed(height)
     fmap1, fmap2 = torch.randn(2, 2, 8, height, width, generator=generator, dtype=torch.float32).unbind()
@@ -222,7 +224,7 @@ def choose_backend(device: torch.device, backend: str | None) -> str | None:
     return "cuda"
 
 
-def require_kernel(device: torch.device, backend: str | None) -> None:
+def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
     """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
     name = choose_backend(device, backend) or ("cpu" if device.type == "cpu" else None)
     if name is None:
@@ -234,7 +236,7 @@ def require_kernel(device: torch.device, backend: str | None) -> None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
 
 
-def prepare_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+def cast_features_for_autocast(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
     """Return the features as the original's product would see them, and the dtype of its result."""
     kind = fmap1.device.type
     if not torch.is_autocast_enabled(kind) or fmap1.dtype == torch.float64:
@@ -243,7 +245,7 @@ def prepare_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torc
     return fmap1.to(dtype), fmap2.to(dtype), torch.float32
 
 
-def prepare_pyramid(
+def build_correlation_pyramid(
     fmap1: Tensor,
     fmap2: Tensor,
     levels: int,
@@ -252,25 +254,25 @@ def prepare_pyramid(
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> CorrelationPyramid:
     """Prepare a pair as the original's block would see it."""
-    first, second, dtype = prepare_features(fmap1, fmap2)
+    first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
     resolved = choose_backend(fmap1.device, backend)
     return CorrelationPyramid(
         first, second, levels, radius, backend=resolved, out_dtype=dtype, memory_format=memory_format
     )
 
 
-def stops_pooling(fmap2: Tensor, levels: int, radius: int) -> bool:
+def has_level_within_window(fmap2: Tensor, levels: int, radius: int) -> bool:
     """Return whether one of the maps to be pooled is no larger than the window."""
     shorter = min(fmap2.shape[-2:])
     return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
 
 
-def build_pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
-    """Return ``fmap2`` and its halvings; with ``stops``, maps whose shorter side is at most the window's stay."""
+def build_pyramid(fmap2: Tensor, levels: int, radius: int, stops_at_window: bool) -> list[Tensor]:
+    """Return ``fmap2`` and its halvings; with ``stops_at_window``, maps no larger than the window stay as they are."""
     maps = [fmap2]
     for _ in range(levels - 1):
         last = maps[-1]
-        keep = stops and min(last.shape[-2:]) <= 2 * radius + 1
+        keep = stops_at_window and min(last.shape[-2:]) <= 2 * radius + 1
         maps.append(last if keep else torch.nn.functional.avg_pool2d(last, 2))
     return maps
 
@@ -320,7 +322,7 @@ class StoppingBlock:
     """Block that stops pooling at maps no larger than the window."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
-        self._fmap1, second, self._dtype = prepare_features(fmap1, fmap2)
+        self._fmap1, second, self._dtype = cast_features_for_autocast(fmap1, fmap2)
         self._maps = build_pyramid(second, levels, radius, True)
         self._radius = radius
         self._backend = choose_backend(fmap1.device, backend)
@@ -332,7 +334,7 @@ class StoppingBlock:
         return result.to(self._dtype)
 
 
-class Builder:
+class BlockBuilder:
     """Callable with the original's signature that returns our block."""
 
     def __init__(
@@ -348,9 +350,9 @@ class Builder:
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
         """Return our block for the pair that the original is called with."""
         fmap1, fmap2, levels, radius, on_demand = self._signature.bind_arguments(args, kwargs)
-        if self._stops and stops_pooling(fmap2, levels, radius):
+        if self._stops and has_level_within_window(fmap2, levels, radius):
             return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
-        first, second, dtype = prepare_features(fmap1, fmap2)
+        first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
         options: dict[str, Any] = {"backend": choose_backend(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
             return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
@@ -364,15 +366,17 @@ class Builder:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _recognize_block(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:
+def _recognize_block(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> BlockBuilder:
     signature = parse_signature(original)
     if isinstance(signature, str):
-        raise build_refusal(f"the {name} of {where}", None, ALL_PAIRS, signature)
+        raise build_unrecognized_error(f"the {name} of {where}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None
     if accompanied and on_demand:
-        return Builder(original, signature, False, on_demand, backend)
-    stops = check_lookup(f"the {name} of {where}", None, build_lookup(original, signature), may_stop=True)
-    return Builder(original, signature, stops, on_demand, backend)
+        return BlockBuilder(original, signature, False, on_demand, backend)
+    stops = check_lookup_by_trial(
+        f"the {name} of {where}", None, build_lookup(original, signature), may_stop_pooling=True
+    )
+    return BlockBuilder(original, signature, stops, on_demand, backend)
 
 
 RECOGNISERS: dict[str, Recogniser] = {

@@ -145,18 +145,18 @@ def _create_subclass(original: type, overrides: dict[str, Any]) -> type:
         **overrides,
     }
     if not hasattr(original, "__deepcopy__"):
-        members["__deepcopy__"] = _deepcopy
+        members["__deepcopy__"] = _deepcopy_patched
     if all(getattr(original, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__")):
-        members["__reduce_ex__"] = _reduce
+        members["__reduce_ex__"] = _reduce_unpatched
     return type(original)(original.__name__, (original,), members)
 
 
-def _get_state(target: Any) -> dict[str, Any]:
+def _get_pickled_state(target: Any) -> dict[str, Any]:
     state = target.__getstate__() if hasattr(target, "__getstate__") else target.__dict__
     return dict(state)
 
 
-def _set_state(target: Any, state: dict[str, Any]) -> Any:
+def _restore_pickled_state(target: Any, state: dict[str, Any]) -> Any:
     if hasattr(target, "__setstate__"):
         target.__setstate__(state)
     else:
@@ -164,16 +164,16 @@ def _set_state(target: Any, state: dict[str, Any]) -> Any:
     return target
 
 
-def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+def _deepcopy_patched(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
     created = object.__new__(type(self))
     memo[id(self)] = created
-    return _set_state(created, copy.deepcopy(_get_state(self), memo))
+    return _restore_pickled_state(created, copy.deepcopy(_get_pickled_state(self), memo))
 
 
-def _reduce(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _reduce_unpatched(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Pickle the model unpatched: its reader may not have fullfield."""
-    return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_state(self)  # type: ignore[attr-defined]
+    return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_pickled_state(self)  # type: ignore[attr-defined]
 
 
 class Recogniser(Protocol):
@@ -192,7 +192,7 @@ def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], 
     changes: list[Change] = []
     recognised: dict[int, Any] = {}
     for module in model.modules():
-        overrides, replaced = _replace_methods(type(module), recognisers, backend, recognised)
+        overrides, replaced = _build_overriding_methods(type(module), recognisers, backend, recognised)
         hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -205,7 +205,7 @@ def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], 
     return changes
 
 
-def _replace_methods(
+def _build_overriding_methods(
     kind: type, recognisers: Mapping[str, Recogniser], backend: str | None, recognised: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
@@ -214,7 +214,7 @@ def _replace_methods(
         inner = inspect.unwrap(function)
         if not isinstance(inner, FunctionType):
             inner = function
-        names = _find_names(inner, recognisers)
+        names = _find_block_names(inner, recognisers)
         if not names or (hiding is not None and "super" not in hiding.__code__.co_names):
             continue
         where = f"{owner.__module__}.{owner.__qualname__}.{name}"
@@ -239,7 +239,7 @@ def _iterate_functions(kind: type) -> Iterator[tuple[str, type, FunctionType, Fu
                 first.setdefault(name, value)
 
 
-def _find_names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
+def _find_block_names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
     """Return the names in its globals by which the function reaches blocks, in the order of the patterns."""
 
     def iterate_names(code: CodeType) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import check_by_trial, prepare_features
+from fullfield.integrations.forms import cast_features_for_autocast, check_by_trial
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
@@ -47,7 +47,7 @@ def _draw_tensor(*shape: int) -> Tensor:
 # ---- matching
 
 
-def _convert_flow(result: Tensor, feature: Tensor) -> Tensor:
+def _cast_flow_like(result: Tensor, feature: Tensor) -> Tensor:
     """Convert a flow to the features' dtype; under autocast it stays float32."""
     return result if torch.is_autocast_enabled(feature.device.type) else result.to(feature.dtype)
 
@@ -55,8 +55,8 @@ def _convert_flow(result: Tensor, feature: Tensor) -> Tensor:
 def _match_globally(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
     if pred_bidir_flow:
         feature0, feature1 = torch.cat((feature0, feature1)), torch.cat((feature1, feature0))
-    first, second, _ = prepare_features(feature0, feature1)
-    return _convert_flow(global_matching(first, second), feature0), None
+    first, second, _ = cast_features_for_autocast(feature0, feature1)
+    return _cast_flow_like(global_matching(first, second), feature0), None
 
 
 def _match_locally(
@@ -64,21 +64,21 @@ def _match_locally(
 ) -> tuple[Tensor, None]:
     if padding_mode != "zeros":
         raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
-    first, second, _ = prepare_features(feature0, feature1)
-    return _convert_flow(local_matching(first, second, local_radius), feature0), None
+    first, second, _ = cast_features_for_autocast(feature0, feature1)
+    return _cast_flow_like(local_matching(first, second, local_radius), feature0), None
 
 
-def _try_global(original: Any) -> tuple[Tensor, Tensor]:
+def _run_global_matching_trial(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, True)[0], _match_globally(one, two, True)[0]
 
 
-def _try_local(original: Any) -> tuple[Tensor, Tensor]:
+def _run_local_matching_trial(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
 
 
-def replace_matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def build_matcher_change(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
@@ -103,7 +103,7 @@ def replace_matcher(name: str, block: Any, backend: str | None) -> Change:  # no
 # ---- attention over windows
 
 
-def _try_full_attention(original: Any) -> tuple[Tensor, Tensor]:
+def _run_full_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
     query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
     return original(query, key, value), attend(query, key, value)
 
@@ -136,7 +136,7 @@ def _attend_in_windows(
         blocks = []
         for left, columns, width in bands[1]:
             cut = [t[:, top : top + rows * height, left : left + columns * width] for t in maps]
-            blocks.append(_cut_band(cut, rows, columns))
+            blocks.append(_attend_in_band(cut, rows, columns))
         strips.append(torch.cat(blocks, 2))
     return torch.cat(strips, 1).flatten(1, 2)
 
@@ -151,7 +151,7 @@ def _list_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int,
     return [(0, 1, shift), *middle, (length - (size - shift), 1, size - shift)]
 
 
-def _cut_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
+def _attend_in_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     batch, height, width, _ = maps[0].shape
     windows = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
     result = attend(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
@@ -160,7 +160,7 @@ def _cut_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     return joined.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def _build_mask(height: int, width: int, splits: int) -> Tensor:
+def _build_shift_mask(height: int, width: int, splits: int) -> Tensor:
     """Return the original's mask: -100 between positions of a rolled window that are no neighbours."""
     marks = []
     for length in (height, width):
@@ -172,20 +172,20 @@ def _build_mask(height: int, width: int, splits: int) -> Tensor:
     return -100.0 * (rows[:, None] != rows[:, :, None]).to(torch.float32)
 
 
-def _try_mask(original: Any) -> tuple[Tensor, Tensor]:
+def _run_mask_trial(original: Any) -> tuple[Tensor, Tensor]:
     foreign = original(
         input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
         device=torch.device("cpu"),
     )  # fmt: skip
-    return foreign, _build_mask(8, 12, 2)
+    return foreign, _build_shift_mask(8, 12, 2)
 
 
-def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
+def _run_window_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
     result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
         query, key, value = _draw_tensor(3, 2, height * width, 8).unbind()
-        mask = _build_mask(height, width, splits) if shift else None
+        mask = _build_shift_mask(height, width, splits) if shift else None
         options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
         result[0].append(original(query, key, value, attn_mask=mask, **options))
         result[1].append(_attend_in_windows(query, key, value, **options))
@@ -200,7 +200,7 @@ def _propagate_flow(self: Any, feature0: Tensor, flow: Tensor, radius: int | Non
     return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
-def replace_propagation(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def build_propagation_change(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of a part that propagates flow."""
     kind = type(module)
 
@@ -229,10 +229,10 @@ def replace_propagation(name: str, module: Any, backend: str | None) -> Change: 
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _build_recogniser(_match_globally, _try_global),
-    "^local_correlation_softmax$": _build_recogniser(_match_locally, _try_local),
-    "^single_head_full_attention$": _build_recogniser(attend, _try_full_attention),
-    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _try_windows),
-    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _try_mask),
+    "^global_correlation_softmax$": _build_recogniser(_match_globally, _run_global_matching_trial),
+    "^local_correlation_softmax$": _build_recogniser(_match_locally, _run_local_matching_trial),
+    "^single_head_full_attention$": _build_recogniser(attend, _run_full_attention_trial),
+    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _run_window_attention_trial),
+    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _run_mask_trial),
 }
 """Recognisers by the names under which methods reach the functions."""

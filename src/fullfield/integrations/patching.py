@@ -11,7 +11,12 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.integrations import forms, matching, ptlflow, windows
-from fullfield.integrations.forms import PYRAMID, check_lookup, prepare_pyramid, require_kernel
+from fullfield.integrations.forms import (
+    PYRAMID,
+    build_correlation_pyramid,
+    check_lookup_by_trial,
+    require_kernel_or_warn,
+)
 from fullfield.integrations.handle import Change, Handle, find_changes, is_patched
 from fullfield.ops.correlation.protocol import BACKENDS
 
@@ -29,7 +34,7 @@ class _CurrentPair:
         return _CurrentPair, (None,)
 
 
-def _replace_torchvision_block(name: str, block: Any, backend: str | None) -> Change:
+def _build_torchvision_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
     kind = type(block)
 
@@ -39,10 +44,10 @@ def _replace_torchvision_block(name: str, block: Any, backend: str | None) -> Ch
         result: Tensor = trial.index_pyramid(centroids_coords=coords)
         return result
 
-    check_lookup(name, kind, foreign)
+    check_lookup_by_trial(name, kind, foreign)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
-        self.corr_pyramid = _CurrentPair(prepare_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+        self.corr_pyramid = _CurrentPair(build_correlation_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
 
     def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
         return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
@@ -53,11 +58,14 @@ def _replace_torchvision_block(name: str, block: Any, backend: str | None) -> Ch
 
 # Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
 _MODULE_CHANGES = {
-    ("build_pyramid", "index_pyramid"): _replace_torchvision_block,
-    ("compute_cost_volume",): ptlflow.replace_lcv_block,
-    ("q_proj", "k_proj", "forward_local_window_attn"): matching.replace_propagation,
+    ("build_pyramid", "index_pyramid"): _build_torchvision_change,
+    ("compute_cost_volume",): ptlflow.build_lcv_change,
+    ("q_proj", "k_proj", "forward_local_window_attn"): matching.build_propagation_change,
 }
-_ATTRIBUTES = {"init_corr_pyr": ptlflow.replace_neuflow_block, "global_correlation_softmax": matching.replace_matcher}
+_ATTRIBUTES = {
+    "init_corr_pyr": ptlflow.build_neuflow_change,
+    "global_correlation_softmax": matching.build_matcher_change,
+}
 _RECOGNISERS = {**forms.RECOGNISERS, **matching.RECOGNISERS, **windows.RECOGNISERS}
 
 
@@ -95,7 +103,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     if any(is_patched(module) for module in model.modules()):
         raise InputError("model: it is patched already; restore() its handle first")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    require_kernel(device, backend)
+    require_kernel_or_warn(device, backend)
     for module in model.modules():
         support = ptlflow.find_support(module)
         if support is not None and support.state == ptlflow.OTHER:
@@ -104,8 +112,8 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             )
     recognisers = {**_RECOGNISERS, **ptlflow.list_recognisers(model)}
     changes = [
-        *_find_blocks(model, backend),
-        *windows.find_samplers(model, backend),
+        *_find_block_changes(model, backend),
+        *windows.find_sampler_changes(model, backend),
         *find_changes(model, recognisers, backend),
     ]
     changed_ids = [id(change.target) for change in changes]
@@ -122,7 +130,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     return Handle(model, changes, backend)
 
 
-def _find_blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
+def _find_block_changes(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return the changes of parts and attributes in the tables."""
     changes = []
     for path, module in model.named_modules():

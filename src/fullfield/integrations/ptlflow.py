@@ -16,11 +16,11 @@ from fullfield._check import InputError
 from fullfield.integrations.forms import (
     PYRAMID,
     StoppingBlock,
-    check_lookup,
+    build_correlation_pyramid,
+    cast_features_for_autocast,
+    check_lookup_by_trial,
     choose_backend,
-    prepare_features,
-    prepare_pyramid,
-    stops_pooling,
+    has_level_within_window,
 )
 from fullfield.integrations.handle import Change, Recogniser
 from fullfield.nn import local_correlation_with_flow
@@ -42,7 +42,7 @@ class Support:
     note: str = ""
 
 
-def _list_support(names: str, state: str, note: str = "") -> Support:
+def _create_support(names: str, state: str, note: str = "") -> Support:
     return Support(tuple(names.split()), state, note)
 
 
@@ -50,70 +50,70 @@ _WINDOW = "a window of 9×9 in warped features"
 _MASKS = "; which pixels its warp keeps depends on the last bit of a sum, so flow moves with any rounding"
 _MATCHING = "matching, attention and propagation in linear memory: over the whole map"
 SUPPORT = (
-    _list_support("raft raft_small", EXACT),
-    _list_support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
-    _list_support("gma", EXACT),
-    _list_support("skflow", EXACT),
-    _list_support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
-    _list_support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
-    _list_support("dpflow", EXACT, "its on-demand mode needs no extension"),
-    _list_support("rpknet", EXACT),
-    _list_support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
-    _list_support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
-    _list_support("flow_anything", EXACT),
-    _list_support("recover_rn recover_mn recover_cx", EXACT),
-    _list_support("memfof", EXACT, "two blocks, towards the frames before and after"),
-    _list_support("memflow memflow_t", EXACT),
-    _list_support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
-    _list_support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
-    _list_support("splatflow", EXACT, "checked with two frames; three need cupy"),
-    _list_support(
+    _create_support("raft raft_small", EXACT),
+    _create_support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
+    _create_support("gma", EXACT),
+    _create_support("skflow", EXACT),
+    _create_support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
+    _create_support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
+    _create_support("dpflow", EXACT, "its on-demand mode needs no extension"),
+    _create_support("rpknet", EXACT),
+    _create_support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
+    _create_support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
+    _create_support("flow_anything", EXACT),
+    _create_support("recover_rn recover_mn recover_cx", EXACT),
+    _create_support("memfof", EXACT, "two blocks, towards the frames before and after"),
+    _create_support("memflow memflow_t", EXACT),
+    _create_support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
+    _create_support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
+    _create_support("splatflow", EXACT, "checked with two frames; three need cupy"),
+    _create_support(
         "matchflow matchflow_raft",
         EXACT_WITH_NOTE,
         "needs its compiled QuadTreeAttention; checked with a stand-in for that attention",
     ),
-    _list_support(
+    _create_support(
         "gmflownet gmflownet_mix",
         EXACT_WITH_NOTE,
         "its matching is made of the whole matrix, which is still computed, once and without its pyramid",
     ),
-    _list_support(
+    _create_support(
         "lcv_raft lcv_raft_small", EXACT_WITH_NOTE, "the learned metric is multiplied into the first features"
     ),
-    _list_support("neuflow2", EXACT, "a global matching, then lookups"),
-    _list_support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
-    _list_support("gmflow", EXACT, _MATCHING),
-    _list_support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
-    _list_support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
-    _list_support("neuflow", EXACT, "a global matching, then a window of 7×7"),
-    _list_support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
-    _list_support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
-    _list_support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _list_support("scopeflow", EXACT, _WINDOW),
-    _list_support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _list_support("fastflownet", EXACT, _WINDOW),
-    _list_support("hd3 hd3_ctxt", EXACT, _WINDOW),
-    _list_support(
+    _create_support("neuflow2", EXACT, "a global matching, then lookups"),
+    _create_support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
+    _create_support("gmflow", EXACT, _MATCHING),
+    _create_support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
+    _create_support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
+    _create_support("neuflow", EXACT, "a global matching, then a window of 7×7"),
+    _create_support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
+    _create_support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
+    _create_support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _create_support("scopeflow", EXACT, _WINDOW),
+    _create_support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _create_support("fastflownet", EXACT, _WINDOW),
+    _create_support("hd3 hd3_ctxt", EXACT, _WINDOW),
+    _create_support(
         "maskflownet maskflownet_s", EXACT, _WINDOW + "; checked with a stand-in for its deformable convolution"
     ),
-    _list_support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
-    _list_support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
-    _list_support(
+    _create_support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
+    _create_support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
+    _create_support(
         "liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"
     ),
-    _list_support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
-    _list_support("csflow", OTHER, "its volume has a second channel of strip correlations"),
-    _list_support("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
-    _list_support("separableflow", OTHER, "its volume is filtered before it is read"),
-    _list_support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
-    _list_support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
-    _list_support("flow1d", OTHER, "correlates along rows and columns"),
-    _list_support("dip", OTHER, "compares single candidates (PatchMatch)"),
-    _list_support(
+    _create_support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
+    _create_support("csflow", OTHER, "its volume has a second channel of strip correlations"),
+    _create_support("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
+    _create_support("separableflow", OTHER, "its volume is filtered before it is read"),
+    _create_support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
+    _create_support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
+    _create_support("flow1d", OTHER, "correlates along rows and columns"),
+    _create_support("dip", OTHER, "compares single candidates (PatchMatch)"),
+    _create_support(
         "waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"
     ),
-    _list_support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
-    _list_support("flownets flownetsd", OTHER, "correlates nothing"),
+    _create_support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
+    _create_support("flownets flownetsd", OTHER, "correlates nothing"),
 )
 
 FRAME_COUNTS = {"memfof": 3, "streamflow": 4}
@@ -140,7 +140,7 @@ def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool,
         side = 2 * radius + 1
         return torch.unflatten(result, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
-    check_lookup(f"the {name} of {where}", None, foreign, levels=1, operator="the local lookup")
+    check_lookup_by_trial(f"the {name} of {where}", None, foreign, levels=1, operator="the local lookup")
 
     def lookup(
         feature0: Tensor,
@@ -153,7 +153,7 @@ def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool,
         """Correlate with the window of ``feature1`` around where ``flow`` leads."""
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
-        first, second, _ = prepare_features(feature0, feature1)
+        first, second, _ = cast_features_for_autocast(feature0, feature1)
         resolved = choose_backend(feature0.device, backend)
         return local_correlation_with_flow(first, second, flow, local_radius, backend=resolved)
 
@@ -164,7 +164,7 @@ def _pixel_grid(like: Tensor) -> Tensor:
     return pixel_positions(like.shape[-2:], like.device)
 
 
-def replace_neuflow_block(name: str, block: Any, backend: str | None) -> Change:
+def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
@@ -175,10 +175,10 @@ def replace_neuflow_block(name: str, block: Any, backend: str | None) -> Change:
         result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _pixel_grid(coords))
         return result
 
-    check_lookup(name, kind, foreign)
+    check_lookup_by_trial(name, kind, foreign)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
-        return prepare_pyramid(feature0, feature1, self.levels, self.radius, backend)
+        return build_correlation_pyramid(feature0, feature1, self.levels, self.radius, backend)
 
     def call(self: Any, corr_pyramid: Any, flow: Tensor) -> Tensor:
         result: Tensor = corr_pyramid((self.grid + flow).float())
@@ -187,7 +187,7 @@ def replace_neuflow_block(name: str, block: Any, backend: str | None) -> Change:
     return Change.from_overrides(name, block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, PYRAMID)
 
 
-def replace_lcv_block(name: str, block: Any, backend: str | None) -> Change:
+def build_lcv_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 
@@ -196,16 +196,16 @@ def replace_lcv_block(name: str, block: Any, backend: str | None) -> Change:
         result: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
         return result
 
-    stops = check_lookup(name, kind, foreign, may_stop=True)
+    stops = check_lookup_by_trial(name, kind, foreign, may_stop_pooling=True)
 
     def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
         one = fmap1[..., :1, :1].contiguous()
         kind.compute_cost_volume(self, one, fmap2[..., :1, :1].contiguous())  # sets W, the metric
         first = torch.einsum("bchw,cd->bdhw", fmap1, self.W.to(fmap1.dtype))
-        if stops and stops_pooling(fmap2, self.num_levels, self.radius):
+        if stops and has_level_within_window(fmap2, self.num_levels, self.radius):
             return StoppingBlock(first, fmap2, self.num_levels, self.radius, backend)
         layout = torch.channels_last
-        return prepare_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
+        return build_correlation_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
 
     def forward(self: Any, corr_pyramid: Any, coords: Tensor) -> Tensor:  # noqa: ARG001
         result: Tensor = corr_pyramid(coords.float())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import build_refusal, check_by_trial, choose_backend
+from fullfield.integrations.forms import build_unrecognized_error, check_by_trial, choose_backend
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
@@ -20,7 +20,7 @@ Compared: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _FLOWNET = {"patch_size": 21, "dilation_patch": 2}
 
 
-def find_samplers(model: torch.nn.Module, backend: str | None) -> list[Change]:
+def find_sampler_changes(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return a change for every sampler found in the model.
 
     Raises:
@@ -29,14 +29,14 @@ def find_samplers(model: torch.nn.Module, backend: str | None) -> list[Change]:
     changes = []
     for path, module in model.named_modules():
         if type(module).__name__.endswith("SpatialCorrelationSampler") and "Translated" not in type(module).__name__:
-            changes.append(_replace_sampler(path, module, backend))
+            changes.append(_build_sampler_change(path, module, backend))
         function = vars(module).get("corr")
         if getattr(function, "__name__", "") == "correlate":
-            changes.append(_replace_flownet_function(path, module, function, backend))
+            changes.append(_build_flownet_change(path, module, function, backend))
     return changes
 
 
-def _resolve_backend(device: torch.device, backend: str | None) -> str | None:
+def _choose_window_backend(device: torch.device, backend: str | None) -> str | None:
     resolved = choose_backend(device, backend)
     if resolved is not None and resolved not in BACKENDS:
         raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {resolved!r}")
@@ -46,34 +46,36 @@ def _resolve_backend(device: torch.device, backend: str | None) -> str | None:
 def _correlate(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
     """Correlate in the dtype of the original's product: both maps' promoted."""
     dtype = torch.promote_types(fmap1.dtype, fmap2.dtype)
-    resolved = _resolve_backend(fmap1.device, backend)
+    resolved = _choose_window_backend(fmap1.device, backend)
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=resolved)
 
 
-def _read_window(sampler: Any) -> dict[str, Any]:
+def _get_window_arguments(sampler: Any) -> dict[str, Any]:
     return {
         attribute: getattr(sampler, attribute) for attribute in ("patch_size", "dilation_patch", "stride", "padding")
     }
 
 
-def _replace_sampler(name: str, sampler: Any, backend: str | None) -> Change:
+def _build_sampler_change(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
     for attribute in ("kernel_size", "dilation"):
         if getattr(sampler, attribute) not in (1, (1, 1)):
-            raise build_refusal(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
-    _check_by_trial(name, kind, lambda one, two: kind.forward(sampler, one, two), _read_window(sampler), backend)
+            raise build_unrecognized_error(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
+    _check_correlation_by_trial(
+        name, kind, lambda one, two: kind.forward(sampler, one, two), _get_window_arguments(sampler), backend
+    )
 
     def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
-        return _correlate(input1, input2, backend, **_read_window(self))
+        return _correlate(input1, input2, backend, **_get_window_arguments(self))
 
     return Change.from_overrides(name, sampler, {"forward": forward}, BY)
 
 
-def _replace_flownet_function(name: str, module: Any, function: Compared, backend: str | None) -> Change:
+def _build_flownet_change(name: str, module: Any, function: Compared, backend: str | None) -> Change:
     def foreign(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
-    _check_by_trial(name, type(module), foreign, _FLOWNET, backend)
+    _check_correlation_by_trial(name, type(module), foreign, _FLOWNET, backend)
 
     def correlate(input1: Tensor, input2: Tensor) -> Tensor:
         return _correlate(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
@@ -88,7 +90,7 @@ def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bo
         products: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
         return torch.unflatten(products, 1, (5, 5))
 
-    _check_by_trial(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
+    _check_correlation_by_trial(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
 
     def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
         side = 2 * param_dict["max_disp"] + 1
@@ -97,10 +99,10 @@ def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bo
     return compute_cost_volume
 
 
-def _check_by_trial(
+def _check_correlation_by_trial(
     subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None
 ) -> None:
-    _resolve_backend(torch.device("cpu"), backend)
+    _choose_window_backend(torch.device("cpu"), backend)
 
     def trial() -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import ensure_private_folder, list_candidate_folders
+from fullfield._kernels.cache_folder import ensure_private_folder, list_candidate_cache_folders
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
@@ -310,7 +310,7 @@ def _find_download_url(entry: WeightsEntry) -> str | None:
 def _find_cached_file(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
-    for parent in list_candidate_folders():
+    for parent in list_candidate_cache_folders():
         path = parent / "weights" / file
         if path.is_file() and ((named and parent == Path(named)) or _is_owned_by_this_user(path)):
             return path
@@ -323,7 +323,7 @@ def _is_owned_by_this_user(path: Path) -> bool:
 
 def create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
-    tried = [parent / "weights" for parent in list_candidate_folders()]
+    tried = [parent / "weights" for parent in list_candidate_cache_folders()]
     for folder in tried:
         if ensure_private_folder(folder):
             return folder

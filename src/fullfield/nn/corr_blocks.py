@@ -200,7 +200,7 @@ class DroidCorrBlock:
         self.num_levels = num_levels
         self.radius = radius
         self._backend = backend
-        self._dtype = _product_dtype(fmap1)
+        self._dtype = _get_matmul_dtype(fmap1)
         self._fmap1, self._fmap2 = fmap1.flatten(0, 1), fmap2.flatten(0, 1)
         check_levels_and_radius(num_levels, radius)
         check_features(self._fmap1, [self._fmap2], ["fmap2"])
@@ -244,7 +244,7 @@ class DroidCorrBlock:
         return self
 
 
-def _product_dtype(fmap: Tensor) -> torch.dtype:
+def _get_matmul_dtype(fmap: Tensor) -> torch.dtype:
     """Return the dtype of a matrix product of such tensors under the current autocast."""
     kind = fmap.device.type
     if fmap.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
@@ -279,7 +279,7 @@ def local_correlation_with_flow(
         coords = coords + _convert_coords(flow, feature0.dtype)
     else:
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
-    dtype = _product_dtype(feature0)
+    dtype = _get_matmul_dtype(feature0)
     windows = CorrelationPyramid(feature0, feature1, 1, local_radius, backend=backend, out_dtype=dtype)(coords)
     side = 2 * local_radius + 1
     return torch.unflatten(windows, 1, (side, side)).transpose(1, 2).flatten(1, 2)
@@ -317,23 +317,23 @@ class StereoCorrBlock:
         self._size = (fmap1.shape[0], fmap1.shape[2], fmap1.shape[3])
         self._products: Tensor | None = None
         with torch.autocast(fmap1.device.type, enabled=False):
-            joined, self._levels = _join_levels(fmap2, num_levels, 2 * radius + 2)
+            joined, self._levels = _join_levels_side_by_side(fmap2, num_levels, 2 * radius + 2)
             if backend is None and joined.shape[3] <= 2 * fmap1.shape[1]:
                 self._by_row = True
                 self._starts = torch.tensor([[start] for start, _ in self._levels], device=fmap1.device)
-                self._products = _multiply_rows(self._rows_as_images(fmap1), self._rows_as_images(joined))
+                self._products = _multiply_rows(self._view_rows_as_images(fmap1), self._view_rows_as_images(joined))
                 return
         self._by_row = not fmap1.is_cuda or fmap1.dtype == torch.float64
         self._pyramid = CorrelationPyramid(
-            self._rows_as_images(fmap1),
-            self._rows_as_images(joined),
+            self._view_rows_as_images(fmap1),
+            self._view_rows_as_images(joined),
             1,
             radius,
             backend=backend,
             out_dtype=torch.float32,
         )
 
-    def _rows_as_images(self, maps: Tensor) -> Tensor:
+    def _view_rows_as_images(self, maps: Tensor) -> Tensor:
         """Return [B·H, C, 1, W] if every row is treated as an image, else ``maps``."""
         if not self._by_row:
             return maps
@@ -360,9 +360,9 @@ class StereoCorrBlock:
             taps.append(self._look_up_taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
         return torch.cat(taps, 1)
 
-    def _look_up_taps(self, at: Tensor) -> Tensor:
+    def _look_up_taps(self, coords: Tensor) -> Tensor:
         """Return the middle row of the windows: [B, 2r+1, H, W1]."""
-        out = self._pyramid(self._rows_as_images(at))
+        out = self._pyramid(self._view_rows_as_images(coords))
         side = 2 * self.radius + 1
         taps = torch.unflatten(out, 1, (side, side))[:, :, self.radius]
         if not self._by_row:
@@ -383,7 +383,7 @@ class StereoCorrBlock:
         return torch.unflatten(taps.flatten(2), 0, self._size[:2]).permute(0, 3, 1, 2).contiguous().float()
 
 
-def _join_levels(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
+def _join_levels_side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
     """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
     zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
     maps: list[Tensor] = []

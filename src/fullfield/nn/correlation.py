@@ -53,7 +53,7 @@ class CorrelationPyramid:
         out_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        _check_not_recorded()
+        _refuse_jit_trace_and_onnx_export()
         check_levels_and_radius(levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
         self.levels = levels
@@ -86,10 +86,10 @@ class CorrelationPyramid:
         return self._lookups.lookup(coords, self._out_dtype, self._channels_last)
 
 
-def _check_not_recorded() -> None:
+def _refuse_jit_trace_and_onnx_export() -> None:
     """Refuse to be recorded by tracers that would store results as constants or know no node for the lookup."""
     is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if not is_traced and not _is_exported_as_onnx():
+    if not is_traced and not _is_exporting_to_onnx():
         return
     name = "torch.jit.trace" if is_traced else "torch.onnx.export"
     raise InputError(
@@ -98,7 +98,7 @@ def _check_not_recorded() -> None:
     )
 
 
-def _is_exported_as_onnx() -> bool:
+def _is_exporting_to_onnx() -> bool:
     """Return whether torch.onnx.export is at work; its own function returns False in code that Dynamo traces."""
     flags = sys.modules.get("torch.onnx._internal.exporter._flags")
     return bool(getattr(flags, "_is_onnx_exporting", False))

@@ -189,7 +189,7 @@ class Kernels:
         """Return the kernel, allowed ``shared`` bytes of shared memory."""
         kernel: Kernel = self._library[name]
         if shared > _SHARED_BY_DEFAULT:
-            kernel.allow_shared(self.index, shared)
+            kernel.allow_shared_memory(self.index, shared)
         return kernel
 
     def launch(
@@ -202,7 +202,7 @@ class Kernels:
             raise ValueError(f"{name}: expected at most {MAX_BLOCKS} blocks, got {blocks}")
         index, kernel = self.index, self._library[name]
         if shared > _SHARED_BY_DEFAULT:
-            kernel.allow_shared(index, shared)
+            kernel.allow_shared_memory(index, shared)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
         if current_device() == index:  # a context takes the host as long as a launch
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)

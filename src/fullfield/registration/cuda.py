@@ -28,7 +28,7 @@ def descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
-    return Source.define_macros(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
+    return Source.with_macros(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
 
 
 class Describer:

@@ -23,7 +23,7 @@ HOPPER = Device(0, "", "sm_90a", 132, 227 << 10)
 class Kernel:
     """Checks launches instead of making them."""
 
-    def allow_shared(self, _: int, size: int) -> None:
+    def allow_shared_memory(self, _: int, size: int) -> None:
         assert size <= HOPPER.shared
 
     def launch(self, grid: tuple[int, int], *_: object) -> None:

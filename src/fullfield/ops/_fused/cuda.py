@@ -31,7 +31,7 @@ GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer(name) fo
 
 
 def _generate_source(file_name: str, **macros: int) -> Source:
-    return Source.define_macros(
+    return Source.with_macros(
         read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / file_name), **macros
     )
 
@@ -59,7 +59,7 @@ def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     text = read_source(*shared, _FOLDER / "convex_gradients.cu")
-    return Source.define_macros(text, IN=CODES[dtype], CHANNELS=channels)
+    return Source.with_macros(text, IN=CODES[dtype], CHANNELS=channels)
 
 
 # ---- launching

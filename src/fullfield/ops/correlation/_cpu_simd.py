@@ -22,10 +22,10 @@ from fullfield._kernels.simd import (
     LANES,
     VECTOR,
     build_pointer,
-    emit_cases,
     emit_load,
     emit_splat,
     emit_store,
+    emit_switch,
     float32x16,
     index_constant,
     vector_constant,
@@ -94,7 +94,7 @@ def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any
 def _emit_switch_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
     half = builder.lshr(builder.add(count, index_constant(1)), index_constant(1))
-    emit_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
+    emit_switch(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
 
 
 @intrinsic

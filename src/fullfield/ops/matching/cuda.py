@@ -39,7 +39,7 @@ def explain_unsupported(request: Request) -> str | None:
 def matching_source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for features of ``dtype``."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.WARPS, _SOURCE)
-    return Source.define_macros(text, IN=CODES[dtype])
+    return Source.with_macros(text, IN=CODES[dtype])
 
 
 def to_padded_rows(fmap: Tensor, aligned: bool = False) -> Tensor:

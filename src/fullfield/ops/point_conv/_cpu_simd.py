@@ -14,10 +14,10 @@ from fullfield._kernels.simd import (
     LANES,
     VECTOR,
     build_pointer,
-    emit_cases,
     emit_load,
     emit_splat,
     emit_store,
+    emit_switch,
     index_constant,
 )
 
@@ -68,7 +68,7 @@ def _build_accumulate_products(vectors: int, widths: tuple[int, ...]) -> Any:
                 for home, cell in zip(homes, cells, strict=True):
                     emit_store(builder, builder.load(cell), home)
 
-            emit_cases(builder, args[0], widths, emit)
+            emit_switch(builder, args[0], widths, emit)
             return context.get_dummy_value()
 
         i = types.intp

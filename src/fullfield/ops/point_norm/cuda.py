@@ -50,7 +50,7 @@ def norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_ve
     vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _choose_lanes_and_loads(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.define_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
+    return Source.with_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
 def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> Kernels:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels import numba_cache
-from fullfield._kernels.threads import run, split_rows
+from fullfield._kernels.threads import run_tasks, split_rows
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32Table,
@@ -131,7 +131,7 @@ class Solver:
         return torch.from_numpy(np.stack(flow_planes))
 
     def _run_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
-        run([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
+        run_tasks([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
 
     def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
         key = (kind, size_in, size_out)
@@ -213,8 +213,8 @@ class Solver:
             k.sweep_strip(*size, top, bottom, *rule)
 
         strips = split_rows(level.height, self._threads, grain=2 * depth + 2)
-        run([partial(strip, top, bottom) for top, bottom in strips], self._threads)
-        run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        run_tasks([partial(strip, top, bottom) for top, bottom in strips], self._threads)
+        run_tasks([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_into_scratch(self, level: _Level) -> None:
         """Write the median of the flow into the scratch planes."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fullfield._kernels import Missing, numba_cache
-from fullfield._kernels.threads import run, split_rows
+from fullfield._kernels.threads import run_tasks, split_rows
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned, _Level
 from fullfield.ops.tvl1.guided_reference import compute_misfits, gaussian_kernel
@@ -94,7 +94,7 @@ class Refiner:
 
     def _run_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
         strips = split_rows(self._height, strips_per_thread * self._threads)
-        run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
+        run_tasks([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _lay_out_pair(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
         """Bring the pair into the kernels' layouts."""
@@ -137,8 +137,8 @@ class Refiner:
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
         strips = split_rows(self._height, self._threads, grain=2 * depth + 2)
-        run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
-        run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        run_tasks([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run_tasks([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_in_place(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""

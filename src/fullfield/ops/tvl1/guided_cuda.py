@@ -101,7 +101,7 @@ class Strips:
             return None
         text = read_source(HALVES, COPIES, *(_FOLDER / name for name in ("guided_steps.cuh", "guided_rows.cu")))
         options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return Pass(Source.define_macros(text, **options), columns, rows, 32 * groups, shared)
+        return Pass(Source.with_macros(text, **options), columns, rows, 32 * groups, shared)
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ def refinement_source(shape: Shape) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
-    return Source.define_macros(
-        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS
-    )
+    return Source.with_macros(text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS)
 
 
 def count_planes(passes: int) -> int:

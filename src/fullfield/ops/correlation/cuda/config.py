@@ -90,7 +90,7 @@ class Config:
 
     def build_source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
         """Return the source with the macros of every kernel and ``macros``."""
-        return Source.define_macros(
+        return Source.with_macros(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
             BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, OUT=out,

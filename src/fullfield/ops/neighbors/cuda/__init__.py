@@ -44,14 +44,14 @@ def _read_sources(*files: Path) -> str:
 def radius_source() -> Source:
     """Return the source of the radius search."""
     text = _read_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
-    return Source.define_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
+    return Source.with_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.define_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
+    return Source.with_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache

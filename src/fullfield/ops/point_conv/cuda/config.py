@@ -49,7 +49,7 @@ class Operands:
     @property
     def options(self) -> tuple[str, ...]:
         """Compiler options of the operands."""
-        return Source.define_macros("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
+        return Source.with_macros("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Variant:
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def build_source(self, operands: Operands) -> Source:
         text, flags = self._get_text_and_macros(operands.bf16)
-        return Source.define_macros(text, *operands.options, **flags)
+        return Source.with_macros(text, *operands.options, **flags)
 
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""

@@ -32,7 +32,7 @@ def explain_unsupported(features: Tensor) -> str | None:
 def pooling_source(dtype: torch.dtype, has_cells: bool) -> Source:
     """Return the source of all kernels; ``has_cells``: whether triplets keep cells apart from the words."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.define_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
+    return Source.with_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
 
 
 def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:

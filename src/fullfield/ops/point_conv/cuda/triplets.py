@@ -34,7 +34,7 @@ def triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
     """Return the source; whether written (``has_cells``) and read triplets keep cells apart from the words."""
     key = "unsigned long long" if has_cells else "unsigned"
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
-    return Source.define_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
+    return Source.with_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
 
 
 def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def _count_shared_row_floats(columns: Columns) -> int:
 def _generate_source(file_name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **macros: int) -> Source:
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / file_name)
     common = {"IN": CODES[dtype], "VEC": 4 if vectors else 1, "JG": columns.group, "JN": columns.groups}
-    return Source.define_macros(text, **common, **macros)
+    return Source.with_macros(text, **common, **macros)
 
 
 @functools.cache
@@ -123,7 +123,7 @@ def half_source(dtype: torch.dtype, vectors: bool, half: HalfTiling) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
-    return Source.define_macros(
+    return Source.with_macros(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if vectors else 1, JG=1, JN=1,
         CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
     )  # fmt: skip

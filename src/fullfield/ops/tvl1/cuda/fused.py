@@ -217,7 +217,7 @@ def choose_fastest_tiling(batch: int, height: int, width: int, config: TVL1Confi
 def _generate_source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
-    return Source.define_macros(
+    return Source.with_macros(
         text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.columns_per_lane,
         KEPT=shape.has_data_term_in_registers, CLUSTER=shape.cluster, RESIDENT=shape.blocks_per_multiprocessor,
         SPAN=shape.max_flow_span, SMALL=small, CLAMP=clamp, REACH=margin,

@@ -47,12 +47,12 @@ def pyramid_source() -> Source:
 def warp_source(dtype: torch.dtype) -> Source:
     """Return the source of ``linearise`` for levels of ``dtype``."""
     text = _read_sources("sampling.cuh", "warp.cu")
-    return Source.define_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
+    return Source.with_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def median_source(dtype: torch.dtype) -> Source:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return Source.define_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
+    return Source.with_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
 
 
 class Planes(NamedTuple):

@@ -74,7 +74,7 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _generate_source(half: bool, **options: int) -> Source:
-    return Source.define_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
+    return Source.with_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
 def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:

@@ -33,7 +33,7 @@ def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
 def convex_loss_source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for weights of a dtype."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
-    return Source.define_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
+    return Source.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
 def compute_loss(
