@@ -85,7 +85,7 @@ def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source
     found = shapes.derive_gradient_config(shapes.choose_forward_config(request, gpu_from_device(arch)))
     side, form = shapes.choose_patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
     assert side >= 2 * request.radius + 2
-    assert found.channels % form[0] == 0
+    assert found.padded_channels % form[0] == 0
     assert shapes.collect_shared_bytes(side) <= shared
     assert shapes.multiply_shared_bytes(found, *form) <= shared
     return shapes.collect_source(found, grad, side), shapes.multiply_source(found, side, *form)
@@ -121,7 +121,7 @@ def convolution_of(
     """Return the request as the launches change it, and what they multiply."""
     request = points.Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
     if not gpu_from_device(arch).multiplies_bfloat16:
-        request = config.replace_bfloat16(request)
+        request = config.replace_bfloat16_by_float32(request)
     return request, config.choose_operands(request, False)
 
 
@@ -131,8 +131,8 @@ def of_point_convolutions(arch: str) -> Limits:
         device, hopper = gpu_from_device(arch), arch == "sm_90a"
         forward = config.choose_multiply(request, operands, device)
         gradient = config.choose_outer(request, operands, device)
-        assert forward.shared_bytes(27, operands.parts) <= device.shared
-        assert gradient.shared_bytes(operands.parts) <= device.shared
+        assert forward.shared_bytes(27, operands.parts_per_value) <= device.shared
+        assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
         yield forward.build_source(operands), "multiply", registers, 32 if hopper else 16
         if isinstance(forward, config.MultiplyHopper):  # else its warps would wait for registers for ever
@@ -342,8 +342,8 @@ def test_point_conv_kernels_fit_shared_memory(
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
         forward, gradient = (f(request, operands, device) for f in (config.choose_multiply, config.choose_outer))
-        assert forward.shared_bytes(cells, operands.parts) <= device.shared
-        assert gradient.shared_bytes(operands.parts) <= device.shared
+        assert forward.shared_bytes(cells, operands.parts_per_value) <= device.shared
+        assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
         assert 1 <= gradient.warps <= 16
     if arch in ("sm_75", "sm_86", "sm_90a"):
         assert "multiply" in resources(forward.build_source(operands), arch)

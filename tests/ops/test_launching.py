@@ -134,7 +134,7 @@ def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries, source = Recorder(), Source("text")
     kernels = _launching.load_kernels(libraries, source, -1)
     for blocks, rows in ((5, 3), (5, 0), (0, 3)):
-        kernels.launch("double", blocks, 256, PARAMS(), rows=rows)
+        kernels.launch("double", blocks, 256, PARAMS(), grid_rows=rows)
     assert [one[3] for one in libraries.launched] == [(5, 3)]
 
 

@@ -193,10 +193,10 @@ class Kernels:
         return kernel
 
     def launch(
-        self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0, rows: int = 1
+        self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0, grid_rows: int = 1
     ) -> None:
-        """Launch ``rows`` of ``blocks`` on the device's current stream; without blocks, do nothing."""
-        if blocks <= 0 or rows <= 0:
+        """Launch ``grid_rows`` of ``blocks`` on the device's current stream; without blocks, do nothing."""
+        if blocks <= 0 or grid_rows <= 0:
             return
         if blocks > MAX_BLOCKS:
             raise ValueError(f"{name}: expected at most {MAX_BLOCKS} blocks, got {blocks}")
@@ -205,10 +205,10 @@ class Kernels:
             kernel.allow_shared_memory(index, shared)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
         if current_device() == index:  # a context takes the host as long as a launch
-            kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
+            kernel.launch((blocks, grid_rows), threads, shared, index, raw_stream(index), pointer)
             return
         with torch.cuda.device(index):
-            kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
+            kernel.launch((blocks, grid_rows), threads, shared, index, raw_stream(index), pointer)
 
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
         """Launch a :func:`build_batch_structure` of problems once; ``blocks`` holds the number of blocks of each."""

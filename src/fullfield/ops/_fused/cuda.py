@@ -70,7 +70,9 @@ def _load_kernels(source: Source, like: Tensor) -> Kernels:
 
 
 def _launch_pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
-    _load_kernels(passes_source(like.dtype), like).launch(name, -(-threads // _THREADS), _THREADS, params, rows=items)
+    _load_kernels(passes_source(like.dtype), like).launch(
+        name, -(-threads // _THREADS), _THREADS, params, grid_rows=items
+    )
 
 
 def _count_vector_elements(dtype: torch.dtype) -> int:
@@ -139,7 +141,7 @@ def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePad
     params.top, params.left, params.padded_height, params.padded_width = padding
     params.cell_rows, params.cell_columns = rows, columns
     kernels = _load_kernels(passes_source(out.dtype), out)
-    kernels.launch("frames_to_cells", batch * rows, _THREADS, params, rows=-(-columns // _THREADS))
+    kernels.launch("frames_to_cells", batch * rows, _THREADS, params, grid_rows=-(-columns // _THREADS))
 
 
 def normalize_add_relu_(
@@ -178,8 +180,8 @@ def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=y.device)
     params.partial, params.scale, params.shift = partial.data_ptr(), scale.data_ptr(), shift.data_ptr()
     kernels = _load_kernels(passes_source(y.dtype), y)
-    kernels.launch("moments", params.chunks, _THREADS, params, rows=batch)
-    kernels.launch("moments_end", -(-channels // 32), 1024, params, rows=batch)
+    kernels.launch("moments", params.chunks, _THREADS, params, grid_rows=batch)
+    kernels.launch("moments_end", -(-channels // 32), 1024, params, grid_rows=batch)
     return Norm(scale, shift)
 
 
@@ -280,7 +282,7 @@ def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: fl
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
     params.height, params.width, params.epsilon = height, width, epsilon
     kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
-    kernels.launch("depthwise_norm", batch * height, channels // 2, params, rows=-(-width // 8))
+    kernels.launch("depthwise_norm", batch * height, channels // 2, params, grid_rows=-(-width // 8))
 
 
 def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
@@ -302,7 +304,7 @@ def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     params.height, params.width = height, width
     if x.numel():
         kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
-        kernels.launch("depthwise", batch * height, channels // 2, params, rows=-(-width // 8))
+        kernels.launch("depthwise", batch * height, channels // 2, params, grid_rows=-(-width // 8))
 
 
 def convex_upsample_strip(
@@ -331,7 +333,7 @@ def convex_upsample_strip(
     aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
     source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
     across = -(-params.width * factor // _THREADS)
-    _load_kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
+    _load_kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, grid_rows=across)
 
 
 def explain_convex_refusal(field: Tensor, mask: Tensor, factor: int) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield.ops._backends import InsufficientMemory
 from fullfield.ops.correlation import in_pytorch
-from fullfield.ops.correlation.protocol import Gradients, Request, disable_autocast
+from fullfield.ops.correlation.protocol import Gradients, Request, disable_autocast_and_grad
 
 
 def explain_unsupported(request: Request) -> str | None:
@@ -39,7 +39,7 @@ def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Den
     source = fmap1.detach().flatten(2)
     scaled = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
     # Volumes first, then the features, which only the gradient needs.
-    with disable_autocast(fmap1.device):
+    with disable_autocast_and_grad(fmap1.device):
         volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in maps]
     features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
     return Dense(request, (*volumes, *features))
@@ -93,7 +93,7 @@ class Dense(in_pytorch.PreparedInPyTorch):
 
     def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply the volumes' gradients with the features."""
-        with disable_autocast(self.request.device):
+        with disable_autocast_and_grad(self.request.device):
             return self._multiply_gradients(grads)
 
     def _multiply_gradients(self, grads: Gradients) -> Gradients:

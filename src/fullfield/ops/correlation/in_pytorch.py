@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.protocol import FEATURES, Gradients, Prepared, Request, convert_output, disable_autocast
+from fullfield.ops.correlation.protocol import (
+    FEATURES,
+    Gradients,
+    Prepared,
+    Request,
+    convert_output,
+    disable_autocast_and_grad,
+)
 
 
 class Window(NamedTuple):
@@ -142,7 +149,7 @@ class PreparedInPyTorch(Prepared):
         r = self.request
         taps = r.side**2
         out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
-        with disable_autocast(coords.device):
+        with disable_autocast_and_grad(coords.device):
             for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
                 dots = torch.where(inside, self.compute_dots(level, pixels, x, y, inside), 0.0)
                 out[pixels, level * taps : (level + 1) * taps] = blend_taps(dots, window).to(out_dtype)
@@ -151,7 +158,7 @@ class PreparedInPyTorch(Prepared):
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
-        with disable_autocast(coords.device):
+        with disable_autocast_and_grad(coords.device):
             return self._add_gradients(grad_out, coords, grads, coords_grad)
 
     def _add_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:

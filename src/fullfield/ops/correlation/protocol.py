@@ -251,7 +251,7 @@ def convert_output(out: Tensor, dtype: torch.dtype, channels_last: bool) -> Tens
     return out.to(dtype).contiguous(memory_format=layout)
 
 
-def disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+def disable_autocast_and_grad(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which products keep their operands' dtypes: no autocast, and no graph."""
     stack = ExitStack()
     stack.enter_context(torch.no_grad())

@@ -45,7 +45,7 @@ def choose_backend_module(
 _AS_IT_IS = nullcontext()
 
 
-def disable_autocast(device: str) -> AbstractContextManager[Any]:
+def disable_autocast_and_grad(device: str) -> AbstractContextManager[Any]:
     """Return a context without graph and autocast; a null context if both are off, because entering costs host time."""
     if not torch.is_grad_enabled() and not torch.is_autocast_enabled(device):
         return _AS_IT_IS
@@ -62,7 +62,7 @@ def convolve_features(
     """Convolve features with weights and add the bias."""
     triplets = Triplets(*forward)
     module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-    with disable_autocast(features.device.type):
+    with disable_autocast_and_grad(features.device.type):
         operands = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
         out: Tensor = module.multiply_triplets(request, *operands, triplets)
     return out
@@ -75,7 +75,7 @@ def compute_feature_gradient(
     """Return the gradient of the features, without a transposed copy of the weights if the backend can."""
     triplets = Triplets(*(forward if mirrored else backward))
     module, request = choose_backend_module(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
-    with disable_autocast(grad.device.type):
+    with disable_autocast_and_grad(grad.device.type):
         return multiply_by_transposed_weight(module, request, grad.contiguous(), weight, triplets, mirrored)
 
 
@@ -103,7 +103,7 @@ def compute_weight_gradient(
     """Return the gradient of the weight."""
     triplets = Triplets(*forward)
     module, request = choose_backend_module(features, grad.shape[1], triplets, cells, groups, backend)
-    with disable_autocast(features.device.type):
+    with disable_autocast_and_grad(features.device.type):
         out: Tensor = module.sum_outer_products(request, features.contiguous(), grad.contiguous(), triplets)
     return out
 
@@ -377,7 +377,7 @@ class _ConvNorm(torch.autograd.Function):
         gradients = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
         grad_convolved, grad_scale, grad_shift, grad_residual = gradients
         one = two = None
-        with disable_autocast(grad.device.type):
+        with disable_autocast_and_grad(grad.device.type):
             if requested[1]:
                 two = module.sum_outer_products(request, features.contiguous(), grad_convolved, geometry.forward)
             if requested[0]:

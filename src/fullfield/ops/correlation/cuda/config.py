@@ -59,19 +59,19 @@ class Config:
     """Whether the first map's features are not kept in the L2, so that the second's stay there."""
 
     @property
-    def parts(self) -> int:
+    def parts_per_feature(self) -> int:
         """Number of 16-bit parts of a feature: 2 if split."""
         return 2 if self.split else 1
 
     @property
-    def channels(self) -> int:
+    def padded_channels(self) -> int:
         """Number of channels of a padded vector."""
         return self.cblk * self.kb
 
     @property
     def row_length(self) -> int:
         """Number of 16-bit elements of one feature vector."""
-        return self.channels * self.parts
+        return self.padded_channels * self.parts_per_feature
 
     @property
     def tile_height(self) -> int:
@@ -79,7 +79,7 @@ class Config:
         return 64 * self.groups // self.block
 
     @property
-    def maps(self) -> int:
+    def tensor_map_count(self) -> int:
         """Number of tensor maps passed to the lookup."""
         return self.levels * len(self.widths)
 
@@ -165,7 +165,9 @@ def choose_multiply_blocks(config: Config, shared_bytes: int) -> tuple[int, int]
 
     It fits in ``shared_bytes`` if any form does.
     """
-    candidates = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
+    candidates = [
+        (block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.padded_channels % block == 0
+    ]
     return next(
         (candidate for candidate in candidates if multiply_shared_bytes(config, *candidate) <= shared_bytes), (64, 1)
     )
@@ -175,7 +177,7 @@ def choose_multiply_blocks(config: Config, shared_bytes: int) -> tuple[int, int]
 
 
 def _stage_bytes(config: Config) -> int:
-    return config.columns * config.cblk * 2 * config.parts
+    return config.columns * config.cblk * 2 * config.parts_per_feature
 
 
 def lookup_shared_bytes(config: Config, out_code: int, channels_last: bool) -> int:
@@ -224,9 +226,9 @@ def fit_lookup_config(
 def _yield_smaller_configs(config: Config) -> Iterator[Config]:
     """Yield configurations that take less and less shared memory."""
     for cblk in (config.cblk, 192, 128, 64):
-        if cblk <= config.cblk and config.channels % cblk == 0:
+        if cblk <= config.cblk and config.padded_channels % cblk == 0:
             for groups in (config.groups, 1):
-                yield replace(config, groups=groups, cblk=cblk, kb=config.channels // cblk)
+                yield replace(config, groups=groups, cblk=cblk, kb=config.padded_channels // cblk)
 
 
 def collect_shared_bytes(side: int) -> int:
@@ -236,7 +238,12 @@ def collect_shared_bytes(side: int) -> int:
 
 def multiply_shared_bytes(config: Config, block: int, chunks: int) -> int:
     """Return the bytes of shared memory of a block of ``multiply_out``; arguments as :func:`choose_multiply_blocks`."""
-    return chunks * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
+    return (
+        chunks * (config.parts_per_feature * 64 * block * 2 + 64 * 64 * 4)
+        + config.parts_per_feature * 64 * 64 * 2
+        + 7424
+        + 1024
+    )
 
 
 def coords_shared_bytes(config: Config) -> int:
@@ -274,7 +281,9 @@ def lookup_source(config: Config, out_code: int, channels_last: bool) -> Source:
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = wgmma_source(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
-    return build_lookup_source(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
+    return build_lookup_source(
+        text, MAPS=config.tensor_map_count, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer
+    )
 
 
 @functools.lru_cache(64)

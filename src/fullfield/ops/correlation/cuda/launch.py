@@ -132,7 +132,9 @@ def _lay_out_features(
             params.magnitude = factor.data_ptr()
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
-        blocks = request.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
+        blocks = (
+            request.batch * (config.padded_channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
+        )
         kernels.launch("prepare", blocks, 256, params)
 
 

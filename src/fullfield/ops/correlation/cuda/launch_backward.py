@@ -71,7 +71,7 @@ class FeatureGradients:
         pair = GradientParams()
         fill_lookup_params(pair.p, request, self._config, state[3], state[1])
         pair.p.scale = state[2].data_ptr()
-        self._blocks = self._config.channels // multiply_blocks[0]
+        self._blocks = self._config.padded_channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
         self._plan_launches(pair)
         self._pair = pair
@@ -98,7 +98,7 @@ class FeatureGradients:
 
     def allocate_sums(self, fmap1: bool, levels: bool) -> GradientSums:
         """Return the sums of a new pass for the requested gradients."""
-        r, channels, pair = self.request, self._config.channels, self._pair
+        r, channels, pair = self.request, self._config.padded_channels, self._pair
         new, count = self._state[0].new_zeros, self._collected
         pixels, targets = r.batch * r.size1[0] * r.size1[1], r.batch * sum(h * w for h, w in r.sizes2)
         first = new((pixels * channels if fmap1 else 0,), dtype=torch.float32)
@@ -165,14 +165,14 @@ class FeatureGradients:
             return Gradients(first, None, sums.requested)
         rest, start = [], 0
         for size in r.sizes2:
-            count = r.batch * size[0] * size[1] * self._config.channels
+            count = r.batch * size[0] * size[1] * self._config.padded_channels
             rest.append(self._view_unpadded(sums.levels[0][start : start + count], size))
             start += count
         return Gradients(first, rest, sums.requested)
 
     def _view_unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
         """Return a view [B, C, H, W] of [B, H, W, padded channels]."""
-        padded = flat.view(self.request.batch, *size, self._config.channels)
+        padded = flat.view(self.request.batch, *size, self._config.padded_channels)
         return padded[..., : self.request.channels].permute(0, 3, 1, 2)
 
     def _record_stream(self, stream: int, sums: GradientSums) -> None:

@@ -37,7 +37,7 @@ class Operands:
     """Whether the triplets' cells stand beside the words."""
 
     @property
-    def parts(self) -> int:
+    def parts_per_value(self) -> int:
         """Number of 16-bit parts of a value."""
         return 1 + self.split
 
@@ -80,7 +80,7 @@ def choose_operands(request: Request, has_cells: bool) -> Operands:
     return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", has_cells)
 
 
-def replace_bfloat16(request: Request) -> Request:
+def replace_bfloat16_by_float32(request: Request) -> Request:
     """Return the request that takes this one's place on a GPU whose tensor cores do not multiply bfloat16.
 
     Features become float32 and operands float16, which hold every bfloat16 down to 2⁻²⁸ of the largest magnitude.
@@ -90,7 +90,7 @@ def replace_bfloat16(request: Request) -> Request:
     return request
 
 
-def pad_channels(request: Request) -> Channels:
+def join_and_pad_channels(request: Request) -> Channels:
     """Return the channels of the kernels' groups, which may join several of the request's."""
     inputs, outputs = (count // request.groups for count in request.channels)
     joined = 1
@@ -213,9 +213,9 @@ def _read_sources(*names: str) -> str:
     return read_source(*shared, *(_FOLDER / name for name in names))
 
 
-def _units_per_multiprocessor(request: Request, device: Device) -> int:
+def _count_units_per_multiprocessor(request: Request, device: Device) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
-    channels = pad_channels(request)
+    channels = join_and_pad_channels(request)
     blocks = channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
@@ -224,7 +224,7 @@ def choose_hopper_multiply(request: Request, operands: Operands, device: Device)
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.is_hopper or not (operands.code or operands.split):
         return None
-    channels = pad_channels(request)
+    channels = join_and_pad_channels(request)
     columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
     slabs = -(-slabs // depth) * depth
@@ -233,8 +233,8 @@ def choose_hopper_multiply(request: Request, operands: Operands, device: Device)
         columns, groups, stages, registers = 128, 3, 4, 144
     shape = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
-    is_large = request.rows * blocks >= _BANDS * operands.parts * shape.rows_at_a_time * device.processors
-    return shape if is_large and shape.shared_bytes(request.cells, operands.parts) <= device.shared else None
+    is_large = request.rows * blocks >= _BANDS * operands.parts_per_value * shape.rows_at_a_time * device.processors
+    return shape if is_large and shape.shared_bytes(request.cells, operands.parts_per_value) <= device.shared else None
 
 
 def choose_multiply(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
@@ -242,12 +242,12 @@ def choose_multiply(request: Request, operands: Operands, device: Device) -> Mul
     hopper = choose_hopper_multiply(request, operands, device)
     if hopper is not None:
         return hopper
-    channels, units = pad_channels(request), _units_per_multiprocessor(request, device)
+    channels, units = join_and_pad_channels(request), _count_units_per_multiprocessor(request, device)
     columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
     config = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
-    if units >= 12 * _UNITS and config.shared_bytes(request.cells, operands.parts) <= device.shared:
+    if units >= 12 * _UNITS and config.shared_bytes(request.cells, operands.parts_per_value) <= device.shared:
         return config
     slab_parts, cell_parts = _split_slabs_and_cells(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
@@ -259,7 +259,7 @@ def choose_multiply(request: Request, operands: Operands, device: Device) -> Mul
 
 def _split_slabs_and_cells(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
-    channels = pad_channels(request)
+    channels = join_and_pad_channels(request)
     tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     max_parts, sharing = 16 if operands.code else 8, 1
     while sharing < max_parts and sharing * tiles < 16 * device.processors:
@@ -349,7 +349,7 @@ def choose_hopper_outer(request: Request, operands: Operands, device: Device) ->
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.is_hopper or not operands.code:
         return None
-    channels, outer = pad_channels(request), OuterHopper()
+    channels, outer = join_and_pad_channels(request), OuterHopper()
     if min(channels.inputs, channels.outputs) <= 32:
         return None
     blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // outer.cells)
@@ -361,7 +361,7 @@ def choose_outer(request: Request, operands: Operands, device: Device) -> Outer 
     hopper = choose_hopper_outer(request, operands, device)
     if hopper is not None:
         return hopper
-    channels = pad_channels(request)
+    channels = join_and_pad_channels(request)
     inputs, outputs = _choose_block_channels(channels.inputs), _choose_block_channels(channels.outputs)
     halves = 2 if inputs == 64 else 1
     buffers = 3 if operands.code else 1
@@ -369,6 +369,6 @@ def choose_outer(request: Request, operands: Operands, device: Device) -> Outer 
         cells = -(-request.cells // -(-request.cells // max_cells))  # as equal as can be
         for tile in (512, 256, 128):
             config = Outer(cells, halves, tile, inputs // halves, outputs, buffers)
-            if config.shared_bytes(operands.parts) <= device.shared:
+            if config.shared_bytes(operands.parts_per_value) <= device.shared:
                 return config
     raise ValueError(f"no block of the weights' gradient fits {device.shared} bytes of shared memory")

@@ -20,8 +20,8 @@ from fullfield.ops.point_conv.cuda.config import (
     choose_multiply,
     choose_operands,
     choose_outer,
-    pad_channels,
-    replace_bfloat16,
+    join_and_pad_channels,
+    replace_bfloat16_by_float32,
 )
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
@@ -60,11 +60,11 @@ class _MultiplyPlan(NamedTuple):
 
 @functools.lru_cache(4096)
 def _plan_multiply(device: Device, request: Request, has_cells: bool) -> _MultiplyPlan:
-    operands, channels = choose_operands(request, has_cells), pad_channels(request)
+    operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
     config = choose_multiply(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
-    vectors = columns * config.count_weight_vectors(request.cells, operands.parts)
+    vectors = columns * config.count_weight_vectors(request.cells, operands.parts_per_value)
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     max_blocks = max(1, device.processors * config.blocks // columns)
     if isinstance(config, Multiply) and config.warps_sharing_rows > 1:  # no rows are handed out: a block has its own
@@ -75,9 +75,9 @@ def _plan_multiply(device: Device, request: Request, has_cells: bool) -> _Multip
     triplets = _Triplets(None, None, None, 0, count_index_bits(request.cells), request.cells)
     return _MultiplyPlan(
         config.build_source(operands), operands.scaled, channels.groups, channels.padded_inputs,
-        16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts // 256), pack,
+        16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts_per_value // 256), pack,
         _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.rows_at_a_time,
-        config.threads, config.shared_bytes(request.cells, operands.parts),
+        config.threads, config.shared_bytes(request.cells, operands.parts_per_value),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ class _OuterPlan(NamedTuple):
 
 @functools.lru_cache(4096)
 def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan:
-    operands, channels = choose_operands(request, has_cells), pad_channels(request)
+    operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
     config = choose_outer(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
@@ -113,7 +113,7 @@ def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan
     shares = _Shares(None, None, None, request.cells, request.groups, *own, input_blocks, output_blocks)
     return _OuterPlan(
         config.build_source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
-        32 * config.warps, config.shared_bytes(operands.parts),
+        32 * config.warps, config.shared_bytes(operands.parts_per_value),
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def multiply_triplets(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = _launching.get_device(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16(request)):
+    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
         widened_bias = None if bias is None else bias.float()
         return out.copy_(
             multiply_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
@@ -190,7 +190,7 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     if not request.entries:
         return out.zero_()
     device = _launching.get_device(features.get_device())
-    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16(request)):
+    if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
         return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
     plan = _plan_outer(device, _round_row_count(request), cells.numel() > 0)
