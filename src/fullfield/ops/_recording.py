@@ -32,7 +32,7 @@ class InOrder:
         self._finished: torch.cuda.Event | None = None
         self._seen: set[int] = set()
 
-    def register_tensors(self) -> None:
+    def register_tensors_again(self) -> None:
         """Register the tensors again on every stream, because they have changed."""
         self._seen.clear()
 

@@ -26,7 +26,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import run_radius_searches
 from fullfield.ops.neighbors.ragged import Cloud
-from fullfield.ops.point_conv.geometry import sorted_geometry
+from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
 from fullfield.ops.point_conv.triplets import is_packed
 from fullfield.registration.descriptors import Floats, Ints, describe_surfaces, find_nearest
 from fullfield.registration.learned_network import (
@@ -147,7 +147,7 @@ def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
         outward = torch.empty_like(coordinates)
         features = DESCRIBER.compute_shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
         cells, triplets = DESCRIBER.sort_pairs(coordinates, outward, feature_neighbors, BITS, features)
-        geometry = sorted_geometry(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
+        geometry = geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
         inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, cells)))
     return Levels(tuple(inputs), tuple(links))
 

@@ -24,7 +24,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv import PointGeometry, point_conv
-from fullfield.ops.point_conv.geometry import sorted_geometry
+from fullfield.ops.point_conv.geometry import geometry_from_sorted_triplets
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 from fullfield.registration.cuda import Describer
 from fullfield.registration.descriptors import join_points_and_normals, kernels, run_in_parallel
@@ -108,7 +108,7 @@ def find_surroundings(
     else:
         cells, triplets = _sort_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
-    return Surroundings(sorted_geometry(points, clouds, triplets, KERNEL, gradient=gradient), cells)
+    return Surroundings(geometry_from_sorted_triplets(points, clouds, triplets, KERNEL, gradient=gradient), cells)
 
 
 def _sort_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:

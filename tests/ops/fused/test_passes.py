@@ -341,8 +341,8 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 
     class Kernels:
-        def launch(self, name: str, blocks: int, threads: int, _params: object, rows: int = 1) -> None:
-            launched.append((name, blocks, threads, rows))
+        def launch(self, name: str, blocks: int, threads: int, _params: object, grid_rows: int = 1) -> None:
+            launched.append((name, blocks, threads, grid_rows))
 
     monkeypatch.setattr(_launching, "load_kernels", lambda *_: Kernels())
     x = torch.zeros(2, 20, 30, 16)

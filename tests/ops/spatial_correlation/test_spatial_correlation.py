@@ -166,8 +166,8 @@ def test_every_patch_fits_into_a_block(shared: int) -> None:
 
 
 def test_windows_of_odd_kinds_are_refused_or_dense() -> None:
-    assert Window((3, 3), (4, 4), (2, 1)).is_aligned
-    assert not Window((3, 3), (4, 3), (2, 2)).is_aligned
+    assert Window((3, 3), (4, 4), (2, 1)).has_stride_dividing_dilation
+    assert not Window((3, 3), (4, 3), (2, 2)).has_stride_dividing_dilation
 
 
 # ---- on a GPU

@@ -472,7 +472,7 @@ class AnyOrder:
     def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def register_tensors(self) -> None:
+    def register_tensors_again(self) -> None:
         self.forgotten += 1
 
 

@@ -76,7 +76,7 @@ def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch
     assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
     assert kept.streams == [1, 2], "once a stream"
     other = Used()
-    in_order.register_tensors()
+    in_order.register_tensors_again()
     for stream in (two, one):
         now[0] = stream
         with in_order(lambda: iter([other])):  # type: ignore[list-item]

@@ -184,7 +184,7 @@ class PreparedFlow:
                 return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
                 self._runs[count] = _RecordedSteps(self, count)
-                self._in_order.register_tensors()  # it knows another set of tensors
+                self._in_order.register_tensors_again()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.pack_frames_into_2x2_cells(first, second, self._frame, self._cells)

@@ -174,25 +174,25 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch,
 
 
 @_helper
-def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
+def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, needs_f1, needs_f2):
     xs, xe = _clip_range(note[1], note[3], width)
     ys, ye = _clip_range(note[2], note[4], height)
     pitch = note[5] * LANES
     w += (ys - note[2]) * pitch + (xs - note[1]) * LANES
     p += (ys * width + xs) * LANES
-    if want1:
+    if needs_f1:
         for channel in range(0, LANES, STEP):
             ADD_PRODUCTS(
                 weights, w, pitch, f2, p + channel, width * LANES, xe - xs, ye - ys, grad_f1, i1 + channel * LANES
             )  # fmt: skip
-    if want2:
+    if needs_f2:
         for row in range(ye - ys):
             add_transposed_products(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
 
 
 @_helper
 def _add_window_gradients(
-    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, want1, want2
+    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, needs_f1, needs_f2
 ):
     for lane in range(LANES):
         x = note[1 + lane]
@@ -209,11 +209,11 @@ def _add_window_gradients(
             for column in range(xs, xe):
                 weight = splat(weights[at + column * LANES])
                 k = cell + column * LANES
-                if want1:
+                if needs_f1:
                     pulled = pulled + weight * load(f2, k)
-                if want2:
+                if needs_f2:
                     store(grad_f2, k, load(grad_f2, k) + weight * own)
-        if want1:
+        if needs_f1:
             store(line, 0, pulled)
             for channel in range(LANES):
                 grad_f1[i1 + channel * LANES + lane] += line[channel]
@@ -225,8 +225,8 @@ def add_tiles_to_gradients(
 ):
     """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
     slot = (max_union_cells(window) + 2) * LANES
-    want1 = grad_f1.size > 0
-    want2 = grad_f2.size > 0
+    needs_f1 = grad_f1.size > 0
+    needs_f2 = grad_f2.size > 0
     f1_block = np.zeros(_BLOCK, np.float32)
     line = np.zeros(LANES, np.float32)
     for block in range(first, last):
@@ -243,12 +243,12 @@ def add_tiles_to_gradients(
                 if notes[at, 0] == _ONE_UNION:
                     _add_union_gradients(
                         weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
-                        want1, want2,
+                        needs_f1, needs_f2,
                     )  # fmt: skip
                 elif notes[at, 0] == _SINGLE:
                     _add_window_gradients(
                         weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
-                        window, line, want1, want2,
+                        window, line, needs_f1, needs_f2,
                     )  # fmt: skip
 
 

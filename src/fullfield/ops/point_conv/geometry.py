@@ -265,7 +265,7 @@ def triplet_geometry(
     return _build_geometries([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
-def sorted_geometry(
+def geometry_from_sorted_triplets(
     points: Tensor,  # [N, 3]
     offsets: Tensor,  # [B + 1] int64, on the CPU
     triplets: Triplets,

@@ -43,7 +43,7 @@ class Window:
         return height, width
 
     @property
-    def is_aligned(self) -> bool:
+    def has_stride_dividing_dilation(self) -> bool:
         """Return whether each stride divides the displacement step, so that dense lattices hold all pairs."""
         return all(d % s == 0 for d, s in zip(self.dilation_patch, self.stride, strict=True))
 

@@ -37,7 +37,7 @@ def triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
     return Source.with_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
 
 
-def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:
+def _allocate_cells_unless_packed(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:
     """Return memory for cells that are kept apart from the words; ``empty``, which holds nothing, if they are not."""
     return empty if is_packed(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
@@ -58,7 +58,9 @@ def assemble_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neig
     for one in requests:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
         words = numbers if overwrites_neighbors else torch.empty_like(numbers, memory_format=torch.contiguous_format)
-        cells = _allocate_cells(rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none)
+        cells = _allocate_cells_unless_packed(
+            rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none
+        )
         results.append(Triplets(rows, words, cells))
     for indices in _group_equal_keys([bool(out.cells.numel()) for out in results]):
         batch, arguments, blocks = _Batch(), [], []
@@ -97,7 +99,7 @@ def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
     results, none = [], requests[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in requests:
         rows, entries, _ = t.triplets
-        cells = _allocate_cells(rows, rows.numel() - 1, entries.numel(), t.cells, none)
+        cells = _allocate_cells_unless_packed(rows, rows.numel() - 1, entries.numel(), t.cells, none)
         results.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), cells))
     variants = [
         (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)

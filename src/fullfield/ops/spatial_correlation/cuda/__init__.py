@@ -36,7 +36,7 @@ def explain_unsupported(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    if not request.window.is_aligned:
+    if not request.window.has_stride_dividing_dilation:
         return f"needs a stride that divides dilation_patch, got {request.window.stride}"
     if max(request.size) >= 1 << 24 or max(request.window.patch) >= 1 << 12:
         return f"needs maps below 2**24 and patches below 4096, got {request.size}, {request.window.patch}"

@@ -64,7 +64,7 @@ class Solver:
                 engine.start.zero_()
             else:
                 if not self._started:
-                    self._in_order.register_tensors()  # of the tables that this makes
+                    self._in_order.register_tensors_again()  # of the tables that this makes
                     self._started = True
                 engine.set_start_flow(start.contiguous())
             self._run_or_replay_engine(engine, progress)
@@ -77,7 +77,7 @@ class Solver:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
-            self._in_order.register_tensors()
+            self._in_order.register_tensors_again()
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 
