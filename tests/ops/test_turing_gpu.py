@@ -95,7 +95,7 @@ def test_fused_warps_of_tvl1(precision: str, monkeypatch: pytest.MonkeyPatch) ->
     frames = tvl1.scene(90, 131)
     error = (tvl1.solved(frames, config) - tvl1.truth(frames, config)).abs()
     assert any(cut is not None for cut in chosen)
-    assert all(cut is None or cut.shape.shared <= SHARED for cut in chosen)
+    assert all(cut is None or cut.shape.shared_bytes <= SHARED for cut in chosen)
     assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
     assert error.max() < (5e-3 if precision == "float32" else 0.2)
 
