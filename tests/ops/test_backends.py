@@ -46,7 +46,7 @@ def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPa
         three.choose(None, 3)
 
 
-def test_memory_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_raises_own_error_for_insufficient_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     two = made(monkeypatch, cuda=InsufficientMemory("large"), cpu="small")
     with pytest.raises(NoRoomError):
         two.choose("cuda", 1, 2)
@@ -55,7 +55,7 @@ def test_memory_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert not isinstance(caught.value, NoRoomError)
 
 
-def test_missing_package_warns_once_at_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_warns_once_of_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     three = made(monkeypatch, cuda="no GPU", cpu=Missing("no compiler"), reference=None)
     words = r"^smoothing: the cpu kernel is not used \(no compiler\); a slower backend runs instead$"
     with pytest.warns(UserWarning, match=words) as seen:
@@ -78,7 +78,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("operator", MISSING)
-def test_missing_numba_warns_once_at_caller(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_warn_once_of_missing_numba(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, call = MISSING[operator]
     monkeypatch.setattr(f"fullfield.{module}.explain_refusal", lambda: Missing("numba is not installed"))
     words = rf"{operator}.*: the cpu kernel is not used \(numba is not installed\)"
@@ -94,7 +94,7 @@ def test_missing_numba_warns_once_at_caller(operator: str, monkeypatch: pytest.M
         call("cpu")
 
 
-def test_backends_of_all_operators_have_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_of_all_operators_return_equal_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator in (correlation, neighbors, point_conv, tvl1):
         found = operator.backends("cpu")
         assert next(name for name, _ in found) == "cuda"

@@ -11,7 +11,7 @@ from fullfield.ops._filling import interpolate_unknown_pixels
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 7), (5, 1), (24, 33), (64, 64)])
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_interpolate_unknown_pixels_keeps_known_values_and_their_range(size: tuple[int, int], channels: int) -> None:
+def test_interpolate_unknown_pixels_keeps_known_values(size: tuple[int, int], channels: int) -> None:
     draw = torch.Generator().manual_seed(0)
     values = torch.rand(channels, *size, generator=draw)
     known = torch.rand(size, generator=draw) < 0.3
@@ -36,10 +36,10 @@ def test_interpolate_unknown_pixels_continues_the_border() -> None:
     assert (interpolate_unknown_pixels(values, alone)[:, 15, 20] - 20).abs().max() < 1
 
 
-def test_interpolate_unknown_pixels_without_anything_known_is_zero() -> None:
+def test_interpolate_unknown_pixels_without_known_pixels_is_zero() -> None:
     assert not interpolate_unknown_pixels(torch.ones(3, 5, 6), torch.zeros(5, 6, dtype=torch.bool)).any()
 
 
-def test_interpolate_unknown_pixels_names_what_does_not_fit() -> None:
+def test_interpolate_unknown_pixels_refuses_mismatched_shapes() -> None:
     with pytest.raises(InputError, match="valid: expected"):
         interpolate_unknown_pixels(torch.ones(3, 5, 6), torch.ones(5, 5, dtype=torch.bool))

@@ -63,7 +63,7 @@ def test_explain_refusal_names_devices_without_kernels(monkeypatch: pytest.Monke
     _launching._explain_gpu_refusal.cache_clear()
 
 
-def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_refusal_names_rocm_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -79,7 +79,7 @@ def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.
         assert SOLVERS.choose(None, device, torch.float32, TVL1Config()) == "reference"
 
 
-def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiplies_bfloat16_requires_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     reason = _launching.explain_no_bfloat16(torch.device("cuda", 0))
     assert reason == "needs compute capability 8.0 for bfloat16, got 7.5"
@@ -91,7 +91,7 @@ def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]
 
 
-def test_traced_code_asks_without_a_warning() -> None:
+def test_explain_refusal_in_compiled_code_does_not_warn() -> None:
     """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
 
     def asking(x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_traced_code_asks_without_a_warning() -> None:
 
 
 @pytest.mark.usefixtures("_no_device")
-def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_refuses_too_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries = Recorder()
     kernels = _launching.load_kernels(libraries, Source("text"), -1)
@@ -129,7 +129,7 @@ def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current:
 
 
 @pytest.mark.usefixtures("_no_device")
-def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_rows_sets_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries, source = Recorder(), Source("text")
     kernels = _launching.load_kernels(libraries, source, -1)
@@ -154,7 +154,7 @@ def test_prepared_launch_copies_parameters() -> None:
     assert (launch.blocks, launch.params) == (7, params)
 
 
-def test_parameters(tmp_path: Path) -> None:
+def test_get_address_and_read_source_return_values(tmp_path: Path) -> None:
     tensor = torch.zeros(3)
     params = PARAMS(_launching.get_address(tensor), 5)
     assert (params.data, params.count) == (tensor.data_ptr(), 5)

@@ -12,7 +12,7 @@ from refusals import refuses
 pytestmark = pytest.mark.unit
 
 
-def test_resolve_device_auto_is_the_first_gpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_device_auto_selects_first_gpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {0: "needs compute capability 7.0, got 3.5", 1: None, 2: None}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(reasons))
     monkeypatch.setattr(_launching, "explain_refusal", lambda device: reasons[device.index])
@@ -23,7 +23,7 @@ def test_resolve_device_auto_is_the_first_gpu_with_kernels(monkeypatch: pytest.M
     assert resolve_device("auto") == torch.device("cpu")
 
 
-def test_resolve_device_names_what_is_missing() -> None:
+def test_resolve_device_refuses_missing_devices() -> None:
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
     refuses("--device: expected a device of this machine, got 'gpu7'", resolve_device, "gpu7", "--device")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import test_matching as matching
+import test_global_matching_on_turing_equals_reference as matching
 import test_neighbors_cuda as neighbors
 import test_passes as passes
 import test_point_conv_cuda as point_conv
 import test_point_norm as point_norm
-import test_spatial_correlation as spatial
+import test_spatial_correlation_on_turing_equals_reference as spatial
 import test_tvl1_cuda as tvl1
 import torch
 from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_level
@@ -48,7 +48,9 @@ def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("radius", "channels", "motion"), [(4, 256, "smooth"), (4, 67, "random"), (7, 64, "outside")])
-def test_lookup(dtype: torch.dtype, radius: int, channels: int, motion: str) -> None:
+def test_correlation_lookup_on_turing_matches_float64(
+    dtype: torch.dtype, radius: int, channels: int, motion: str
+) -> None:
     case = make_case((17, 33), (20, 40), batch=2, channels=channels, levels=4, radius=radius, motion=motion)
     if dtype == torch.float32:
         check(LOOKUPS, case, dtype)
@@ -57,12 +59,12 @@ def test_lookup(dtype: torch.dtype, radius: int, channels: int, motion: str) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shifts", ["drifting", "jumping"])
-def test_gradients_of_lookups_that_move(dtype: torch.dtype, shifts: str) -> None:
+def test_lookup_gradients_on_turing_match_float64(dtype: torch.dtype, shifts: str) -> None:
     case = make_case((48, 72), batch=1, channels=256, levels=4, radius=4)
     check_moving(LOOKUPS, case, SHIFTS[shifts], dtype)
 
 
-def test_results_channels_last() -> None:
+def test_lookup_channels_last_on_turing_equals_contiguous() -> None:
     """float32 at 256 channels takes more than 64 KiB in blocks of all channels."""
     case = LOOKUPS.make((17, 33), (20, 40), channels=256, levels=4, radius=4)
     plain, last = (
@@ -75,17 +77,17 @@ def test_results_channels_last() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("channels", "groups"), [((64, 64), 1), ((17, 130), 1), ((32, 32), 32)], ids=str)
-def test_point_convolution(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
+def test_point_conv_on_turing_matches_float64(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
     point_conv.check_on_gpu(point_conv.surface(strided=groups == 1), channels, groups, dtype)
 
 
 @pytest.mark.parametrize("size", [(44, 52), (16, 1100)], ids=str)
-def test_tvl1(size: tuple[int, int]) -> None:
-    tvl1.test_equals_the_reference_to_rounding(next(iter(tvl1.VARIANTS)), size)
+def test_tvl1_on_turing_equals_reference(size: tuple[int, int]) -> None:
+    tvl1.test_tvl1_cuda_equals_reference(next(iter(tvl1.VARIANTS)), size)
 
 
 @pytest.mark.parametrize("precision", tvl1.PRECISIONS)
-def test_fused_warps_of_tvl1(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tvl1_fused_warps_on_turing_match_unfused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
     best = fused.choose_fastest_tiling
     monkeypatch.setattr(
@@ -102,18 +104,18 @@ def test_fused_warps_of_tvl1(precision: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", passes.NAMES)
-def test_passes_of_the_networks(name: str, dtype: torch.dtype) -> None:
+def test_fused_kernels_on_turing_equal_reference(name: str, dtype: torch.dtype) -> None:
     passes.compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("number", range(len(spatial.LARGE)))
-def test_spatial_correlation(number: int, dtype: torch.dtype) -> None:
-    spatial.test_gpu_kernels_are_the_reference(*spatial.LARGE[number], dtype)
+def test_spatial_correlation_on_turing_equals_reference(number: int, dtype: torch.dtype) -> None:
+    spatial.test_spatial_correlation_on_gpu_equals_reference(*spatial.LARGE[number], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_matching(dtype: torch.dtype) -> None:
+def test_global_matching_on_turing_equals_reference(dtype: torch.dtype) -> None:
     matching.test_matching_kernels_on_gpu_equal_reference(dtype)
 
 
@@ -121,9 +123,9 @@ def test_matching(dtype: torch.dtype) -> None:
     "check",
     [
         lambda: neighbors.search_on_a_gpu("volume"),
-        lambda: point_norm.TestOnTheGpu().test_point_norm_gradients("layer", torch.bfloat16, 1000, 64),
+        lambda: point_norm.TestOnTheGpu().test_point_norm_gradients_match_float64("layer", torch.bfloat16, 1000, 64),
     ],
     ids=["neighbours", "point norm"],
 )
-def test_other_operators_on_turing(check: Callable[[], None]) -> None:
+def test_other_operators_on_turing_equal_reference(check: Callable[[], None]) -> None:
     check()

@@ -51,7 +51,7 @@ def test_warp_equals_loops(size: tuple[int, int]) -> None:
     assert inside.any()
 
 
-def test_warp_does_not_depend_on_its_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_in_strips_equals_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     planes, flow = (tensor.float() for tensor in random_case((13, 11)))
     whole = warp(planes, flow)
     monkeypatch.setattr(warping, "_CPU_PIXELS", 30)
@@ -71,7 +71,7 @@ def test_warp_keeps_fractions_at_far_positions() -> None:
     assert not inside[..., -1].any()
 
 
-def test_warp_outside_repeats_the_border() -> None:
+def test_warp_repeats_border_outside() -> None:
     planes = torch.arange(12.0).view(1, 1, 3, 4)
     flow = torch.zeros(1, 2, 3, 4)
     flow[0, 0] = torch.tensor([[-1e30, 1e30, torch.inf, -torch.inf]] * 3)
@@ -83,14 +83,14 @@ def test_warp_outside_repeats_the_border() -> None:
     assert not inside.any()
 
 
-def test_warp_has_the_gradients_of_its_formula() -> None:
+def test_warp_gradients_pass_gradcheck() -> None:
     planes, flow = random_case((4, 5), batch=1, channels=2, motion=1.0)
     flow = flow.floor() + 0.2 + 0.6 * torch.rand_like(flow)  # away from the kinks at pixels
     assert torch.autograd.gradcheck(lambda a, b: warp(a, b)[0], (planes.requires_grad_(), flow.requires_grad_()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_warp_keeps_the_dtype_of_planes(dtype: torch.dtype) -> None:
+def test_warp_keeps_dtype_of_planes(dtype: torch.dtype) -> None:
     planes, flow = random_case((9, 8))
     warped, inside = warp(planes.to(dtype), flow.float())
     expected, expected_inside = warp(planes.to(dtype).double(), flow.float())
@@ -99,7 +99,7 @@ def test_warp_keeps_the_dtype_of_planes(dtype: torch.dtype) -> None:
     assert (warped.double() - expected).abs().max() <= 8 * torch.finfo(dtype).eps * planes.abs().max()
 
 
-def test_warp_of_nothing_and_of_strided_planes() -> None:
+def test_warp_accepts_empty_and_strided_planes() -> None:
     warped, inside = warp(torch.zeros(0, 3, 4, 5), torch.zeros(0, 2, 4, 5))
     assert (warped.shape, inside.shape) == ((0, 3, 4, 5), (0, 4, 5))
     planes, flow = random_case((6, 7))
@@ -107,7 +107,7 @@ def test_warp_of_nothing_and_of_strided_planes() -> None:
     assert torch.equal(warp(strided, flow)[0], warp(planes, flow)[0])
 
 
-def test_wrong_arguments_of_warp_are_named() -> None:
+def test_warp_refuses_bad_arguments() -> None:
     planes, flow = random_case((6, 7))
     for arguments, message in (
         ((planes[0], flow), r"planes: expected shape \[B, C, H, W\]"),
@@ -121,7 +121,7 @@ def test_wrong_arguments_of_warp_are_named() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_warp_on_a_gpu_equals_that_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_on_gpu_equals_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warping, "_GPU_PIXELS", 100)
     planes, flow = (tensor.float() for tensor in random_case((23, 31)))
     flow[0, 0, 3, 4] = torch.nan

@@ -56,7 +56,7 @@ def losses(look: Callable[[Tensor], Tensor], coords: Tensor, count: int) -> list
 
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
-def test_gradients_of_many_lookups_add_up(backend: Backend) -> None:
+def test_lookup_gradients_of_many_lookups_add_up(backend: Backend) -> None:
     fmap1, fmap2, coords = leaves(device=backend.device)
     expected = torch.autograd.grad(
         sum(losses(lambda xy: stateless(fmap1, fmap2, xy, backend.name), coords, 4)), (fmap1, fmap2, coords)
@@ -66,7 +66,7 @@ def test_gradients_of_many_lookups_add_up(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
-def test_retained_graph_and_separate_losses(backend: Backend) -> None:
+def test_lookup_retained_graph_gradients_equal_separate_losses(backend: Backend) -> None:
     fmap1, fmap2, coords = leaves(device=backend.device)
     inputs = (fmap1, fmap2, coords)
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend=backend.name)
@@ -79,7 +79,7 @@ def test_retained_graph_and_separate_losses(backend: Backend) -> None:
     close(tuple(a + b for a, b in zip(one, two, strict=True)), both)
 
 
-def test_backward_that_skips_features_leaves_no_gradient() -> None:
+def test_lookup_partial_backward_leaves_no_gradient() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     pair = prepared._lookups._pair
@@ -92,7 +92,7 @@ def test_backward_that_skips_features_leaves_no_gradient() -> None:
     assert not pair._open
 
 
-def test_failed_backward_does_not_change_next_one() -> None:
+def test_lookup_failed_backward_keeps_next_gradient() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     (loss,) = losses(prepared, coords, 1)
@@ -109,7 +109,7 @@ def test_failed_backward_does_not_change_next_one() -> None:
     close(torch.autograd.grad(loss, (fmap1, fmap2)), expected)
 
 
-def test_unused_lookups_cost_nothing_and_change_nothing() -> None:
+def test_lookup_gradient_ignores_unused_lookups() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     prepared(coords + 3)
@@ -123,7 +123,7 @@ def test_unused_lookups_cost_nothing_and_change_nothing() -> None:
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_only_one_map_requires_its_gradient(backend: Backend, wanted: tuple[bool, bool]) -> None:
+def test_lookup_gradient_of_one_map_equals_both(backend: Backend, wanted: tuple[bool, bool]) -> None:
     fmap1, fmap2, coords = leaves(device=backend.device)
 
     def loss(look: Callable[[Tensor], Tensor]) -> Tensor:
@@ -139,7 +139,7 @@ def test_only_one_map_requires_its_gradient(backend: Backend, wanted: tuple[bool
 
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
-def test_only_coordinates_require_their_gradient(backend: Backend) -> None:
+def test_lookup_gradient_of_coordinates_alone_equals_reference(backend: Backend) -> None:
     fmap1, fmap2, coords = leaves(device=backend.device)
     expected = torch.autograd.grad(losses(lambda xy: stateless(fmap1, fmap2, xy, backend.name), coords, 1)[0], coords)
     prepared = CorrelationPyramid(fmap1.detach(), fmap2.detach(), LEVELS, RADIUS, backend=backend.name)
@@ -166,7 +166,7 @@ class Watched(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", [nullcontext, Watched])
 @pytest.mark.parametrize("power", [1, 2])
-def test_second_derivatives_are_refused(mode: type[Any], power: int) -> None:
+def test_lookup_refuses_second_derivatives(mode: type[Any], power: int) -> None:
     """Also with ``allow_unused``, which returns None for an input that no path leads to."""
     inputs = leaves()
     other = torch.ones(1, requires_grad=True)
@@ -181,7 +181,7 @@ def test_second_derivatives_are_refused(mode: type[Any], power: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_traced_lookups_do_not_keep_the_features(dtype: torch.dtype) -> None:
+def test_lookup_graph_keeps_no_features(dtype: torch.dtype) -> None:
     fmap1, fmap2, coords = leaves(dtype=dtype)
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend="reference")
     kept: list[Tensor] = []
@@ -194,7 +194,7 @@ def test_traced_lookups_do_not_keep_the_features(dtype: torch.dtype) -> None:
     assert not [one for one in kept if one.numel() in sizes and one.data_ptr() not in state]
 
 
-def test_second_derivative_is_refused_after_other_backward() -> None:
+def test_lookup_refuses_second_derivatives_after_other_backward() -> None:
     fmap1, fmap2, coords = leaves()
     first, second = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 2)
     first.backward()
@@ -204,7 +204,7 @@ def test_second_derivative_is_refused_after_other_backward() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_updates(reentrant: bool) -> None:
+def test_lookup_gradients_with_checkpointing_equal_plain(reentrant: bool) -> None:
     fmap1, fmap2, coords = leaves()
 
     def update(look: CorrelationPyramid, xy: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def test_checkpointed_updates(reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bit_gradients_are_summed_in_float32(dtype: torch.dtype) -> None:
+def test_lookup_16_bit_gradients_accumulate_in_float32(dtype: torch.dtype) -> None:
     fmap1, fmap2, coords = leaves(dtype=dtype)
     exact = [m.detach().double().requires_grad_() for m in (fmap1, fmap2)]
     look = CorrelationPyramid(fmap1, fmap2, 1, RADIUS)
@@ -240,14 +240,14 @@ def test_sixteen_bit_gradients_are_summed_in_float32(dtype: torch.dtype) -> None
         assert bool(((a.double() - b).abs() <= 0.51 * torch.finfo(dtype).eps * b.abs() + 1e-5).all())
 
 
-def test_function_transforms_are_refused() -> None:
+def test_lookup_refuses_function_transforms() -> None:
     fmap1, fmap2, coords = (t.detach() for t in leaves())
     pair = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     with pytest.raises(RuntimeError, match="functorch transforms"):
         torch.func.grad(lambda xy: pair(xy).sum())(coords)
 
 
-def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_accumulators_waits_for_other_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default stream too, whose handle is 0."""
 
     class Stream:
@@ -288,7 +288,7 @@ def test_prepared_pair_is_freed_with_last_user() -> None:
         gc.enable()
 
 
-def test_backward_from_several_threads() -> None:
+def test_lookup_backward_from_threads_equals_serial() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     parts = losses(prepared, coords, 4)
@@ -319,7 +319,7 @@ def model(fmap1: Tensor, fmap2: Tensor, coords: Tensor, backend: str | None) -> 
 @pytest.mark.parametrize(
     ("backend", "dtype"), [(None, torch.float32), ("dense", torch.float32), (None, torch.bfloat16)], ids=str
 )
-def test_compiles_without_graph_breaks(backend: str | None, dtype: torch.dtype) -> None:
+def test_correlation_lookup_compiles_without_graph_breaks(backend: str | None, dtype: torch.dtype) -> None:
     inputs = leaves(dtype=dtype)
     expected = model(*inputs, backend)
     w = weight(expected, 3)
@@ -335,7 +335,7 @@ def test_compiles_without_graph_breaks(backend: str | None, dtype: torch.dtype) 
         assert_within(a, b, 4 * torch.finfo(a.dtype).eps * float(b.abs().max()), "compiled")
 
 
-def test_compiles_with_symbolic_sizes() -> None:
+def test_correlation_lookup_compiles_with_symbolic_sizes() -> None:
     def plain(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
         return correlation_lookup(fmap1, correlation_pyramid(fmap2, LEVELS), coords, RADIUS)
 

@@ -56,7 +56,7 @@ def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], lev
     [(0, (9, 13), (9, 13)), (2, (0, 5), (0, 7)), (2, (4, 5), (0, 7)), (1, (1, 1), (1, 1)), (2, (64, 96), (40, 50))],
 )
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
-def test_sums_of_every_size(
+def test_allocate_sums_accepts_every_size(
     batch: int, size1: tuple[int, int], size2: tuple[int, int], wanted: tuple[bool, bool]
 ) -> None:
     features = gradients_of(batch, size1, size2)
@@ -73,7 +73,7 @@ def test_sums_of_every_size(
         ]
 
 
-def test_arrays_do_not_overlap() -> None:
+def test_allocate_sums_arrays_do_not_overlap() -> None:
     """Every array of the parameters lies in its tensor, and ends where the next one begins."""
     features = gradients_of(2, (20, 37), (45, 70))
     sums = features.allocate_sums(True, True)
@@ -94,7 +94,7 @@ def test_arrays_do_not_overlap() -> None:
     assert not marks.any()
 
 
-def test_coarse_levels_are_split() -> None:
+def test_allocate_sums_splits_coarse_levels() -> None:
     features = gradients_of(1, (224, 512), (224, 512))
     sums = features.allocate_sums(True, True)
     assert list(sums.params.splits)[:4] == [1, 1, 4, 14]
@@ -109,7 +109,7 @@ def test_coarse_levels_are_split() -> None:
         (4, 8192, "8192 channels need more shared memory than the 64 KiB of a block here"),
     ],
 )
-def test_turing_refuses_plans_beyond_shared_memory(
+def test_fit_lookup_refuses_plans_beyond_turing_memory(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launching, "gpu_from_device", lambda _: TURING)

@@ -48,7 +48,7 @@ def corners(whole: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_results_past_two_to_the_31(big: Big, layout: torch.memory_format) -> None:
+def test_lookup_beyond_2_31_elements_equals_reference(big: Big, layout: torch.memory_format) -> None:
     pair = CorrelationPyramid(
         big.fmap1, big.fmap2, LEVELS, RADIUS, backend="cuda", out_dtype=torch.float16, memory_format=layout
     )
@@ -59,7 +59,7 @@ def test_results_past_two_to_the_31(big: Big, layout: torch.memory_format) -> No
         assert_within(got, exact, 2e-3 * float(exact.abs().max()), "result")
 
 
-def test_gradients_past_two_to_the_31(big: Big) -> None:
+def test_lookup_gradients_beyond_2_31_elements_equal_reference(big: Big) -> None:
     """Of a loss over the last pixels: what reaches both maps and the positions there."""
     fmap1, fmap2, coords = (t.detach().requires_grad_() for t in big)
     out = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend="cuda", out_dtype=torch.float16)(coords)

@@ -39,7 +39,7 @@ def pair_of(fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
 # ---- streams, graphs, threads
 
 
-def test_pair_serves_several_streams() -> None:
+def test_prepared_pair_works_on_several_streams() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.4 * i for i in range(24)]
@@ -55,7 +55,7 @@ def test_pair_serves_several_streams() -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_freed_pair_stays_valid_for_reading_stream() -> None:
+def test_prepared_pair_memory_outlives_reading_stream() -> None:
     fmap1, fmap2, coords = features((128, 256), 256)
     expected = pair_of(fmap1, fmap2)(coords)
     side = torch.cuda.Stream()
@@ -80,7 +80,7 @@ def capture(work: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, lis
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_graph_capture_and_replay(inside: bool) -> None:
+def test_lookup_in_cuda_graph_equals_eager(inside: bool) -> None:
     fmap1, fmap2, coords = features()
     other1, other2, _ = (t.flip(-1).contiguous() for t in (fmap1, fmap2, coords))
     positions = [coords + 0.3 * i for i in range(6)]
@@ -104,7 +104,7 @@ def test_graph_capture_and_replay(inside: bool) -> None:
         assert torch.equal(outs[0], pair_of(other1, other2)(positions[0]))
 
 
-def test_graph_replays_and_eager_lookups_do_not_interfere() -> None:
+def test_lookup_graph_replays_and_eager_calls_are_independent() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.4 * i for i in range(8)]
@@ -122,7 +122,7 @@ def test_graph_replays_and_eager_lookups_do_not_interfere() -> None:
             assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
 
 
-def test_capture_spans_two_streams() -> None:
+def test_lookup_capture_spans_two_streams() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     expected = [pair(coords), pair(coords + 1)]
@@ -143,7 +143,7 @@ def test_capture_spans_two_streams() -> None:
         assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
 
 
-def test_graphs_without_slots_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_graphs_without_free_slots_equal_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.ops.correlation.cuda import structs
 
     fmap1, fmap2, coords = features()
@@ -157,7 +157,7 @@ def test_graphs_without_slots_left(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(out, expected) for out in outs)
 
 
-def test_training_step_in_a_graph() -> None:
+def test_lookup_training_step_in_cuda_graph_equals_eager() -> None:
     fmap1, fmap2, coords = features(dtype=torch.float32)
     maps = [fmap1.requires_grad_(), fmap2.requires_grad_()]
 
@@ -179,7 +179,7 @@ def test_training_step_in_a_graph() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_backward_on_another_stream(first: bool) -> None:
+def test_lookup_backward_on_other_stream_equals_same_stream(first: bool) -> None:
     """One of two lookups on a side stream; whichever adds first is late, so that the other has to wait for it."""
     fmap1, fmap2, coords = features(dtype=torch.float32)
     maps = [fmap1.requires_grad_(), fmap2.requires_grad_()]
@@ -205,7 +205,7 @@ def test_backward_on_another_stream(first: bool) -> None:
         assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
 
 
-def test_lookup_works_from_many_threads() -> None:
+def test_lookup_on_gpu_from_threads_equals_serial() -> None:
     fmap1, fmap2, coords = features()
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.3 * i for i in range(64)]
@@ -250,7 +250,7 @@ def same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 @two_devices
 @pytest.mark.parametrize("current", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_either_device_while_either_is_current(current: int, dtype: torch.dtype) -> None:
+def test_lookup_on_either_device_ignores_current_device(current: int, dtype: torch.dtype) -> None:
     results = []
     with torch.cuda.device(current):
         for device in (*DEVICES, *reversed(DEVICES)):
@@ -263,7 +263,7 @@ def test_either_device_while_either_is_current(current: int, dtype: torch.dtype)
 
 
 @two_devices
-def test_training_on_both_from_two_threads() -> None:
+def test_lookup_training_on_two_gpus_from_threads_matches() -> None:
     expected = step(DEVICES[0])
     with ThreadPoolExecutor(2) as pool:
         for results in pool.map(step, DEVICES * 4):
@@ -271,7 +271,7 @@ def test_training_on_both_from_two_threads() -> None:
 
 
 @two_devices
-def test_gradients_sum_over_losses_of_two_streams() -> None:
+def test_lookup_gradients_sum_over_losses_of_two_devices() -> None:
     expected = step(DEVICES[0])
     leaves = [[t.requires_grad_() for t in features(dtype=torch.float32, device=device)] for device in DEVICES]
     losses = [
@@ -284,7 +284,7 @@ def test_gradients_sum_over_losses_of_two_streams() -> None:
 
 
 @two_devices
-def test_streams_and_graphs_of_the_second_device() -> None:
+def test_lookup_on_second_gpu_works_in_streams_and_graphs() -> None:
     fmap1, fmap2, coords = features(device=DEVICES[1])
     pair = pair_of(fmap1, fmap2)
     expected = pair(coords)
@@ -305,7 +305,7 @@ def test_streams_and_graphs_of_the_second_device() -> None:
 
 
 @two_devices
-def test_traced_on_the_second_device() -> None:
+def test_lookup_on_second_gpu_compiles() -> None:
     fmap1, fmap2, coords = features(dtype=torch.float32, device=DEVICES[1])
 
     def look(a: Tensor, b: Tensor, xy: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ def model(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_compiles_without_graph_breaks(backend: str, dtype: torch.dtype) -> None:
+def test_lookup_on_gpu_compiles_without_graph_breaks(backend: str, dtype: torch.dtype) -> None:
     if backend == "inductor":
         pytest.importorskip("triton")
     inputs = [t.requires_grad_() for t in features(dtype=dtype)]
@@ -340,7 +340,7 @@ def test_compiles_without_graph_breaks(backend: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # PyTorch's own
-def test_compiles_into_cuda_graphs() -> None:
+def test_lookup_compiles_into_cuda_graphs() -> None:
     pytest.importorskip("triton")
     inputs = features()
     expected = model(*inputs)
@@ -352,7 +352,7 @@ def test_compiles_into_cuda_graphs() -> None:
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_opcheck(grad: bool, dtype: torch.dtype) -> None:
+def test_correlation_operators_on_gpu_pass_opcheck(grad: bool, dtype: torch.dtype) -> None:
     case = make_case((6, 9), (7, 8), channels=17)
     fmap1, fmap2, coords = (t.cuda() for t in (case.fmap1.to(dtype), case.fmap2.to(dtype), case.coords))
     ops = torch.ops.fullfield
@@ -381,7 +381,7 @@ def test_opcheck(grad: bool, dtype: torch.dtype) -> None:
             )
 
 
-def test_coordinates_of_a_pair_prepared_without_gradients() -> None:
+def test_prepared_pair_without_gradients_returns_coordinate_gradient() -> None:
     fmap1, fmap2, coords = features(dtype=torch.float32)
     coords.requires_grad_()
     expected = torch.autograd.grad(model(fmap1, fmap2, coords).sum(), coords)[0]
@@ -405,7 +405,7 @@ def peak(work: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated() - start
 
 
-def test_peak_memory() -> None:
+def test_lookup_peak_memory_is_linear_in_pixels() -> None:
     """Linear in pixels, and at 512×224 with 256 channels below 450 MB, bfloat16 features and one result included."""
 
     def lookups(scale: int) -> int:
@@ -426,7 +426,7 @@ def test_peak_memory() -> None:
 
 
 @pytest.mark.parametrize("size", [(28, 64), (46, 62), (112, 256)])
-def test_training_takes_less_memory_than_the_volume(size: tuple[int, int]) -> None:
+def test_lookup_training_takes_less_memory_than_volume(size: tuple[int, int]) -> None:
     def train(backend: str) -> int:
         maps = [torch.randn(1, 256, *size, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
         coords = torch.rand(1, 2, *size, device="cuda") * size[0]
@@ -455,7 +455,7 @@ def seconds_each(work: Callable[[], object], count: int = 300) -> float:
 
 
 @pytest.mark.alone
-def test_host_overhead() -> None:
+def test_lookup_host_overhead_is_below_limits() -> None:
     fmap1, fmap2, coords = features((4, 8))
     pair = pair_of(fmap1, fmap2)
     pair(coords)
@@ -508,7 +508,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[float, float, str]:
 
 
 @pytest.mark.alone
-def test_first_call_is_announced_and_fast(tmp_path: Path) -> None:
+def test_lookup_first_call_reports_compilation(tmp_path: Path) -> None:
     value, seconds, said = finish(start(tmp_path, "grad"))
     sys.stdout.write(f"first call with gradients, nothing kept: {seconds:.2f} s; {said}\n")
     assert said.startswith("fullfield: compiling correlation kernels for sm_")
@@ -521,7 +521,7 @@ def test_first_call_is_announced_and_fast(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_eight_processes_share_a_cold_cache(tmp_path: Path) -> None:
+def test_lookup_kernel_cache_is_shared_by_processes(tmp_path: Path) -> None:
     found = [finish(process) for process in [start(tmp_path, "none") for _ in range(8)]]
     assert len({value for value, _, _ in found}) == 1
     assert finish(start(tmp_path, "none"))[2] == ""

@@ -67,7 +67,7 @@ def test_correlation_lookup_equals_python_loops(backend: str, motion: str) -> No
 
 
 @pytest.mark.parametrize("backend", ["reference", "dense"])
-def test_gradcheck_away_from_kinks(backend: str) -> None:
+def test_correlation_lookup_passes_gradcheck(backend: str) -> None:
     case = make_case((2, 3), (4, 5), batch=1, channels=2, levels=2, radius=1).double()
     fraction = 0.3 + 0.2 * torch.rand(1, 2, 2, 3, dtype=torch.float64)
     coords = (case.coords.floor() // 2 * 2 + fraction).requires_grad_()
@@ -112,7 +112,9 @@ ON_CPU_CASES = [
 
 @pytest.mark.parametrize(("shape", "dtype", "motion"), ON_CPU_CASES, ids=str)
 @on_cpu
-def test_within_float64_budget(backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]) -> None:
+def test_correlation_lookup_matches_float64(
+    backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
+) -> None:
     check(backend, case_of(shape, motion), dtype, pooled=dtype == torch.float32)
 
 
@@ -120,7 +122,7 @@ def test_within_float64_budget(backend: Backend, dtype: torch.dtype, motion: str
 @pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
 @pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
 @on_gpu
-def test_within_float64_budget_on_a_gpu(
+def test_correlation_lookup_on_gpu_matches_float64(
     backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
 ) -> None:
     case = case_of(shape, motion)
@@ -143,7 +145,7 @@ EMULATED_CASES = [
 
 
 @pytest.mark.parametrize(("backend", "shape", "motion", "dtype"), EMULATED_CASES, indirect=["backend"], ids=str)
-def test_within_float64_budget_emulated(
+def test_correlation_lookup_emulated_matches_float64(
     backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
 ) -> None:
     check(backend, case_of(shape, motion), dtype)
@@ -151,7 +153,7 @@ def test_within_float64_budget_emulated(
 
 @pytest.mark.parametrize("backend", ["emulated"], indirect=True)
 @pytest.mark.parametrize("motion", ["smooth", "random"])
-def test_blocks_of_two_rows(backend: Backend, motion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_two_row_blocks_match_float64(backend: Backend, motion: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles that Hopper's kernel prefers: a warp's pixels are 8×2."""
     original = config.fit_lookup_config
 
@@ -163,7 +165,7 @@ def test_blocks_of_two_rows(backend: Backend, motion: str, monkeypatch: pytest.M
     check(backend, case_of(((10, 12), (14, 18), 1, 16, 2, RADIUS), motion), torch.float32)
 
 
-def test_tiles_of_little_shared_memory(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_small_tiles_match_float64(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose blocks may take 36 KiB works on tiles of 16×4 pixels."""
     emulate_lookups(emulate, monkeypatch, replace(AMPERE, shared=36 << 10))
     found, original = [], config.fit_lookup_config
@@ -183,7 +185,7 @@ def test_tiles_of_little_shared_memory(emulate: Callable[..., Emulator], monkeyp
 
 
 @pytest.mark.parametrize("backend", ["emulated"], indirect=True)
-def test_several_blocks_of_channels_in_float16(backend: Backend) -> None:
+def test_lookup_float16_channel_blocks_match_float64(backend: Backend) -> None:
     case = rounded(make_case((5, 9), (9, 11), batch=1, channels=300, levels=1, radius=2), torch.float16)
     weight = weights(case)
     exact = run(case, weight, backend="reference")
@@ -202,7 +204,9 @@ POOLED = [
 
 
 @pytest.mark.parametrize(("backend", "dtype", "shape"), POOLED, indirect=["backend"], ids=str)
-def test_pools_without_rounding(backend: Backend, dtype: torch.dtype, shape: tuple[Any, ...]) -> None:
+def test_lookup_pools_without_intermediate_rounding(
+    backend: Backend, dtype: torch.dtype, shape: tuple[Any, ...]
+) -> None:
     case = rounded(case_of(shape), dtype)
     exact = run(case, weights(case), backend="reference")
     there = backend.there(case)
@@ -218,7 +222,7 @@ def test_pools_without_rounding(backend: Backend, dtype: torch.dtype, shape: tup
 
 @pytest.mark.parametrize(("precision", "eps"), [("high", 2.0**-11), ("medium", 2.0**-8)])
 @on_gpu
-def test_float32_follows_the_matmul_precision(backend: Backend, precision: str, eps: float) -> None:
+def test_lookup_float32_follows_matmul_precision(backend: Backend, precision: str, eps: float) -> None:
     case = make_case((17, 33), channels=128, levels=4, radius=4)
     case = replace(case, fmap1=1e-6 * case.fmap1, fmap2=1e5 * case.fmap2)  # float16's range is not the limit
     exact = run(case, weights(case), backend="reference")
@@ -234,7 +238,7 @@ def test_float32_follows_the_matmul_precision(backend: Backend, precision: str, 
         assert_within(got.out, exact.out, 0.02 * eps * float(exact.out.abs().max()), "out")
 
 
-def test_long_sums_round_as_little_as_the_references() -> None:
+def test_lookup_gradient_rounding_is_below_reference() -> None:
     """Thousands of products are summed into every element of the gradient, of several lookups and levels."""
     case = make_case((16, 24), batch=1, channels=16, levels=4, radius=4)
 
@@ -255,7 +259,7 @@ def test_long_sums_round_as_little_as_the_references() -> None:
 
 @pytest.mark.parametrize("name", ["reference", "dense", None])
 @on_gpu
-def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
+def test_lookup_backends_on_gpu_match_float64(backend: Backend, name: str | None) -> None:
     case = make_case((17, 33), (10, 40), channels=64, levels=4, radius=4)
     exact = run(case, weights(case), backend="reference")
     got = run(backend.there(case), weights(case).cuda(), backend=name, dtype=torch.float32)
@@ -264,7 +268,7 @@ def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("block", ["CorrBlock", "IterativeCorrBlock"])
-def test_equals_ptlflow(block: str, ptlflow: Any) -> None:
+def test_correlation_lookup_equals_ptlflow(block: str, ptlflow: Any) -> None:
     module = importlib.import_module(f"{ptlflow.__name__}.models.raft.corr")
     case = make_case((16, 24), channels=32, levels=4, radius=4, batch=1)
     peer = getattr(module, block)(case.fmap1, case.fmap2, num_levels=4, radius=4)
@@ -276,7 +280,7 @@ def test_equals_ptlflow(block: str, ptlflow: Any) -> None:
 
 
 @every
-def test_unusable_coordinates_touch_their_pixels_only(backend: Backend) -> None:
+def test_lookup_nonfinite_coordinates_affect_own_pixels_only(backend: Backend) -> None:
     case = backend.make((5, 9), levels=2, radius=RADIUS)
     coords = case.coords.clone()
     for number, bad in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e9)):
@@ -297,7 +301,7 @@ def test_unusable_coordinates_touch_their_pixels_only(backend: Backend) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @on_gpu
-def test_unusable_coordinates_take_no_gradient(backend: Backend, bad: float) -> None:
+def test_lookup_nonfinite_coordinates_receive_zero_gradient(backend: Backend, bad: float) -> None:
     case = backend.make((16, 24), channels=32)
     maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
     weight, coords = weights(case), case.coords.clone()
@@ -310,7 +314,7 @@ def test_unusable_coordinates_take_no_gradient(backend: Backend, bad: float) -> 
 
 
 @on_gpu
-def test_nonfinite_gradient_stays_local(backend: Backend) -> None:
+def test_lookup_nonfinite_gradient_stays_local(backend: Backend) -> None:
     """It reaches its pixel, the positions of its window, and nothing else."""
     case = backend.make((24, 48), channels=32, levels=1, radius=3, batch=1)
     maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
@@ -322,7 +326,7 @@ def test_nonfinite_gradient_stays_local(backend: Backend) -> None:
 
 
 @every
-def test_empty_batches_and_maps(backend: Backend) -> None:
+def test_lookup_accepts_empty_batches_and_maps(backend: Backend) -> None:
     for sizes, batch, shape in (
         (((9, 13),), 0, (0, 147, 9, 13)),
         (((0, 5), (0, 7)), 2, (2, 147, 0, 5)),
@@ -346,7 +350,7 @@ def strided(case: Case) -> Case:
 
 
 @on_cpu
-def test_strides_of_the_input_do_not_matter(backend: Backend) -> None:
+def test_lookup_is_independent_of_input_strides(backend: Backend) -> None:
     """But for the order in which PyTorch's products are summed."""
     case = make_case((9, 13), (8, 12), channels=16)
     allowed = 0.0 if backend.name == "cpu" else 1e-5
@@ -359,7 +363,7 @@ def test_strides_of_the_input_do_not_matter(backend: Backend) -> None:
     indirect=["backend"],
     ids=str,
 )
-def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype) -> None:
+def test_lookup_gradients_are_independent_of_strides(backend: Backend, dtype: torch.dtype) -> None:
     """Neither those of the input nor those of the incoming gradient."""
     case = backend.make((9, 13), (8, 12), channels=16, levels=1, radius=RADIUS)
     case = replace(case, fmap1=case.fmap1.to(dtype), fmap2=case.fmap2.to(dtype))
@@ -384,7 +388,7 @@ def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype) -> None:
 
 
 @on_gpu
-def test_constant_coordinates_without_strides(backend: Backend) -> None:
+def test_lookup_accepts_expanded_coordinates(backend: Backend) -> None:
     case = backend.make()
     same = torch.tensor([3.25, 4.5], device="cuda").view(1, 2, 1, 1).expand(case.coords.shape)
     assert torch.equal(*(look(replace(case, coords=xy), backend.name) for xy in (same, same.contiguous())))
@@ -392,7 +396,7 @@ def test_constant_coordinates_without_strides(backend: Backend) -> None:
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 @on_cpu
-def test_output_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
+def test_lookup_returns_requested_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
     case = make_case()
     expected = look(case, backend.name)
     got = look(case, backend.name, out_dtype=dtype, memory_format=torch.channels_last)
@@ -417,7 +421,7 @@ LAID_OUT = [
 @pytest.mark.parametrize(
     ("backend", "motion", "radius", "features", "dtype", "channels"), LAID_OUT, indirect=["backend"], ids=str
 )
-def test_results_channels_last(
+def test_lookup_channels_last_equals_contiguous(
     backend: Backend, motion: str, radius: int, features: torch.dtype, dtype: torch.dtype, channels: int
 ) -> None:
     case = rounded(make_case((9, 21), (30, 40), channels=channels, radius=radius, motion=motion), features)
@@ -433,7 +437,7 @@ def test_results_channels_last(
 
 
 @pytest.mark.parametrize("backend", ["emulated"], indirect=True)
-def test_results_of_the_features_type_are_those_that_a_cast_gives(backend: Backend) -> None:
+def test_lookup_in_features_dtype_equals_cast(backend: Backend) -> None:
     """RAFT's training asks for them: the same bits, and those of the gradients."""
     case = rounded(make_case((5, 9), levels=2, radius=RADIUS), torch.bfloat16)
     maps = [m.to(torch.bfloat16).requires_grad_() for m in (case.fmap1, case.fmap2)]
@@ -449,7 +453,7 @@ def test_results_of_the_features_type_are_those_that_a_cast_gives(backend: Backe
 
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
-def test_runs_as_written_under_autocast(backend: Backend) -> None:
+def test_lookup_ignores_autocast(backend: Backend) -> None:
     case = backend.make()
     plain = results(backend, case, weights(case))
     with torch.autocast(backend.device, dtype=torch.bfloat16):
@@ -468,7 +472,7 @@ def test_lookup_is_deterministic(backend: Backend, motion: str) -> None:
 
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
-def test_cpu_kernel_does_not_depend_on_threads(motion: str) -> None:
+def test_lookup_cpu_is_independent_of_threads(motion: str) -> None:
     case = make_case((20, 40), motion=motion, channels=48, levels=2, radius=4)
     single = results(BACKENDS["cpu"], case, weights(case))
     torch.set_num_threads(3)  # the fixture puts it back
@@ -481,7 +485,7 @@ def test_cpu_kernel_does_not_depend_on_threads(motion: str) -> None:
     ("motion", "layout"), [("random", torch.contiguous_format), ("outside", torch.channels_last)], ids=str
 )
 @pytest.mark.parametrize("backend", ["cpu", CUDA], indirect=True)
-def test_every_element_of_the_output_is_written(
+def test_lookup_writes_every_output_element(
     backend: Backend, motion: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ((37, 53), (45, 64)) if backend.on_gpu else ((7, 9), (5, 4))
@@ -498,7 +502,7 @@ def test_every_element_of_the_output_is_written(
 
 
 @pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
-def test_changing_the_features_in_place_does_not_change_the_pair(backend: Backend) -> None:
+def test_prepared_pair_ignores_later_feature_changes(backend: Backend) -> None:
     case = backend.make((6, 9), (7, 8), channels=17)
     case = replace(case, fmap1=case.fmap1.contiguous(memory_format=torch.channels_last))
     pair = backend.pair(case)
@@ -540,7 +544,7 @@ MOVING = [
 
 
 @pytest.mark.parametrize(("backend", "shape", "motion", "dtype", "shifts"), MOVING, indirect=["backend"], ids=str)
-def test_sums_of_lookups_that_move(
+def test_lookup_gradients_of_moving_lookups_match_float64(
     backend: Backend, shape: tuple[Any, ...], motion: str, dtype: torch.dtype, shifts: str
 ) -> None:
     if not backend.on_gpu and shifts == "jumping":  # the last threads first, copies late
@@ -571,7 +575,7 @@ def test_lookup_gradients_of_restarted_patches(backend: Backend) -> None:
 
 
 @on_gpu
-def test_float32_is_float32(backend: Backend) -> None:
+def test_lookup_highest_precision_equals_float32(backend: Backend) -> None:
     """At "highest" no worse than plain PyTorch in float32, over gradients of very different sizes."""
     case = make_case((40, 56), channels=192, levels=4, radius=4)
     small = replace(case, coords=case.coords.cuda())
@@ -610,7 +614,7 @@ def test_lookup_gradients_are_deterministic(backend: Backend, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @on_gpu
-def test_coordinates_alone_require_their_gradient(backend: Backend, dtype: torch.dtype) -> None:
+def test_lookup_coordinate_gradient_matches_float64(backend: Backend, dtype: torch.dtype) -> None:
     case = rounded(make_case((9, 21), channels=70, levels=4, radius=4), dtype)
     exact = run(case, weights(case), backend="reference")
     case = backend.there(case)
@@ -624,7 +628,7 @@ def test_coordinates_alone_require_their_gradient(backend: Backend, dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @on_gpu
-def test_incoming_gradients_of_any_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
+def test_lookup_accepts_gradients_of_any_layout(backend: Backend, dtype: torch.dtype) -> None:
     case = backend.make((20, 30), channels=40, levels=3)
     maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
     weight = weights(case).to(dtype)
@@ -654,7 +658,7 @@ def test_lookup_compiles_once() -> None:
     assert all(len(kernel.signatures) == 1 for kernel, _ in entry_points)
 
 
-def test_cpu_kernel_from_many_threads() -> None:
+def test_lookup_cpu_from_threads_equals_serial() -> None:
     case = make_case((16, 24), channels=32)
     look_ = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cpu")
     positions = [case.coords + 0.3 * index for index in range(8)]
@@ -667,7 +671,7 @@ def test_cpu_kernel_from_many_threads() -> None:
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_cpu_kernel_after_fork() -> None:
+def test_lookup_cpu_works_after_fork() -> None:
     case = make_case((16, 24), channels=32)
     expected = float(look(case, "cpu").double().sum())
     context = multiprocessing.get_context("fork")
@@ -679,7 +683,7 @@ def test_cpu_kernel_after_fork() -> None:
     assert answers.get() == expected
 
 
-def test_nan_features_stay_in_their_windows() -> None:
+def test_lookup_nan_features_stay_in_own_windows() -> None:
     case = make_case((8, 16), levels=1, radius=1, motion="integer")
     clean = look(case, "cpu")
     fmap2 = case.fmap2.clone()
@@ -691,7 +695,7 @@ def test_nan_features_stay_in_their_windows() -> None:
     assert torch.equal(spoiled[~spoiled.isnan()], clean[~spoiled.isnan()])
 
 
-def test_pyramid_is_repeated_average_pooling() -> None:
+def test_correlation_pyramid_equals_average_pooling() -> None:
     fmap2 = torch.randn(2, 3, 13, 7, dtype=torch.float64, requires_grad=True)
     levels = correlation_pyramid(fmap2, 5)
     assert [tuple(level.shape[2:]) for level in levels] == [(13, 7), (6, 3), (3, 1), (1, 0), (0, 0)]
@@ -701,14 +705,14 @@ def test_pyramid_is_repeated_average_pooling() -> None:
     assert torch.allclose(levels[1], pooled_twice[..., :6, :3])
 
 
-def test_levels_pooled_here_or_by_the_caller_agree() -> None:
+def test_correlation_pyramid_with_pooled_levels_equals_lookup() -> None:
     case = make_case((9, 13), (11, 10), levels=4)
     for backend in ON_CPU:
         prepared = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend=backend)
         assert torch.equal(prepared(case.coords), look(case, backend))
 
 
-def test_reference_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_reference_in_chunks_equals_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.ops.correlation import reference
 
     case = make_case()
@@ -719,7 +723,7 @@ def test_reference_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_within(a, b, 1e-5, "chunked")
 
 
-def test_reference_on_gpu_uses_no_batched_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_reference_on_gpu_calls_no_bmm(monkeypatch: pytest.MonkeyPatch) -> None:
     """It might be in TF32 there."""
     from fullfield.ops.correlation.reference import Reference
 
@@ -786,13 +790,13 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "value", "message"), [(n, v, m) for n, cases in WRONG.items() for v, m in cases], ids=str
 )
-def test_wrong_arguments_are_named(name: str, value: object, message: str) -> None:
+def test_correlation_lookup_refuses_bad_arguments(name: str, value: object, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         correlation_lookup(**{**good_arguments(), name: value})  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-def test_explicit_backend_does_not_fall_back() -> None:
+def test_correlation_lookup_explicit_backend_never_falls_back() -> None:
     case = make_case().double()
     with pytest.raises(InputError, match=r"cpu: needs float32, float16 or bfloat16 features, got torch.float64"):
         look(case, "cpu")

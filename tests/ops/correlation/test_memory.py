@@ -68,7 +68,7 @@ WORKING = 112 << 20
 
 # The volumes of these maps would take 10 GB and 0.2 GB.
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_peak_is_linear(backend: str, peaks: Peaks) -> None:
+def test_lookup_peak_memory_is_linear(backend: str, peaks: Peaks) -> None:
     size = (48, 128) if backend == "reference" else (192, 224)
     for found, grad in zip(peaks(backend, size), (False, True), strict=True):
         assert found < linear_bytes(size, grad) + WORKING

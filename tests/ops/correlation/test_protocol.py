@@ -42,7 +42,7 @@ def test_assert_within_fails_on_wrong_data() -> None:
         assert_within(exact.flip(1), exact, float("nan"), "thing")
 
 
-def test_element_offsets_past_31_bits() -> None:
+def test_lookup_emulated_accepts_offsets_beyond_31_bits() -> None:
     """The features moved behind 2**31 elements of memory that is reserved but never touched."""
     case = make_case((5, 9), channels=20, levels=2, radius=2)
     look = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cpu")
@@ -72,7 +72,7 @@ REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda"
 
 
 @pytest.mark.parametrize("held", [0, 600])
-def test_volume_beyond_memory_raises_no_room_error(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+def test_choose_refuses_volume_beyond_memory(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
@@ -99,7 +99,7 @@ def stubs(**reasons: str | None) -> Callable[[str], types.ModuleType]:
     return lambda name: stub(reasons.get(name, "elsewhere"))
 
 
-def test_kernel_refusal_without_missing_package_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_without_missing_package_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOOKUPS, "load", stubs(cuda="needs 16-bit features", dense=None, reference=None))
     monkeypatch.setattr(backends_of, "_warned", set())
     with warnings.catch_warnings():
@@ -109,7 +109,7 @@ def test_kernel_refusal_without_missing_package_does_not_warn(monkeypatch: pytes
         assert LOOKUPS.choose(None, large) == "reference"
 
 
-def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_limits_volume_to_eighth_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOOKUPS, "load", stubs(dense=None, reference=None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     properties = types.SimpleNamespace(total_memory=16 << 30)
@@ -126,7 +126,7 @@ def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: py
     assert [chosen(0.9, "mps"), chosen(1.1, "mps")] == ["dense", "reference"]
 
 
-def test_wrong_pyramid_arguments_are_named() -> None:
+def test_correlation_pyramid_refuses_bad_arguments() -> None:
     with pytest.raises(InputError, match="levels: expected an integer >= 1 and <= 8, got int 0"):
         correlation_pyramid(torch.zeros(1, 2, 3, 4), 0)
     with pytest.raises(InputError, match="fmap2: expected dtype"):

@@ -11,7 +11,7 @@ from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, tr
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("size", "levels", "radius"), [((9, 13), 4, 4), ((16, 8), 4, 3), ((3, 5), 3, 2)])
-def test_equals_the_reference(form: str, size: tuple[int, int], levels: int, radius: int) -> None:
+def test_traceable_lookup_equals_reference(form: str, size: tuple[int, int], levels: int, radius: int) -> None:
     generator = torch.Generator().manual_seed(0)
     fmap1, fmap2 = torch.randn(2, 2, 6, *size, generator=generator)
     coords = 12 * torch.randn(2, 2, *size, generator=generator) + 4
@@ -24,7 +24,7 @@ def test_equals_the_reference(form: str, size: tuple[int, int], levels: int, rad
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_traceable_graph_is_symbolic_with_standard_operators(form: str) -> None:
+def test_traceable_lookup_exports_symbolic_standard_operators(form: str) -> None:
     class Looked(torch.nn.Module):
         def forward(self, fmap1: torch.Tensor, fmap2: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
             return traceable_lookup(build_traceable_state(fmap1, fmap2, 2, form), coords, 2, form)

@@ -38,7 +38,7 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 # ---- the definition
 
 
-def test_instance_norm_and_residual() -> None:
+def test_normalize_add_relu_equals_instance_norm() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
     done = reference.normalize_add_relu_(
         y.clone(), reference.compute_instance_norm(y, 1e-5), x, reference.compute_instance_norm(x, 1e-5)
@@ -51,7 +51,7 @@ def test_instance_norm_and_residual() -> None:
     )
 
 
-def test_gates_are_a_gated_recurrent_unit() -> None:
+def test_gate_passes_equal_gru() -> None:
     state, q, q_map = torch.randn(3, 2, 4, 5, 8)
     zr, zr_map = torch.randn(2, 2, 4, 5, 16)
     update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
@@ -66,7 +66,7 @@ def test_gates_are_a_gated_recurrent_unit() -> None:
     torch.testing.assert_close(transposed, want.transpose(1, 2))
 
 
-def test_windows_and_products_are_convolutions_of_the_flow() -> None:
+def test_flow_window_passes_equal_convolutions() -> None:
     coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
     flow = coords - grid(2, 9, 11)
     windows = torch.full((2, 9, 11, 104), POISON)
@@ -84,7 +84,7 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     torch.testing.assert_close(stepped, coords + step, atol=1e-4, rtol=1e-4)
 
 
-def test_pack_puts_the_flow_where_it_belongs() -> None:
+def test_write_relu_and_flow_fills_flow_channels() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
@@ -95,7 +95,7 @@ def test_pack_puts_the_flow_where_it_belongs() -> None:
     assert (first[..., :4] == POISON).all()
 
 
-def test_depthwise_norm() -> None:
+def test_convolve_depthwise_and_norm_equals_pytorch() -> None:
     x, weight, bias = torch.randn(2, 5, 6, 64), torch.randn(49, 64), torch.randn(64)
     out = torch.full_like(x, POISON)
     reference.convolve_depthwise_norm(x, weight, bias, 1e-6, out)
@@ -106,7 +106,7 @@ def test_depthwise_norm() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
-def test_cells_hold_both_frames_and_a_border(dtype: torch.dtype) -> None:
+def test_frame_cells_contain_both_frames_and_border(dtype: torch.dtype) -> None:
     scale = 255 if dtype == torch.uint8 else 1
     first, second = (torch.rand(2, 2, 3, 13, 10) * scale).to(dtype)
     out = torch.full((2, 11, 11, CELL_CHANNELS), POISON)
@@ -129,7 +129,7 @@ def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 4, 8])
-def test_convex_upsampling_strips_equal_full_result(factor: int) -> None:
+def test_convex_upsampling_in_strips_equals_whole(factor: int) -> None:
     field, mask = torch.randn(2, 3, 7, 6), 3 * torch.randn(2, 9 * factor * factor, 7, 6)
     whole = by_unfold(field, mask, factor)
     torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
@@ -157,7 +157,7 @@ NAMES = ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cell
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels(name: str, dtype: torch.dtype) -> None:
+def test_fused_kernels_on_gpu_equal_reference(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
 
 
@@ -166,7 +166,9 @@ EMULATED += [("norms", torch.float16, AMPERE), ("norms", torch.bfloat16, TURING)
 
 
 @pytest.mark.parametrize(("name", "dtype", "device"), EMULATED, ids=str)
-def test_emulated_kernels(name: str, dtype: torch.dtype, device: Device, emulate: Callable[..., Emulator]) -> None:
+def test_fused_kernels_emulated_equal_reference(
+    name: str, dtype: torch.dtype, device: Device, emulate: Callable[..., Emulator]
+) -> None:
     emulate(cuda, gpu=device, serve=True)
     compare(name, dtype, torch.device("cpu"), (7, 9, 64), (17, 40), 64)
 
@@ -268,7 +270,7 @@ def compare(
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:
+def test_fused_kernels_keep_nonfinite_values(bad: float, dtype: torch.dtype) -> None:
     def values(channels: int) -> Tensor:
         x = torch.randn(1, 9, 11, channels, device="cuda").to(dtype)
         x[0, 4, 5, 3] = bad
@@ -310,7 +312,7 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
 
 @gpu
 @needs_cuda
-def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
+def test_rectified_convolutions_overflow_to_infinity() -> None:
     """What they make of NaN is left open: fullfield.models.prepared.shared.compute_nan_guard."""
     from fullfield.models.prepared.shared import multiply_relu
 
@@ -327,7 +329,7 @@ def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
 
 @gpu
 @needs_cuda
-def test_kernels_refuse_strange_layouts() -> None:
+def test_fused_kernels_refuse_unsupported_layouts() -> None:
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
         cuda.normalize_add_relu_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
@@ -337,7 +339,7 @@ def test_kernels_refuse_strange_layouts() -> None:
         cuda.write_relu_and_flow(x, None, [Target(x, True)])
 
 
-def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 
     class Kernels:
@@ -353,7 +355,7 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
 
 
-def test_fused_kernels_name_refusals() -> None:
+def test_fused_kernels_explain_refusals() -> None:
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
     assert cuda.explain_convex_refusal(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
     assert "factor of 2 to 8" in str(cuda.explain_convex_refusal(field, mask, 9))

@@ -88,7 +88,7 @@ def test_global_matching_half_precision_keeps_positions(device: str, dtype: torc
     assert all(off(a, b) < 0.05 for a, b in zip(found[1:], truth[1:], strict=True))
 
 
-def test_matching_backends_are_listed_and_never_replaced() -> None:
+def test_global_matching_explicit_backend_never_falls_back() -> None:
     found = dict(backends("cpu"))
     assert list(found) == ["cuda", "chunks"]
     assert found["chunks"] is None
@@ -102,7 +102,7 @@ def test_matching_backends_are_listed_and_never_replaced() -> None:
         global_matching(one, two, backend="whole")
 
 
-def test_bfloat16_on_an_older_gpu_never_multiplies_out_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_bfloat16_on_turing_computes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's fused kernels would do so before compute capability 8.0."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     requests = [protocol.Request(dtype, torch.device("cuda", 0)) for dtype in (torch.bfloat16, torch.float16)]
@@ -123,13 +123,13 @@ def test_matching_kernels_on_gpu_equal_reference(dtype: torch.dtype) -> None:
     )
 
 
-def test_traced_code_asks_while_it_is_traced() -> None:
+def test_global_matching_compiles_without_graph_break() -> None:
     one, two, _ = maps(1, 8, 4, 6)
     compiled = torch.compile(global_matching, fullgraph=True, backend="eager", dynamic=True)
     assert torch.allclose(compiled(one, two), global_matching(one, two), atol=1e-5)
 
 
-def test_attention_asks_about_the_wider_of_features_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_global_attention_request_uses_larger_channel_count(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def no(request: protocol.Request) -> str:
@@ -143,7 +143,7 @@ def test_attention_asks_about_the_wider_of_features_and_values(monkeypatch: pyte
     assert asked == [4, 7]
 
 
-def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matching_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "ELEMENTS", 30)
     one, two, values = (t.double().requires_grad_() for t in maps(1, 3, 3, 4, sharp=0.5))
     assert torch.autograd.gradcheck(global_matching, (one, two))
@@ -170,7 +170,7 @@ def test_local_matching_equals_formula() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_memory_is_linear(dtype: torch.dtype) -> None:
+def test_global_matching_memory_is_linear(dtype: torch.dtype) -> None:
     one, two, _ = maps(1, 128, 108, 256, dtype=dtype, device="cuda")
     one.requires_grad_()
     torch.cuda.reset_peak_memory_stats()
@@ -216,7 +216,7 @@ def whole(one: Tensor, two: Tensor) -> Tensor:
     ],
     ids=str,
 )
-def test_emulated_flow_and_gradients(
+def test_global_matching_emulated_equals_reference(
     dtype: torch.dtype, channels: int, one: tuple[int, int], two: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = unequal(dtype, channels, one, two)
@@ -237,7 +237,7 @@ def test_emulated_flow_and_gradients(
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_gradients_that_float16_cannot_hold() -> None:
+def test_global_matching_scales_float16_gradients() -> None:
     """Of the products; those of the features are as large as its numbers are."""
     one, two = unequal(torch.float16, 16, (4, 6), (4, 6), sharp=0.2)
     grad = torch.full((2, 2, 4, 6), 2.0**-18, dtype=torch.float64)
@@ -252,7 +252,7 @@ def test_gradients_that_float16_cannot_hold() -> None:
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_nonfinite_features_stay_local() -> None:
+def test_global_matching_nonfinite_features_stay_local() -> None:
     one, two = unequal(torch.float32, 8, (3, 4), (3, 4))
     clean = global_matching(one, two, backend="cuda")
     one[0, 2, 1, 1], one[1, 0, 2, 3] = torch.nan, torch.inf
@@ -264,7 +264,7 @@ def test_nonfinite_features_stay_local() -> None:
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_emulated_gradients_of_gradients() -> None:
+def test_global_matching_emulated_second_derivatives_equal_reference() -> None:
     one, two = (m.double().float().requires_grad_() for m in unequal(torch.float32, 4, (2, 3), (2, 3), sharp=0.5))
     exact = [m.detach().double().requires_grad_() for m in (one, two)]
     seconds = []
@@ -274,7 +274,7 @@ def test_emulated_gradients_of_gradients() -> None:
     assert float((seconds[0] - seconds[1]).abs().max()) < 1e-4 * float(seconds[1].abs().max())
 
 
-def test_mistakes_are_named() -> None:
+def test_matching_refuses_bad_arguments() -> None:
     one, two, values = maps(1, 4, 3, 5)
     with pytest.raises(InputError, match="fmap2: expected shape"):
         global_matching(one, two[:, :3])

@@ -60,7 +60,7 @@ def check_knn(points: Tensor, k: int, queries: Tensor | None = None) -> None:
 
 
 @emulated
-def test_rows_of_every_length() -> None:
+def test_radius_search_sorts_rows_of_every_length() -> None:
     """At most 32 neighbours, what fits shared memory, and more: each is sorted elsewhere."""
     points = torch.cat([cloud(40, 1, 0.3), cloud(200, 2, 0.2) + 5, cloud(400, 3, 0.1) - 5])
     found = radius_search(points, 1.0, backend="cuda")
@@ -70,7 +70,7 @@ def test_rows_of_every_length() -> None:
 
 @emulated
 @pytest.mark.parametrize("k", [33, 70, 300])
-def test_many_nearest(k: int) -> None:
+def test_knn_search_many_neighbors_equals_reference(k: int) -> None:
     check_knn(cloud(200), k, cloud(5, seed=2))
 
 
@@ -80,13 +80,13 @@ def test_neighbors_cuda_tree_of_three_levels() -> None:
 
 
 @emulated
-def test_buckets_that_cells_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_radius_search_shared_buckets_equal_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbors, "_count_table_slots", lambda _: 64)
     check_radius(surface(300), 0.1)
 
 
 @emulated
-def test_several_searches_at_once() -> None:
+def test_search_radii_equals_single_searches() -> None:
     """Those in the same points with the same radius share their buckets."""
     points, offsets, none = surface(300), torch.tensor([0, 300]), torch.zeros(0, 3)
     parts = torch.tensor([0, 100, 300])
@@ -165,7 +165,7 @@ def test_downsampling_sums_are_bounded_by_block(machine: Emulator, own: int) -> 
     assert int(passed[1 + block] - _WHOLE) == int(ends[block]) == int(out[-1])
 
 
-def test_sums_take_one_launch(machine: Emulator) -> None:
+def test_grid_downsample_launches_expected_kernels(machine: Emulator) -> None:
     """Buckets, row offsets, rows of the other side, points that stay."""
     points = surface(2500)
     machine.launched.clear()
@@ -186,7 +186,7 @@ def test_sums_take_one_launch(machine: Emulator) -> None:
 
 
 @emulated
-def test_sums_of_several_blocks() -> None:
+def test_neighbors_sums_of_several_blocks_equal_reference() -> None:
     """More numbers than a block sums: buckets, row offsets, points that stay, rows of the other side."""
     points = surface(2500)
     check_radius(points, 0.02)
@@ -220,7 +220,7 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
 
 @emulated
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_coordinates_that_are_not_finite(bad: float) -> None:
+def test_radius_search_refuses_nonfinite_coordinates(bad: float) -> None:
     points = surface(400)
     points[7, 1] = points[390, 2] = bad
     with pytest.raises(
@@ -230,7 +230,7 @@ def test_coordinates_that_are_not_finite(bad: float) -> None:
 
 
 @emulated
-def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
     made: list[weakref.ref[object]] = []
     fill, finish = neighbors._Tables.fill_tables, neighbors._Searches.write_indices
@@ -295,7 +295,7 @@ def test_triplets_cuda_equal_reference(kernel: tuple[int, int, int]) -> None:
 
 
 @emulated
-def test_long_rows_and_none() -> None:
+def test_triplets_of_long_and_empty_rows_equal_reference() -> None:
     points = cloud(300, 2)
     for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
         near = radius_search(points, 9.0, centers, backend="reference")
@@ -306,7 +306,7 @@ def test_long_rows_and_none() -> None:
 
 
 @emulated
-def test_halves_go_to_the_even_cell() -> None:
+def test_assemble_triplets_rounds_halves_to_even() -> None:
     points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
     rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
     given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
@@ -397,7 +397,7 @@ def test_geometries_cuda_equal_reference(place: str, kernel: tuple[int, int, int
 
 
 @gpu
-def test_voxels_that_begin_at_a_point() -> None:
+def test_voxel_geometry_rounds_quotients_once() -> None:
     """Quotients are rounded once: 0.3 / 0.1 lies below 3, 0.3 times 1 / 0.1 does not."""
     points = (torch.arange(-30, 30, dtype=torch.float64)[:, None] / 10).repeat(1, 3)
     found, right = voxel_geometry(points.cuda(), 0.1), voxel_geometry(points, 0.1)
@@ -405,7 +405,7 @@ def test_voxels_that_begin_at_a_point() -> None:
 
 
 @gpu
-def test_several_geometries_at_once() -> None:
+def test_point_pyramid_prepare_on_gpu_equals_reference() -> None:
     """Searches that share buckets, and a cloud that ends in one point a level."""
     points, offsets = cloud(4000, 7, 0.5), torch.tensor([0, 1500, 1500, 1501, 4000])
     steps = [(0, 1, 5), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3), (4, 4, 3)]
@@ -419,7 +419,7 @@ def test_several_geometries_at_once() -> None:
 @gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", ["max", "mean"])
-def test_pooling_on_a_gpu(mode: str, dtype: torch.dtype) -> None:
+def test_point_pool_on_gpu_equals_cpu(mode: str, dtype: torch.dtype) -> None:
     points = cloud(2000)
     geometry = radius_geometry(points, 0.1, 3, points[::4])
     features = torch.randn(2000, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -435,7 +435,7 @@ def test_pooling_on_a_gpu(mode: str, dtype: torch.dtype) -> None:
 
 
 @gpu
-def test_bad_coordinates_are_refused() -> None:
+def test_neighbors_on_gpu_refuse_nonfinite_coordinates() -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         points = cloud(1000).cuda()
         points[17, 1] = bad
@@ -445,7 +445,7 @@ def test_bad_coordinates_are_refused() -> None:
 
 
 @gpu
-def test_every_run_and_stream_gives_the_same() -> None:
+def test_radius_geometry_on_gpu_is_deterministic() -> None:
     points = (cloud(200_000) * torch.tensor([1.0, 1.0, 0.01])).cuda()
     first = radius_geometry(points, 0.01, 3, points[::3])
     stream = torch.cuda.Stream()
@@ -457,7 +457,7 @@ def test_every_run_and_stream_gives_the_same() -> None:
 
 
 @gpu
-def test_results_take_no_memory_that_is_still_read() -> None:
+def test_neighbors_results_reuse_no_memory_in_use() -> None:
     """One free block that every allocation is cut from."""
     points = (cloud(200_000) * torch.tensor([1.0, 1.0, 0.01])).cuda()
     right = radius_search(points, 0.03, backend="cuda")
@@ -472,7 +472,7 @@ def test_results_take_no_memory_that_is_still_read() -> None:
 
 
 @gpu
-def test_ten_million_points() -> None:
+def test_radius_search_of_ten_million_points_equals_brute_force() -> None:
     """Rows of some queries against brute force; pairs beyond 2³¹ bytes."""
     generator = torch.Generator("cuda").manual_seed(0)
     points = torch.rand(10_000_000, 3, generator=generator, device="cuda") * torch.tensor([1.0, 1, 0.01], device="cuda")
@@ -489,7 +489,7 @@ def test_ten_million_points() -> None:
 
 
 @gpu
-def test_sums_of_many_blocks() -> None:
+def test_radius_geometry_sums_of_many_blocks_match() -> None:
     """Buckets, rows, rows of the other side and points that stay: thousands of blocks sum them up at once."""
     side = 240
     axis = torch.arange(side, dtype=torch.float32, device="cuda")

@@ -22,7 +22,7 @@ scipy_spatial = pytest.importorskip("scipy.spatial")
 KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu]))
 
 
-def test_search_is_what_a_k_d_tree_finds() -> None:
+def test_search_equals_scipy_kdtree() -> None:
     points, queries = cloud(2000), cloud(300, seed=1, spread=3.0)
     tree = scipy_spatial.cKDTree(points.double().numpy())
     wanted = [sorted(found) for found in tree.query_ball_point(queries.double().numpy(), 0.3)]
@@ -62,7 +62,7 @@ def test_search_backends_equal_reference_bit_for_bit(backend: Backend, place: st
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("backend", KERNELS, indirect=True)
-def test_downsampling_by_kernels(backend: Backend, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_downsample_kernels_equal_reference(backend: Backend, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     points = places(backend.count)[place]
     points = points.double() if place == "lattice" else points
     cell = 0.3 if place != "far apart" else 1e20
@@ -76,7 +76,7 @@ def test_downsampling_by_kernels(backend: Backend, place: str, monkeypatch: pyte
         assert torch.equal(found.offsets, right.offsets)
 
 
-def test_ragged_clouds_do_not_see_each_other() -> None:
+def test_search_of_batch_equals_singles() -> None:
     parts, asked = (
         [cloud(90, 1), cloud(0), cloud(3, 2), cloud(150, 3)],
         [cloud(5, 4), cloud(4, 5), cloud(0), cloud(9, 6)],
@@ -91,7 +91,7 @@ def test_ragged_clouds_do_not_see_each_other() -> None:
         assert rows(search(torch.cat(parts), how, torch.cat(asked), **whole)) == wanted  # type: ignore[operator]
 
 
-def test_surveyed_coordinates_are_recentred() -> None:
+def test_radius_search_recenters_surveyed_coordinates() -> None:
     near = cloud(400).double()
     far = near + torch.tensor([500_000.0, 5_200_000.0, 300.0], dtype=torch.float64)
     for search, how in ((radius_search, 0.4), (knn_search, 6)):
@@ -101,7 +101,7 @@ def test_surveyed_coordinates_are_recentred() -> None:
     )
 
 
-def test_stray_point_does_not_reduce_precision() -> None:
+def test_search_with_stray_point_keeps_precision() -> None:
     """Where nothing came back, scanners write (0, 0, 0)."""
     near = cloud(400).double()
     far = torch.cat([torch.zeros(3, 3), near + torch.tensor([500_000.0, 5_200_000.0, 300.0])])
@@ -113,7 +113,7 @@ def test_stray_point_does_not_reduce_precision() -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_neighbours_among_candidates_are_packed(packs: bool) -> None:
+def test_put_within_keeps_candidates_within_radius(packs: bool) -> None:
     numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
     if packs and not has_instructions("avx512f"):
         pytest.skip("needs AVX-512")
@@ -144,21 +144,21 @@ assert cpu_target.target_context.codegen().magic_tuple()[1:] == ("generic", "")
 """
 
 
-def test_search_compiles_for_a_target_with_fewer_instructions(tmp_path: Path, fresh: Callable[..., str]) -> None:
+def test_search_kernels_compile_for_limited_cpus(tmp_path: Path, fresh: Callable[..., str]) -> None:
     pytest.importorskip("numba")
     fresh(TARGET, tmp_path)
 
 
 @pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)
 @pytest.mark.parametrize("count", [1, 3, 60])
-def test_rows_are_sorted_for_few_and_many_queries_of_a_cell(backend: Backend, count: int) -> None:
+def test_radius_search_rows_are_sorted(backend: Backend, count: int) -> None:
     points, queries = cloud(4000, spread=0.5), cloud(count, seed=1, spread=0.1)
     found, right = (radius_search(points, 0.3, queries, backend=b) for b in (backend.name, "reference"))
     assert same(found, right)
     assert right.offsets.diff().max() > 64  # beyond the insertion sort
 
 
-def test_memory_for_candidates_is_a_quarter_more_than_needed() -> None:
+def test_search_candidate_memory_exceeds_need_by_quarter() -> None:
     kernels = pytest.importorskip("fullfield.ops.neighbors._cpu_kernels")
     points, runs = cloud(1000).numpy(), np.zeros((9, 2), np.int64)
     runs[4] = 0, 1000
@@ -189,7 +189,7 @@ def test_search_is_independent_of_threads() -> None:
     assert all(same(*pair) for pair in zip(*results, strict=True))
 
 
-def test_input_is_left_alone_and_may_be_strided() -> None:
+def test_search_keeps_input_and_accepts_strides() -> None:
     wide = cloud(300).repeat(1, 2)
     before = wide.clone()
     assert same(radius_search(wide[:, :3], 0.5), radius_search(wide[:, :3].contiguous(), 0.5))
@@ -218,7 +218,7 @@ def test_input_is_left_alone_and_may_be_strided() -> None:
         ({"backend": "abacus"}, "backend: expected one of"),
     ],
 )
-def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
+def test_radius_search_refuses_bad_arguments(change: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"points": torch.zeros(5, 3), "radius": 1.0, **change}
     with pytest.raises(InputError, match=message):
         radius_search(**arguments)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def by_hand(points: torch.Tensor, cell: float, first: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_downsampling_keeps_point_nearest_to_cell_center(dtype: torch.dtype) -> None:
+def test_grid_downsample_keeps_point_nearest_to_center(dtype: torch.dtype) -> None:
     points = (torch.rand(500, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) - 0.5) * 4
     kept = grid_downsample(points, 0.5)
     assert kept.indices.tolist() == by_hand(points, 0.5)
@@ -245,7 +245,7 @@ def test_downsampling_keeps_point_nearest_to_cell_center(dtype: torch.dtype) -> 
     assert 0 < len(kept.indices) < 500
 
 
-def test_ragged_clouds_are_thinned_apart() -> None:
+def test_grid_downsample_of_batch_equals_singles() -> None:
     points = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
     kept = grid_downsample(points, 0.4, offsets=torch.tensor([0, 100, 100, 300]))
     first, second = by_hand(points[:100], 0.4), by_hand(points[100:], 0.4, 100)
@@ -253,19 +253,19 @@ def test_ragged_clouds_are_thinned_apart() -> None:
     assert kept.offsets.tolist() == [0, len(first), len(first), len(first) + len(second)]
 
 
-def test_duplicates_leave_the_first_and_nothing_leaves_nothing() -> None:
+def test_grid_downsample_keeps_first_duplicate() -> None:
     assert grid_downsample(torch.ones(9, 3), 0.3).indices.tolist() == [0]
     assert grid_downsample(torch.empty(0, 3), 0.3).indices.tolist() == []
     assert grid_downsample(torch.empty(0, 3), 0.3, offsets=torch.tensor([0, 0])).offsets.tolist() == [0, 0]
 
 
-def test_downsampling_refuses_cell_below_coordinate_precision() -> None:
+def test_grid_downsample_refuses_cell_below_precision() -> None:
     with pytest.raises(InputError, match="cell: expected cells whose numbers fit"):
         grid_downsample(torch.tensor([[1e20, 0.0, 0.0]]), 1e-3)
 
 
 @pytest.mark.parametrize("far", [0.0, 5e6])
-def test_neighbours_come_together_and_clouds_stay_apart(far: float) -> None:
+def test_spatial_order_groups_neighbors_within_clouds(far: float) -> None:
     points = torch.rand(4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + far
     order = spatial_order(points, torch.tensor([0, 1500, 1500, 4000]))
     assert order[:1500].sort().values.tolist() == list(range(1500))
@@ -274,18 +274,18 @@ def test_neighbours_come_together_and_clouds_stay_apart(far: float) -> None:
     assert torch.equal(order[1500:], spatial_order(points[1500:]) + 1500)
 
 
-def test_codes_take_the_bits_in_turn() -> None:
+def test_morton_code_interleaves_bits() -> None:
     cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3], [2**21 - 1] * 3])
     assert compute_morton_codes(cells).tolist() == [1, 2, 4, 63, 2**63 - 1]
 
 
-def test_equal_points_keep_their_order_and_none_are_fine() -> None:
+def test_spatial_order_is_stable_and_accepts_no_points() -> None:
     assert spatial_order(torch.ones(5, 3)).tolist() == [0, 1, 2, 3, 4]
     assert spatial_order(torch.zeros(0, 3)).shape == (0,)
     assert spatial_order(torch.zeros(0, 3), torch.tensor([0])).shape == (0,)
 
 
-def test_mistakes_of_the_order_are_named() -> None:
+def test_spatial_order_refuses_bad_arguments() -> None:
     with pytest.raises(InputError, match=r"^points: expected finite coordinates"):
         spatial_order(torch.full((2, 3), torch.nan))
     with pytest.raises(InputError, match=r"^offsets: "):

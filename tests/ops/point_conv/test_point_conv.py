@@ -33,7 +33,7 @@ def case(cin: int, cout: int, groups: int, geometry, dtype=torch.float32):
 
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize(("cin", "cout", "groups"), SHAPES)
-def test_forward_is_the_loops(backend: str, cin: int, cout: int, groups: int) -> None:
+def test_point_conv_equals_loops(backend: str, cin: int, cout: int, groups: int) -> None:
     geometry = random_geometry(23, 31, 150)
     features, weight, bias, _ = case(cin, cout, groups, geometry)
     expected = looped(features, weight, geometry, bias, groups)
@@ -44,7 +44,7 @@ def test_forward_is_the_loops(backend: str, cin: int, cout: int, groups: int) ->
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["mirrored", "transposed"])
-def test_gradients_against_loops_in_float64(kind: str, groups: int) -> None:
+def test_point_conv_gradients_equal_loops(kind: str, groups: int) -> None:
     if kind == "mirrored":
         geometry = radius_geometry(ragged((5, 4))[0], 0.3, (3, 1, 3), offsets=torch.tensor([0, 5, 9]), radius=0.8)
         assert geometry.mirrored
@@ -66,7 +66,7 @@ def test_gradients_against_loops_in_float64(kind: str, groups: int) -> None:
 
 @pytest.mark.parametrize(("cin", "cout", "groups"), SHAPES)
 @pytest.mark.parametrize("kind", ["mirrored", "strided", "kernel 5"])
-def test_cpu_is_the_reference(kind: str, cin: int, cout: int, groups: int) -> None:
+def test_point_conv_cpu_equals_reference(kind: str, cin: int, cout: int, groups: int) -> None:
     points, offsets = ragged((130, 0, 90))
     if kind == "strided":
         geometry = radius_geometry(
@@ -82,7 +82,7 @@ def test_cpu_is_the_reference(kind: str, cin: int, cout: int, groups: int) -> No
 
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits_are_summed_in_float32(backend: str, dtype: torch.dtype) -> None:
+def test_point_conv_16_bit_accumulates_in_float32(backend: str, dtype: torch.dtype) -> None:
     geometry = radius_geometry(ragged((80,))[0], 0.15)
     tensors = case(16, 24, 1, geometry, dtype)
     got = results(tensors, geometry, 1, backend)
@@ -92,7 +92,7 @@ def test_sixteen_bits_are_summed_in_float32(backend: str, dtype: torch.dtype) ->
         torch.testing.assert_close(a.float(), b.to(dtype).float(), rtol=torch.finfo(dtype).eps * 1.01, atol=1e-5)
 
 
-def test_long_sums_of_sixteen_bits() -> None:
+def test_point_conv_long_16_bit_sums_are_exact() -> None:
     """4096 ones are 4096, which sums in bfloat16 never reach."""
     geometry = radius_geometry(torch.zeros(4096, 3)[:, :] + torch.rand(4096, 1) * 1e-3, 1.0, centers=torch.zeros(1, 3))
     ones = torch.ones(4096, 1, dtype=torch.bfloat16)
@@ -101,7 +101,7 @@ def test_long_sums_of_sixteen_bits() -> None:
 
 
 @pytest.mark.parametrize("kernel", [3, (3, 1, 5)])
-def test_voxel_mode_is_a_dense_convolution(kernel) -> None:
+def test_point_conv_voxels_equal_dense_convolution(kernel) -> None:
     sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
     generator = torch.Generator().manual_seed(0)
     cells = torch.randperm(6 * 7 * 8, generator=generator)[:120]
@@ -138,7 +138,7 @@ def test_point_conv_with_cells_across_bit_words(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_any_number_of_threads(backend: str) -> None:
+def test_point_conv_is_independent_of_threads(backend: str) -> None:
     """The kernels give the same bits; PyTorch's products, cut as BLAS likes, what the rounding of their sums allows."""
     geometry = random_geometry(5000, 700, 30000)
     tensors = case(20, 33, 1, geometry)
@@ -178,7 +178,7 @@ def test_point_conv_without_triplets_is_zero(backend: str, sizes: tuple[int, int
     assert not point_conv(tensors[0], tensors[1], geometry, backend=backend).any()
 
 
-def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_in_chunks_equals_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = random_geometry(40, 30, 500)
     tensors = case(4, 6, 1, geometry, torch.float64)
     whole = results(tensors, geometry, 1, "reference")
@@ -188,7 +188,7 @@ def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_strides_do_not_matter(backend: str) -> None:
+def test_point_conv_is_independent_of_strides(backend: str) -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, grad = case(6, 8, 1, geometry)
     turned = (
@@ -202,7 +202,7 @@ def test_strides_do_not_matter(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_registered_operators(backend: str) -> None:
+def test_point_conv_operators_pass_opcheck(backend: str) -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, grad = (t.requires_grad_() for t in case(4, 6, 2, geometry))
     ways = geometry.list_directions()
@@ -222,7 +222,7 @@ def test_registered_operators(backend: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mirrored", "transposed"])
-def test_eager_calls_are_the_registered_operator(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_point_conv_eager_equals_registered_operator(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Past the dispatcher where nobody listens, through it under modes and for second gradients."""
     mirrored = kind == "mirrored"
     geometry = radius_geometry(ragged((12,))[0], 0.3) if mirrored else random_geometry(9, 12, 50)
@@ -260,7 +260,7 @@ def test_eager_calls_are_the_registered_operator(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_without_a_break(dynamic: bool) -> None:
+def test_point_conv_compiles_without_graph_break(dynamic: bool) -> None:
     geometry = radius_geometry(ragged((60,))[0], 0.2)
     tensors = case(4, 6, 1, geometry)
     run = torch.compile(point_conv, fullgraph=True, backend="aot_eager", dynamic=dynamic)
@@ -271,7 +271,7 @@ def test_compiled_without_a_break(dynamic: bool) -> None:
         assert torch.equal(a, b)
 
 
-def test_point_count_stays_symbolic_in_graph() -> None:
+def test_point_conv_keeps_point_count_symbolic() -> None:
     """Inductor loses a size that a traced equation has turned into a sum with another number."""
     env = ShapeEnv()
     rows, points = (
@@ -294,7 +294,7 @@ def test_point_conv_ignores_autocast() -> None:
     assert torch.equal(got, point_conv(features.bfloat16(), weight.bfloat16(), geometry, bias.bfloat16()))
 
 
-def test_choice_of_backend() -> None:
+def test_point_conv_backends_are_chosen_by_dtype() -> None:
     assert [name for name, why in backends() if why is None] == ["cpu", "reference"]
     assert (
         dict(backends(dtype=torch.float64))["cpu"] == "needs float32, float16 or bfloat16 features, got torch.float64"
@@ -308,7 +308,7 @@ def test_choice_of_backend() -> None:
         point_conv(features, weight, geometry, backend="metal")
 
 
-def test_another_backend_fits_in_through_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_accepts_backend_of_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = random_geometry(9, 12, 50)
     tensors = case(4, 6, 1, geometry)
     load = CONVOLUTIONS.load
@@ -317,7 +317,7 @@ def test_another_backend_fits_in_through_the_protocol(monkeypatch: pytest.Monkey
         assert torch.equal(a, b)
 
 
-def test_mistakes_are_named() -> None:
+def test_point_conv_refuses_bad_arguments() -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, _ = case(4, 6, 1, geometry)
     for call, word in (
@@ -334,7 +334,7 @@ def test_mistakes_are_named() -> None:
             call()
 
 
-def test_geometry_without_backward_is_refused_for_gradients() -> None:
+def test_point_conv_refuses_gradients_without_backward_geometry() -> None:
     points, _ = ragged((30,))
     geometry = radius_geometry(points, 0.2, 3, points[:7], gradient=False)
     features, weight, _, _ = case(4, 6, 1, geometry)
@@ -346,7 +346,7 @@ def test_geometry_without_backward_is_refused_for_gradients() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["mirrored", "transposed"])
-def test_gradients_through_torch_func(kind: str, groups: int) -> None:
+def test_point_conv_gradients_through_torch_func_equal_autograd(kind: str, groups: int) -> None:
     """First and second ones, and of a call inside an ordinary graph."""
     points = ragged((30,))[0]
     geometry = radius_geometry(points, 0.2, centers=None if kind == "mirrored" else points[::3].contiguous())
@@ -371,7 +371,7 @@ def test_gradients_through_torch_func(kind: str, groups: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["max", "mean"])
-def test_pooling_through_torch_func(mode: str) -> None:
+def test_point_pool_gradients_through_torch_func_equal_autograd(mode: str) -> None:
     points = ragged((30,))[0]
     geometry = radius_geometry(points, 0.2, centers=points[::3].contiguous())
     features = case(4, 4, 1, geometry, torch.float64)[0]
@@ -390,7 +390,7 @@ def test_pooling_through_torch_func(mode: str) -> None:
 
 @pytest.mark.parametrize("call", ["convolution", "max", "mean"])
 @pytest.mark.parametrize("way", ["jvp", "dual", "dual with a graph"])
-def test_tangents_are_refused_not_dropped(call: str, way: str) -> None:
+def test_point_operators_refuse_forward_mode(call: str, way: str) -> None:
     geometry = radius_geometry(ragged((30,))[0], 0.2)
     features, weight, _, _ = case(4, 6, 1, geometry)
 
@@ -410,7 +410,7 @@ def test_tangents_are_refused_not_dropped(call: str, way: str) -> None:
         assert torch.equal(run(features), run(features))
 
 
-def test_tensors_without_values_are_named() -> None:
+def test_point_conv_refuses_meta_tensors() -> None:
     points = torch.rand(9, 3)
     geometry = radius_geometry(points, 0.3)
     features, weight = torch.rand(9, 2), torch.rand(27, 2, 4)

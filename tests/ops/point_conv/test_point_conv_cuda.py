@@ -96,7 +96,7 @@ CHANNELS = [((3, 5), 1), ((64, 64), 1), ((17, 130), 1), ((1, 1), 1), ((32, 32), 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("number", range(len(CHANNELS)))
-def test_within_float64_budget(number: int) -> None:
+def test_point_conv_cuda_emulated_matches_float64(number: int) -> None:
     check(random_geometry(45, 37, 400), *CHANNELS[number], (torch.float32, torch.bfloat16)[number % 2])
 
 
@@ -114,7 +114,7 @@ def test_point_conv_on_turing_equals_reference(
 
 
 @pytest.mark.usefixtures("machine")
-def test_turing_at_medium_precision_multiplies_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_turing_medium_precision_matches_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_as(monkeypatch, TURING)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
     check(random_geometry(70, 50, 900), (24, 40), 1, torch.float32, operands=2.0**-11)
@@ -145,7 +145,7 @@ def test_point_conv_cuda_of_clouds_equals_reference(machine: Emulator, kind: str
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("precision", "operands"), [("high", 2.0**-11), ("medium", 2.0**-8)])
-def test_lower_precisions(precision: str, operands: float) -> None:
+def test_point_conv_cuda_follows_matmul_precision(precision: str, operands: float) -> None:
     torch.set_float32_matmul_precision(precision)
     try:
         check(random_geometry(30, 30, 300), (20, 16), 1, torch.float32, 4 * operands)
@@ -159,7 +159,7 @@ def test_lower_precisions(precision: str, operands: float) -> None:
     [(torch.bfloat16, 2, True), (torch.bfloat16, 2, False), (torch.bfloat16, 1, True), (torch.float32, 1, True)],
     ids=str,
 )
-def test_forms_of_the_forward_give_the_same_bits(
+def test_point_conv_cuda_forward_forms_are_equal(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tiles: int, resident: bool
 ) -> None:
     geometry = random_geometry(150, 80, 1500)
@@ -181,7 +181,9 @@ def test_forms_of_the_forward_give_the_same_bits(
     [(1, 8, torch.float16), (2, 2, torch.float32), (2, 1, torch.float16), (4, 4, torch.float32)],
     ids=str,
 )
-def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int) -> None:
+def test_point_conv_cuda_shared_rows_match_float64(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int
+) -> None:
     geometry = random_geometry(50, 80, 900)
     form = config.Multiply(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
     with monkeypatch.context() as patch:
@@ -193,7 +195,7 @@ def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
     launch._plan_multiply.cache_clear()
 
 
-def test_few_rows_are_shared_and_many_are_not() -> None:
+def test_point_conv_cuda_shares_few_rows_only() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = Device(0, "", "sm_80", 108, 163 << 10)
@@ -246,7 +248,7 @@ def test_point_conv_hopper_equals_reference(
 
 
 @pytest.mark.usefixtures("machine", "beside")
-def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_hopper_accepts_empty_rows_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warpgroups and whole bands without triplets, weights that nobody takes, cells beside the words."""
     emulate_as(monkeypatch, HOPPER, bands=0)
     i = torch.tensor([3, 3, 3, 70, 600, 600, 699])
@@ -261,7 +263,9 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("kind", ["kernel 5", "strided", "beside", "long rows"])
-def test_hopper_geometries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_point_conv_hopper_accepts_every_geometry(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Rows of more words than are looked at together, with and without the block's cells; more cells than a block's."""
     emulate_as(monkeypatch, HOPPER, bands=0)
     points = torch.rand(200, 3, generator=torch.Generator().manual_seed(6))
@@ -282,7 +286,7 @@ def test_hopper_geometries(request: pytest.FixtureRequest, monkeypatch: pytest.M
     check(geometry, (64, 72), 1, dtype, bucket_sums=True)
 
 
-def test_segments_with_a_share_in_common(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_cuda_shared_segments_match_float64(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = torch.bfloat16
     geometry = random_geometry(700, 300, 2500)
     tensors = draw(geometry, (64, 64), 1, dtype)
@@ -299,7 +303,7 @@ def test_segments_with_a_share_in_common(machine: Emulator, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("machine")
-def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two points in a cell, many, and more than are looked at together; the gradient itself is small."""
     emulate_as(monkeypatch, HOPPER, bands=0)
     generator = torch.Generator().manual_seed(5)
@@ -335,7 +339,7 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])
-def test_shares_take_little_memory(rows: int) -> None:
+def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
     device = replace(HOPPER, processors=132)
     request = Request(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
     operands = config.choose_operands(request, False)
@@ -346,7 +350,7 @@ def test_shares_take_little_memory(rows: int) -> None:
     assert segments * cell_blocks >= min(device.processors, rows // 32)
 
 
-def test_few_rows_and_other_gpus_take_mma_sync() -> None:
+def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
     def forms(rows: int, device: Device) -> set[str]:
         request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
         operands = config.choose_operands(request, False)
@@ -382,7 +386,7 @@ def test_point_conv_cuda_without_triplets_is_zero(sizes: tuple[int, int]) -> Non
 
 
 @pytest.mark.usefixtures("machine")
-def test_point_conv_cuda_of_long_rows() -> None:
+def test_point_conv_cuda_long_rows_match_float64() -> None:
     """Thousands of points in one cell of one centre; rows without any beside it."""
     points = torch.rand(3000, 3, generator=torch.Generator().manual_seed(2)) * 0.1
     centers = torch.tensor([[5.0, 5.0, 5.0], [0.05, 0.05, 0.05], [-5.0, 0.0, 0.0]])
@@ -393,7 +397,7 @@ def test_point_conv_cuda_of_long_rows() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_values_that_are_not_finite_stay_with_their_centres() -> None:
+def test_point_conv_cuda_nonfinite_values_stay_local() -> None:
     geometry = random_geometry(40, 30, 200)
     for dtype in (torch.float32, torch.bfloat16):
         features, weight, _, grad = draw(geometry, (16, 16), 1, dtype)
@@ -416,7 +420,7 @@ def test_values_that_are_not_finite_stay_with_their_centres() -> None:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("power", [-60, 60])
-def test_float32_of_any_size(power: int) -> None:
+def test_point_conv_cuda_float32_scales_any_magnitude(power: int) -> None:
     """Values become float16 only after scaling, whatever their size."""
     geometry = random_geometry(30, 30, 300)
     tensors = draw(geometry, (20, 16), 1, torch.float32)
@@ -428,7 +432,7 @@ def test_float32_of_any_size(power: int) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_first_and_second_derivatives() -> None:
+def test_point_conv_cuda_derivatives_equal_indexed_products() -> None:
     """Those of indexed products in float64, which share nothing with the operator."""
     geometry = random_geometry(4, 6, 15, kernel=2)
     tensors = draw(geometry, (2, 4), 2, torch.float32)
@@ -453,7 +457,7 @@ def test_first_and_second_derivatives() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_rows_that_are_not_aligned() -> None:
+def test_point_conv_cuda_accepts_unaligned_rows() -> None:
     """Slices that begin anywhere give the same bits, and a bias that does not lie together."""
     geometry = random_geometry(20, 20, 150)
     features, weight, bias, _ = draw(geometry, (8, 8), 1, torch.bfloat16)
@@ -512,7 +516,7 @@ def surface(kernel: int | tuple[int, int, int] = 3, strided: bool = False) -> Po
     [((64, 64), 1), ((64, 128), 1), ((3, 64), 1), ((17, 130), 1), ((32, 32), 32), ((48, 96), 2), ((256, 256), 1)],
     ids=str,
 )
-def test_within_float64_budget_on_a_gpu(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
+def test_point_conv_on_gpu_matches_float64(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
     check_on_gpu(surface(), channels, groups, dtype)
 
 
@@ -531,14 +535,16 @@ def _bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", [1, 2, (3, 1, 5), 5, 7])
-def test_kernels_and_strides(dtype: torch.dtype, kernel: int | tuple[int, int, int]) -> None:
+def test_point_conv_on_gpu_every_kernel_size_matches_float64(
+    dtype: torch.dtype, kernel: int | tuple[int, int, int]
+) -> None:
     check_on_gpu(surface(kernel, True), (24, 40), 1, dtype)
 
 
 @on_gpu
 @pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_triplets(dtype: torch.dtype) -> None:
+def test_point_conv_on_gpu_random_triplets_match_float64(dtype: torch.dtype) -> None:
     check_on_gpu(random_geometry(500, 300, 20_000).to("cuda"), (64, 64), 1, dtype)
     for sizes in ((0, 0), (4, 0), (0, 5), (4, 5)):
         check_on_gpu(random_geometry(*sizes, 0).to("cuda"), (3, 4), 1, dtype)
@@ -553,7 +559,7 @@ def many(points: int, each: int) -> PointGeometry:
 
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_peak_memory(dtype: torch.dtype) -> None:
+def test_point_conv_on_gpu_peak_memory_is_bounded(dtype: torch.dtype) -> None:
     """Results, weights in the kernels' order and the gradient's shares; nothing of triplets times channels."""
     geometry = many(100_000, 30)
     features, weight, _, grad = draw(geometry, (64, 64), 1, dtype)
@@ -573,7 +579,7 @@ def test_peak_memory(dtype: torch.dtype) -> None:
 @pytest.mark.alone
 @pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("_bands", [1, 1 << 30], indirect=True, ids=["forms by size", "mma.sync"])
-def test_offsets_past_two_to_the_31() -> None:
+def test_point_conv_on_gpu_accepts_offsets_beyond_2_31() -> None:
     """Elements of features and of results beyond 2^31."""
     if torch.cuda.mem_get_info()[0] < 60 << 30:
         pytest.skip("needs 60 GiB of free memory")
@@ -601,7 +607,7 @@ def test_offsets_past_two_to_the_31() -> None:
 
 
 @on_gpu
-def test_streams_and_graphs() -> None:
+def test_point_conv_on_gpu_works_in_streams_and_graphs() -> None:
     geometry = surface()
     features, weight, bias, _ = draw(geometry, (64, 64), 1, torch.bfloat16)
     expected = point_conv(features, weight, geometry, bias)
@@ -638,7 +644,7 @@ def test_point_conv_on_gpu_chooses_cuda() -> None:
 
 
 @on_gpu
-def test_compiled_without_a_break() -> None:
+def test_point_conv_on_gpu_compiles_without_graph_break() -> None:
     geometry = surface()
     features, weight, bias, _ = draw(geometry, (16, 16), 1, torch.bfloat16)
     run = torch.compile(point_conv, fullgraph=True, backend="aot_eager")

@@ -25,13 +25,13 @@ def found(geometry) -> set[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize(("side", "radius"), [(3, 1.86), (5, 3.10), (7, 4.34)])
-def test_radius_rule(side: int, radius: float) -> None:
+def test_kernel_radius_equals_published_values(side: int, radius: float) -> None:
     assert kernel_radius(1.0, side) == pytest.approx(radius, abs=5e-3)
     assert kernel_radius(0.1, (1, 8, 1)) == pytest.approx(kernel_radius(0.1, 2))
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5, (3, 1, 5), (2, 4, 3)])
-def test_radius_geometry_is_its_definition(kernel) -> None:
+def test_radius_geometry_equals_definition(kernel) -> None:
     points, _ = ragged((120,))
     sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
     geometry = radius_geometry(points, 0.11, kernel)
@@ -41,14 +41,14 @@ def test_radius_geometry_is_its_definition(kernel) -> None:
     assert (0, 0, (sides[0] // 2 * sides[1] + sides[1] // 2) * sides[2] + sides[2] // 2) in found(geometry)
 
 
-def test_cells_in_the_order_of_the_coordinates() -> None:
+def test_radius_geometry_numbers_cells_x_slowest() -> None:
     """x slowest: a neighbour one step along x is 9 cells on, along z one."""
     points = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     cells = {(i, j): k for i, j, k in found(radius_geometry(points, 1.0))}
     assert [cells[0, j] for j in range(4)] == [13, 22, 16, 14]
 
 
-def test_halves_go_to_even_and_far_points_into_the_border() -> None:
+def test_radius_geometry_rounds_halves_to_even() -> None:
     points = torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [1.5, 0, 0], [2.5, 0, 0], [40.0, 0, 0], [-0.5, 0, 0]])
     for near in (None, points[:1]):
         geometry = radius_geometry(points, 1.0, 5, near, radius=100.0)
@@ -56,7 +56,7 @@ def test_halves_go_to_even_and_far_points_into_the_border() -> None:
         assert [cells[0, j] for j in range(6)] == [2, 2, 4, 4, 4, 2]
 
 
-def test_rows_are_sorted_and_packed() -> None:
+def test_radius_geometry_sorts_and_packs_rows() -> None:
     points, offsets = ragged((70, 0, 130))
     geometry = radius_geometry(points, 0.12, offsets=offsets)
     i, j, k = geometry.triplets()
@@ -71,14 +71,14 @@ def test_rows_are_sorted_and_packed() -> None:
     assert torch.equal(cloud[i], cloud[j])
 
 
-def test_float64_far_from_the_origin() -> None:
+def test_radius_geometry_keeps_precision_far_from_origin() -> None:
     points, offsets = ragged((90, 60), dtype=torch.float64)
     far = points + torch.tensor([[431_234.5, 5_412_345.25, 312.0]], dtype=torch.float64)
     near = points - points.mean(0)
     assert found(radius_geometry(far, 0.1, offsets=offsets)) == found(radius_geometry(near, 0.1, offsets=offsets))
 
 
-def test_strided_and_upsampled() -> None:
+def test_radius_geometry_transposed_equals_upsampling() -> None:
     points, offsets = ragged((150, 90), seed=3)
     kept = grid_downsample(points, 0.2, offsets=offsets)
     coarse = points[kept.indices]
@@ -102,7 +102,7 @@ def test_knn_geometry_equals_definition() -> None:
 
 @pytest.mark.parametrize("kernel", [3, 7])
 @pytest.mark.parametrize("way", ["packed", "beside"])
-def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel: int, way: str) -> None:
+def test_geometry_backends_return_equal_triplets(monkeypatch: pytest.MonkeyPatch, kernel: int, way: str) -> None:
     if way == "beside":
         for module in (triplets, cpu):
             monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
@@ -124,7 +124,7 @@ def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel
     assert (k.max() > 256) == (kernel == 7)  # a ninth bit
 
 
-def test_mirrored_rows_are_the_transposed_ones() -> None:
+def test_mirrored_geometry_equals_transposed_triplets() -> None:
     points, offsets = ragged((150, 100), seed=2)
     for geometry in (radius_geometry(points, 0.09, 5, offsets=offsets), voxel_geometry(points, 0.1, offsets=offsets)):
         i, j, k = geometry.triplets()
@@ -148,7 +148,7 @@ def test_voxel_geometry_equals_definition() -> None:
     assert found(geometry) == expected
 
 
-def test_given_triplets_come_back_sorted() -> None:
+def test_point_geometry_from_triplets_sorts_them() -> None:
     geometry = random_geometry(7, 9, 40)
     i, j, k = geometry.triplets()
     mixed = torch.randperm(40)
@@ -158,7 +158,7 @@ def test_given_triplets_come_back_sorted() -> None:
 
 
 @pytest.mark.parametrize(("cells", "bits"), [(1, 31), (27, 27), (125, 25), (343, 23), (512, 23)])
-def test_words_hold_the_largest_numbers(cells: int, bits: int) -> None:
+def test_count_index_bits_leaves_room_for_cells(cells: int, bits: int) -> None:
     assert triplets.count_index_bits(cells) == bits
     largest = 2**31 - 1
     for columns in (min(1 << bits, largest), min((1 << bits) + 1, largest), largest):
@@ -171,7 +171,7 @@ def test_words_hold_the_largest_numbers(cells: int, bits: int) -> None:
             assert torch.equal(got, expected)
 
 
-def test_moved_to_a_device() -> None:
+def test_point_geometry_to_moves_all_tensors() -> None:
     for geometry in (random_geometry(7, 9, 40), radius_geometry(ragged((9,))[0], 0.2)):
         moved = geometry.to("cpu")
         assert moved.nbytes == geometry.nbytes
@@ -183,7 +183,7 @@ def test_moved_to_a_device() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0), (1,), (0, 5)])
-def test_empty_clouds(sizes: tuple[int, ...]) -> None:
+def test_geometries_accept_empty_clouds(sizes: tuple[int, ...]) -> None:
     points, offsets = ragged(sizes)
     for geometry in (
         radius_geometry(points, 0.1, offsets=offsets),
@@ -196,7 +196,7 @@ def test_empty_clouds(sizes: tuple[int, ...]) -> None:
         assert len(geometry.triplets()[0]) == geometry.forward.rows[-1]
 
 
-def test_mistakes_are_named() -> None:
+def test_geometries_refuse_bad_arguments() -> None:
     points, offsets = ragged((10,))
     bad = points.clone()
     bad[3, 1] = torch.nan

@@ -25,7 +25,7 @@ def looped(features: torch.Tensor, geometry, mode: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", ["max", "mean"])
 @pytest.mark.parametrize("chunk", [None, 3000])
-def test_pooling_is_the_loops(mode: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_pool_equals_loops(mode: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if chunk:
         monkeypatch.setattr(pooling, "CHUNK_BYTES", chunk)
     points, offsets = ragged((9, 7))
@@ -39,14 +39,14 @@ def test_pooling_is_the_loops(mode: str, chunk: int | None, monkeypatch: pytest.
         assert torch.autograd.gradgradcheck(lambda f, g=geometry: point_pool(f, g, mode), features, fast_mode=True)
 
 
-def test_equal_maxima_send_the_gradient_once() -> None:
+def test_point_pool_equal_maxima_send_gradient_once() -> None:
     geometry = random_geometry(5, 8, 30)
     features = torch.ones(8, 3, requires_grad=True)
     out = point_pool(features, geometry)
     assert torch.autograd.grad(out.sum(), features)[0].sum() == out.sum() == 15
 
 
-def test_nan_and_minus_infinity_pass() -> None:
+def test_point_pool_keeps_nan_and_minus_infinity() -> None:
     geometry = random_geometry(3, 4, 12)
     features = torch.zeros(4, 2)
     features[1, 0], features[:, 1] = torch.nan, -torch.inf
@@ -57,7 +57,7 @@ def test_nan_and_minus_infinity_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bits(dtype: torch.dtype) -> None:
+def test_point_pool_16_bit_accumulates_in_float32(dtype: torch.dtype) -> None:
     geometry = random_geometry(6, 900, 5000)
     features = torch.full((900, 1), 200.0, dtype=dtype)
     for mode in ("max", "mean"):
@@ -66,7 +66,7 @@ def test_sixteen_bits(dtype: torch.dtype) -> None:
         assert (out == 200).all()
 
 
-def test_registered_and_compiled() -> None:
+def test_point_pool_passes_opcheck_and_compiles() -> None:
     geometry = random_geometry(6, 9, 30)
     features = torch.randn(9, 4, requires_grad=True)
     ways = (*geometry.list_directions(), geometry.cells)
@@ -82,7 +82,7 @@ def test_registered_and_compiled() -> None:
         assert torch.equal(*(torch.autograd.grad(o.square().sum(), features)[0] for o in (got, expected)))
 
 
-def test_mistakes_are_named() -> None:
+def test_point_pool_refuses_bad_arguments() -> None:
     geometry = random_geometry(6, 9, 30)
     with pytest.raises(InputError, match=r"^mode: "):
         point_pool(torch.zeros(9, 4), geometry, "median")
@@ -118,7 +118,7 @@ print(memory.grown, points * each * channels * 4 / 2**20)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
-def test_peak_memory(forked: Callable[..., str]) -> None:
+def test_point_conv_and_pool_peak_memory_is_bounded(forked: Callable[..., str]) -> None:
     """Of both backends and of pooling, with gradients."""
     grown, triplets = (float(word) for word in forked(SCRIPT).split())
     # features, result and gradients are 1.5 MB each, a chunk 16 MB

@@ -79,7 +79,7 @@ def gradients(call: Any, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("kind", [*KINDS, "running"])
-def test_definition_and_gradients(kind: str, relu: bool) -> None:
+def test_point_norm_and_gradients_equal_definition(kind: str, relu: bool) -> None:
     tensors = draw(sum(SIZES), 6, torch.float64)
     own = kind != "running"
     running = (
@@ -119,7 +119,7 @@ def test_point_norm_keeps_dtype_under_autocast() -> None:
     assert out.dtype == torch.bfloat16
 
 
-def test_mistakes_are_named() -> None:
+def test_point_norm_refuses_bad_arguments() -> None:
     x, w, b, r, _ = draw(6, 4)
     for call, message in (
         (lambda: point_norm(x[0], w, b), "features: expected shape"),
@@ -176,7 +176,7 @@ def results(tensors: list[Tensor], extra: tuple[bool, bool], fast: bool) -> list
     ],
     ids=str,
 )
-def test_against_float64(dtype: torch.dtype, channels: int) -> None:
+def test_point_norm_kernels_match_float64(dtype: torch.dtype, channels: int) -> None:
     allowed = TOLERANCE[dtype]
     for learned, *extra in itertools.product({dtype, torch.float32}, (False, True), (False, True)):
         tensors = draw(sum(SIZES), channels, dtype, learned=learned)
@@ -218,7 +218,7 @@ def test_norm_convolve_equals_convolution_then_norm(residual: bool, relu: bool) 
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_second_derivatives_with_scale_from_features() -> None:
+def test_point_norm_second_derivatives_equal_reference() -> None:
     features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def gradient(create_graph: bool) -> Tensor:
@@ -248,7 +248,7 @@ class TestOnTheGpu:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize(("rows", "channels"), [(36_410, 64), (2_782, 128), (777, 1000), (1_001, 37)])
-    def test_point_norm_gradients(self, kind: str, dtype: torch.dtype, rows: int, channels: int) -> None:
+    def test_point_norm_gradients_match_float64(self, kind: str, dtype: torch.dtype, rows: int, channels: int) -> None:
         tensors = draw(rows, channels, dtype, "cuda")
         sizes = (rows // 2, 0, rows - rows // 2)
         allowed = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
@@ -268,7 +268,7 @@ class TestOnTheGpu:
                 assert float((one.double() - two).norm() / two.norm()) <= allowed
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-    def test_running_statistics(self, dtype: torch.dtype) -> None:
+    def test_point_norm_running_statistics_match_float64(self, dtype: torch.dtype) -> None:
         norm, exact = PointNorm(48, "batch").to("cuda", dtype), PointNorm(48, "batch").to("cuda", torch.float64)
         features = draw(5_000, 48, dtype, "cuda")[0]
         allowed = {torch.float32: 1e-5, torch.float16: 4e-3}[dtype]
@@ -281,7 +281,7 @@ class TestOnTheGpu:
             got = norm.norm.state_dict()[name]  # type: ignore[union-attr]
             torch.testing.assert_close(got.double(), value.double(), rtol=2 * allowed, atol=allowed)
 
-    def test_second_derivatives_and_other_ways(self) -> None:
+    def test_point_norm_second_derivatives_and_vmap_equal_reference(self) -> None:
         tensors = draw(200, 16, torch.float32, "cuda")
         inputs = [t.requires_grad_() for t in tensors[:4]]
         exact = [t.detach().double().requires_grad_() for t in tensors[:4]]

@@ -40,7 +40,9 @@ def test_spatial_correlation_reference_equals_formula(shape: tuple[int, ...], wi
 @needs_gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "window"), [*CASES, *LARGE])
-def test_gpu_kernels_are_the_reference(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
+def test_spatial_correlation_on_gpu_equals_reference(
+    shape: tuple[int, ...], window: Window, dtype: torch.dtype
+) -> None:
     tensors = draw(shape, window, dtype, "cuda")
     found, again = results(tensors, window, "cuda"), results(tensors, window, "cuda")
     compare(found, results([t.double() for t in tensors], window, "reference"), dtype)
@@ -52,7 +54,9 @@ def test_gpu_kernels_are_the_reference(shape: tuple[int, ...], window: Window, d
     [*((number, AMPERE) for number in range(len(CASES))), (0, TURING), (1, TURING)],
     ids=lambda value: getattr(value, "arch", value),
 )
-def test_emulated_kernels_are_the_reference(number: int, gpu: Device, emulate: Callable[..., Emulator]) -> None:
+def test_spatial_correlation_emulated_equals_reference(
+    number: int, gpu: Device, emulate: Callable[..., Emulator]
+) -> None:
     shape, window = CASES[number]
     dtype = DTYPES[(number + number // 3 + (gpu is TURING)) % 3]
     tensors = draw(shape, window, dtype)
@@ -64,7 +68,7 @@ def test_emulated_kernels_are_the_reference(number: int, gpu: Device, emulate: C
 
 
 @pytest.mark.parametrize("window", [Window((3, 3)), Window((3, 2), (2, 3), (1, 1), (1, 0))])
-def test_gradients_of_gradients(window: Window) -> None:
+def test_spatial_correlation_second_derivatives_pass_gradgradcheck(window: Window) -> None:
     one, two, _ = (t.requires_grad_() for t in draw((1, 2, 3, 4), window, torch.float64))
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -81,7 +85,7 @@ def test_gradients_of_gradients(window: Window) -> None:
         assert torch.autograd.gradgradcheck(call, (one, two), fast_mode=True)
 
 
-def test_traced_code() -> None:
+def test_spatial_correlation_passes_opcheck_and_compiles() -> None:
     one, two, _ = draw((1, 4, 6, 7), Window((3, 3)), torch.float32)
     one.requires_grad_()
     numbers = [3, 3, 1, 1, 1, 1, 0, 0]
@@ -95,7 +99,7 @@ def test_traced_code() -> None:
     torch.testing.assert_close(mapped[0], spatial_correlation(two, two, 3))
 
 
-def test_strides_and_empty_inputs() -> None:
+def test_spatial_correlation_accepts_strides_and_empty_inputs() -> None:
     one, two, _ = draw((2, 6, 5, 8), Window((3, 3)), torch.float32)
     plain = spatial_correlation(one, two, 3)
     strided = [t.to(memory_format=torch.channels_last) for t in (one, two)]
@@ -131,20 +135,20 @@ def test_spatial_correlation_computes_only_requested_gradients() -> None:
         ({"backend": "fast"}, "backend: expected one of"),
     ],
 )
-def test_mistakes_are_named(change: dict[str, Any], said: str) -> None:
+def test_spatial_correlation_refuses_bad_arguments(change: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"fmap1": torch.ones(1, 2, 3, 4), "fmap2": torch.ones(1, 2, 3, 4), **change}
     with pytest.raises(InputError, match=said.replace("(", r"\(")):
         spatial_correlation(**given)
 
 
-def test_backends_say_why() -> None:
+def test_spatial_correlation_backends_explain_refusals() -> None:
     told = dict(backends("cpu"))
     assert told["reference"] is None
     assert "NVIDIA" in str(told["cuda"])
 
 
 @pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))
-def test_every_patch_fits_into_a_block(shared: int) -> None:
+def test_spatial_correlation_patches_fit_shared_memory(shared: int) -> None:
     for patch in product((1, 2, 10, 11, 32, 33, 100), repeat=2):
         columns = cuda.choose_columns(patch[1])
         assert columns.group * columns.groups * columns.blocks >= patch[1]
@@ -165,7 +169,7 @@ def test_every_patch_fits_into_a_block(shared: int) -> None:
             )
 
 
-def test_windows_of_odd_kinds_are_refused_or_dense() -> None:
+def test_window_is_aligned_requires_multiples_of_step() -> None:
     assert Window((3, 3), (4, 4), (2, 1)).has_stride_dividing_dilation
     assert not Window((3, 3), (4, 3), (2, 2)).has_stride_dividing_dilation
 
@@ -175,7 +179,7 @@ def test_windows_of_odd_kinds_are_refused_or_dense() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_memory_is_the_results() -> None:
+def test_spatial_correlation_allocates_result_only() -> None:
     one, two, _ = draw((1, 32, 112, 256), Window((9, 9)), torch.float32, "cuda")
     out = spatial_correlation(one, two, 9, backend="cuda")
     size = out.numel() * 4
@@ -208,7 +212,7 @@ def test_spatial_correlation_in_graph_and_side_stream() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_more_than_two_thousand_million_elements() -> None:
+def test_spatial_correlation_accepts_more_than_2_31_elements() -> None:
     if torch.cuda.mem_get_info()[0] < 30 << 30:
         pytest.skip("needs 30 GiB of free GPU memory")
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ def served() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_kernels_move_as_pytorch_does(height: int, width: int) -> None:
+def test_predict_next_flow_kernels_equal_pytorch(height: int, width: int) -> None:
     for seed in range(3):
         flow = wild(height, width, seed)
         before = flow.clone()
@@ -49,7 +49,7 @@ def test_kernels_move_as_pytorch_does(height: int, width: int) -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.6, 1.0])
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_kernels_fill_as_pytorch_does(height: int, width: int, part: float) -> None:
+def test_fill_holes_kernels_equal_pytorch(height: int, width: int, part: float) -> None:
     known = share(height, width, part)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), float("nan"))
     filled = fill_holes(flow, known)
@@ -60,7 +60,7 @@ def test_kernels_fill_as_pytorch_does(height: int, width: int, part: float) -> N
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_kernels_carry_as_pytorch_does(height: int, width: int, part: float) -> None:
+def test_splat_flow_kernels_equal_pytorch(height: int, width: int, part: float) -> None:
     known = share(height, width, 0.9)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), 0.0)
     trust = torch.rand(height, width, generator=torch.Generator().manual_seed(5))
@@ -77,7 +77,7 @@ def test_splatting_in_float64_is_close_to_float32() -> None:
     torch.testing.assert_close(predict_next_flow(flow.double()).float(), predict_next_flow(flow), rtol=1e-5, atol=1e-4)
 
 
-def test_mistakes_are_named() -> None:
+def test_splatting_refuses_bad_arguments() -> None:
     flow, plane = torch.zeros(2, 4, 5), torch.zeros(4, 5)
     with pytest.raises(InputError, match="flow: expected shape"):
         predict_next_flow(torch.zeros(3, 4, 5))

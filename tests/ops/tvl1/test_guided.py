@@ -180,7 +180,7 @@ def test_refine_flow_changes_consistent_flow_less() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_neighbours_whose_gradients_do_not_fit_count_less(backend: str) -> None:
+def test_weighted_median_downweights_neighbors_with_misfit(backend: str) -> None:
     """A strip of 6 columns is new in the second frame, and its flow wrong; all colours are alike."""
     texture = 0.5 + 0.04 * torch.rand(1, 3, 48, 64, generator=torch.Generator().manual_seed(3))
     second = texture.clone()
@@ -196,7 +196,7 @@ def test_neighbours_whose_gradients_do_not_fit_count_less(backend: str) -> None:
     assert seeing[:, 1, 12:-12, hidden].mean() < 0.5 * blind[:, 1, 12:-12, hidden].mean()
 
 
-def test_forward_backward_distance() -> None:
+def test_forward_backward_distance_equals_values_by_hand() -> None:
     flow = torch.zeros(1, 2, 4, 6)
     flow[:, 0] = 2.5
     back = torch.zeros(1, 2, 4, 6)
@@ -208,7 +208,7 @@ def test_forward_backward_distance() -> None:
         forward_backward_distance(flow, back[:, :, :3])
 
 
-def test_refine_flow_contract() -> None:
+def test_flow_refiner_keeps_shapes_and_refuses_bad_arguments() -> None:
     inputs = pair(20, 30, channels=1)
     refiner = FlowRefiner(20, 30)
     expected = refiner(**inputs)
@@ -233,7 +233,7 @@ def test_refine_flow_contract() -> None:
         RefinementConfig(epsilon=0)
 
 
-def test_memory_is_that_of_the_buffers() -> None:
+def test_flow_refiner_memory_bytes_equals_buffers() -> None:
     assert FlowRefiner(64, 96, backend="reference").memory_bytes is None
     small, large = (FlowRefiner(height, 96, backend="cpu").memory_bytes for height in (64, 128))
     assert small is not None
@@ -273,7 +273,7 @@ def test_refine_flow_keeps_exact_flow_of_noisy_frames(passes: dict[str, int], ba
     assert judged.norm(dim=1).mean() < 0.6 * everything.norm(dim=1).mean()
 
 
-def test_later_passes_need_a_larger_fall_of_the_misfit() -> None:
+def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
     inputs = pair(60, 80)
     once = refine_flow(**inputs, config=RefinementConfig(rounds=1))
     low = RefinementConfig(passes=2, rounds=1, passes_fall=0.0, least_fall=0.0)
@@ -281,7 +281,7 @@ def test_later_passes_need_a_larger_fall_of_the_misfit() -> None:
     assert torch.equal(refine_flow(**inputs, config=low.replace(passes_fall=1.0)), once)
 
 
-def test_refine_flow_limits_change() -> None:
+def test_compute_change_weights_follows_misfit_reduction() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
     first, later = guided.compute_change_weights(misfits, config)
@@ -293,7 +293,7 @@ def test_refine_flow_limits_change() -> None:
     )
 
 
-def test_every_pair_of_a_batch_is_judged_by_itself() -> None:
+def test_refine_flow_batch_equals_singles() -> None:
     clean, spoilt = pair(60, 80), pair(60, 80)
     noise = torch.Generator().manual_seed(3)
     for name in ("frame1", "frame2"):
@@ -367,7 +367,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
 @pytest.mark.parametrize(
     ("device", "size"), [("emulated", (50, 90)), pytest.param("cuda", (200, 330), marks=gpu_marks)], ids=str
 )
-def test_every_shape_gives_the_same_flow(
+def test_refine_flow_is_independent_of_launch_shape(
     device: str, size: tuple[int, int], shape: Shape, request: pytest.FixtureRequest
 ) -> None:
     if device == "emulated":
@@ -387,7 +387,7 @@ STRIPS = guided_cuda.Strips(min_rows=0)
     ("size", "iterations"),
     [((60, 300), 10), ((75, 128), 10), ((40, 131), 10), ((90, 236), 5), ((60, 250), 3), ((33, 50), 1), ((1, 40), 10)],
 )
-def test_strips_give_the_flow_of_tiles(size: tuple[int, int], iterations: int, machine: Emulator) -> None:
+def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, machine: Emulator) -> None:
     config, inputs = RefinementConfig(warps=2, rounds=1, iterations=iterations), laid_out(*size)
     tiles = Refiner(*size, config, CPU, Shape(4, 8, 10), None)(**inputs)[0]
     strips = Refiner(*size, config, CPU, Shape(4, 8, 10), STRIPS)
@@ -400,7 +400,7 @@ def test_strips_give_the_flow_of_tiles(size: tuple[int, int], iterations: int, m
 @on_gpu
 @pytest.mark.parametrize("size", [(300, 411), (200, 640), (70, 100)])
 @pytest.mark.parametrize("iterations", [10, 7])
-def test_strips_give_the_flow_of_tiles_on_a_gpu(size: tuple[int, int], iterations: int) -> None:
+def test_refine_flow_strips_on_gpu_equal_tiles(size: tuple[int, int], iterations: int) -> None:
     config, inputs = RefinementConfig(iterations=iterations), on_cuda(*size)
     inputs = {name: value.contiguous() for name, value in inputs.items()}
     where = torch.device("cuda", torch.cuda.current_device())
@@ -438,7 +438,7 @@ def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner
 
 
 @pytest.mark.usefixtures("machine")
-def test_refine_flow_passes_keep_shares_of_change() -> None:
+def test_refine_flow_passes_limit_change() -> None:
     inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
     exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
     found = by_kernels(23, 37, config)(**inputs)
@@ -450,9 +450,7 @@ def test_refine_flow_passes_keep_shares_of_change() -> None:
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("name", "spoil"), SPOILT)
 @pytest.mark.parametrize("passes", [1, 2])
-def test_bad_values_are_refused_by_name_after_the_last_pass(
-    name: str, spoil: Callable[[Tensor], None], passes: int
-) -> None:
+def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callable[[Tensor], None], passes: int) -> None:
     inputs = laid_out(10, 12)
     spoil(inputs[name])
     with pytest.raises(InputError, match=f"^{name}: expected finite values"):
@@ -460,7 +458,7 @@ def test_bad_values_are_refused_by_name_after_the_last_pass(
 
 
 @pytest.mark.usefixtures("machine")
-def test_fewer_rounds_than_the_configuration_s() -> None:
+def test_run_pass_with_fewer_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
@@ -491,7 +489,7 @@ def on_cuda(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[
 
 
 @on_gpu
-def test_cuda_is_the_first_choice_on_a_gpu() -> None:
+def test_flow_refiner_on_gpu_chooses_cuda() -> None:
     assert refinement_backends("cuda")[0] == ("cuda", None)
     assert FlowRefiner(20, 30, device="cuda").backend == "cuda"
     assert FlowRefiner(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
@@ -500,7 +498,7 @@ def test_cuda_is_the_first_choice_on_a_gpu() -> None:
 @on_gpu
 @pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (300, 411)])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equals_the_reference_to_rounding(name: str, size: tuple[int, int]) -> None:
+def test_refine_flow_cuda_equals_reference(name: str, size: tuple[int, int]) -> None:
     small = size[0] * size[1] < 10_000  # whose reference, thousands of short steps, is sooner done on the CPU
     inputs = on_cuda(*size, batch=2 if small else 1)
     refiner = FlowRefiner(*size, CONFIGS[name], device="cuda")
@@ -530,7 +528,7 @@ def test_recorded_refiner_reads_tensor_addresses() -> None:
 
 
 @on_gpu
-def test_streams_and_pickle() -> None:
+def test_flow_refiner_works_in_streams_and_pickles() -> None:
     inputs, refiner = on_cuda(120, 160), FlowRefiner(120, 160, device="cuda")
     want = refiner(**inputs)
     stream = torch.cuda.Stream()
@@ -544,7 +542,7 @@ def test_streams_and_pickle() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("name", ["frame1", "frame2", "flow", "backward"])
-def test_bad_values_are_refused_by_name(name: str) -> None:
+def test_flow_refiner_on_gpu_refuses_nonfinite_inputs(name: str) -> None:
     inputs, refiner = on_cuda(40, 50), FlowRefiner(40, 50, device="cuda")
     want = refiner(**inputs)
     bad = {**inputs, name: inputs[name].clone()}
@@ -607,12 +605,12 @@ def differ_by_half_precision(name: str, where: torch.device, sizes: list[tuple[i
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("name", FILTERED_IN_HALF)
-def test_filter_in_half_precision(name: str) -> None:
+def test_refine_flow_half_precision_filter_matches_float32(name: str) -> None:
     differ_by_half_precision(name, CPU, [(23, 37, 3), (40, 66, 1)], SMALL)
 
 
 @on_gpu
 @pytest.mark.parametrize("name", FILTERED_IN_HALF)
-def test_filter_in_half_precision_on_a_gpu(name: str) -> None:
+def test_refine_flow_half_precision_filter_on_gpu_matches_float32(name: str) -> None:
     where = torch.device("cuda", torch.cuda.current_device())
     differ_by_half_precision(name, where, [(200, 330, 3), (300, 411, 1)], guided_cuda.SHAPE)

@@ -66,7 +66,7 @@ SIZES = [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)]
 @pytest.mark.parametrize(
     ("variant", "size"), [*((next(iter(VARIANTS)), size) for size in SIZES), *((one, (31, 52)) for one in VARIANTS)]
 )
-def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
+def test_tvl1_cpu_equals_reference(variant: str, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
     frames = scene(*size)
     truth = solve("reference64", frames, config)
@@ -77,7 +77,7 @@ def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize(("number", "size"), [(2, (97, 1300)), (3, (431, 61)), (5, (23, 40))])
-def test_bits_do_not_depend_on_threads(number: int, size: tuple[int, int]) -> None:
+def test_tvl1_cpu_is_independent_of_threads(number: int, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=23, scale_factor=0.6, borders="clamp")
     frames = scene(*size)
     with threads(1):
@@ -89,7 +89,7 @@ def test_bits_do_not_depend_on_threads(number: int, size: tuple[int, int]) -> No
 
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 40), st.integers(2, 40), st.integers(0, 1000))
-def test_any_size_and_texture(height: int, width: int, seed: int) -> None:
+def test_tvl1_cpu_matches_float64_for_any_size(height: int, width: int, seed: int) -> None:
     frames = scene(height, width, seed=seed)
     config = TVL1Config(warps=2, iterations=11, scale_factor=0.5)
     flow = solve("cpu", frames, config)
@@ -98,7 +98,7 @@ def test_any_size_and_texture(height: int, width: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_tvl1_without_motion_is_exactly_zero(backend: str) -> None:
+def test_tvl1_without_motion_returns_zero(backend: str) -> None:
     first, flat, config = scene(50, 64)[0], torch.full((50, 64), 0.4), TVL1Config(warps=2)
     # A constant pair of different brightness has no gradient to follow.
     for pair in ((first, first), (flat, flat), (flat, flat + 0.1)):
@@ -115,7 +115,7 @@ def test_tvl1_recovers_translation() -> None:
 @pytest.mark.parametrize(
     ("device", "precision"), [("cpu", "float32"), *(pytest.param("cuda", p, marks=on_gpu) for p in PRECISIONS)]
 )
-def test_200_pixels_of_motion_keep_their_precision(device: str, precision: str) -> None:
+def test_tvl1_keeps_precision_at_200_pixels(device: str, precision: str) -> None:
     wide = torch.rand(1, 1, 64, 700, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     wide = torch.nn.functional.avg_pool2d(wide, 5, 1, 2).float().to(device)
     start = torch.zeros(1, 2, 64, 500, device=device)
@@ -125,7 +125,7 @@ def test_200_pixels_of_motion_keep_their_precision(device: str, precision: str) 
     assert (flow[0, 8:-8, 8:280] - 200).abs().max() < 0.02
 
 
-def test_initial_flow_is_used_at_every_scale() -> None:
+def test_tvl1_initial_flow_starts_every_scale() -> None:
     first, second = scene(64, 96, shift=6.0)
     config = TVL1Config(warps=1, iterations=2, scale_factor=0.5)
     start = torch.stack([torch.full((64, 96), 6.0), torch.full((64, 96), -3.0)])[None]
@@ -138,7 +138,7 @@ def test_initial_flow_is_used_at_every_scale() -> None:
         assert warm < 0.5 * cold
 
 
-def test_median_of_reference_is_a_median() -> None:
+def test_median_filter_returns_median() -> None:
     plane = torch.arange(25.0).reshape(1, 5, 5)
     plane[0, 2, 2] = 1000
     assert reference.median_filter(plane, 3)[0, 2, 2] == 13

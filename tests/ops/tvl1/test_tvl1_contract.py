@@ -47,7 +47,7 @@ def frames(batch: int = 1, channels: int = 1, height: int = 40, width: int = 56,
         ({"precision": "half"}, "precision: expected one of float32, float16, got 'half'"),
     ],
 )
-def test_bad_parameters_are_named(change: dict[str, object], message: str) -> None:
+def test_tvl1_config_refuses_bad_parameters(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TVL1Config().replace(**change)
 
@@ -67,7 +67,7 @@ LIMITS: dict[type[Config], dict[str, tuple[float, float]]] = {
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LIMITS.items() for name in names])
-def test_limits_of_parameters_are_among_them(kind: type[Config], name: str) -> None:
+def test_tvl1_config_accepts_limits_of_parameters(kind: type[Config], name: str) -> None:
     low, high = LIMITS[kind][name]
     assert [getattr(kind(**{name: value}), name) for value in (low, high)] == [low, high]
     step = 1 if isinstance(low, int) and isinstance(high, int) and high > 10 else 1e-9
@@ -82,7 +82,7 @@ def test_tvl1_refuses_unknown_names() -> None:
     assert TVL1Config.preset("default") == TVL1Config() == PRESETS["default"]
 
 
-def test_bad_tensors_are_named() -> None:
+def test_tvl1_solver_refuses_bad_tensors() -> None:
     first, second = frames()
     solver = TVL1Solver(40, 56, QUICK)
     nan = first.clone()
@@ -107,7 +107,7 @@ def test_bad_tensors_are_named() -> None:
         TVL1Solver(1, 1)
 
 
-def test_explicit_backend_never_falls_back() -> None:
+def test_tvl1_explicit_backend_never_falls_back() -> None:
     with pytest.raises(
         InputError, match=r"backend: 'cpu' cannot serve .*; cpu: computes in float32 only.*reference: can"
     ):
@@ -133,7 +133,7 @@ def test_tvl1_refuses_cuda_only_settings_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("dtype", "channels"), [(torch.float16, 1), (torch.bfloat16, 3), (torch.float32, 3), (torch.float64, 1)]
 )
-def test_types_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
+def test_tvl1_accepts_dtypes_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
     first, second = (f.to(dtype) for f in frames(batch=3, channels=channels))
     flow = tvl1(first, second, QUICK)
     assert flow.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -155,7 +155,7 @@ def test_types_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
     assert tvl1(first[:0], second[:0], QUICK).shape == (0, 2, 40, 56)
 
 
-def test_colour_is_rec601_grey() -> None:
+def test_tvl1_converts_colour_to_rec601_grey() -> None:
     first, second = frames(channels=3)
     luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     grey = [(f * luma).sum(1, keepdim=True) for f in (first, second)]
@@ -174,7 +174,7 @@ def test_tvl1_solver_is_independent_of_previous_pair() -> None:
         assert torch.equal(fresh, kept), "a result must not be overwritten by later calls"
 
 
-def test_buffers_start_poisoned_without_effect() -> None:
+def test_tvl1_solver_ignores_initial_buffer_contents() -> None:
     first, second = frames()
     solver = TVL1Solver(40, 56, QUICK)
     clean = solver(first, second)
@@ -184,7 +184,7 @@ def test_buffers_start_poisoned_without_effect() -> None:
     assert torch.equal(solver(first, second), clean)
 
 
-def test_progress_rises_to_one() -> None:
+def test_tvl1_solver_progress_rises_to_one() -> None:
     seen: list[tuple[float, str]] = []
     for backend in ("cpu", "reference"):
         seen.clear()
@@ -197,7 +197,7 @@ def test_progress_rises_to_one() -> None:
         assert len(seen) == 2 * 2 * QUICK.warps
 
 
-def test_operator_is_well_formed() -> None:
+def test_tvl1_operator_passes_opcheck() -> None:
     first, second = frames()
     from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
 
@@ -212,14 +212,14 @@ def test_tvl1_compiles_without_graph_break() -> None:
     assert torch.equal(compiled(first, second), tvl1(first, second, QUICK) * 2)
 
 
-def test_tvl1_backward_is_refused() -> None:
+def test_tvl1_refuses_backward() -> None:
     first, second = frames()
     flow = tvl1(first.requires_grad_(), second, QUICK)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         flow.sum().backward()
 
 
-def test_callers_on_many_threads() -> None:
+def test_tvl1_solver_from_threads_equals_serial() -> None:
     pairs = [frames(seed=seed) for seed in range(6)]
     expected = [tvl1(*pair, QUICK) for pair in pairs]
     shared = TVL1Solver(40, 56, QUICK)
@@ -267,7 +267,7 @@ def test_tvl1_works_in_dataloader_workers(start: str, workers: int) -> None:
         assert torch.equal(torch.cat([batch[way] for batch in found]), torch.stack([pair[way] for pair in expected]))
 
 
-def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
+def test_tvl1_memory_is_linear(forked: Callable[..., str]) -> None:
     script = """
         import torch
         from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
@@ -286,7 +286,7 @@ def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
     assert 29 < planes < 40
 
 
-def test_copies_are_independent() -> None:
+def test_tvl1_solver_copies_are_independent() -> None:
     solver = TVL1Solver(40, 56, QUICK, backend="reference")
     twin = copy.deepcopy(solver)
     assert (twin.config, twin.backend, twin.height, twin.width) == (QUICK, "reference", 40, 56)
@@ -294,7 +294,7 @@ def test_copies_are_independent() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_fork_while_another_thread_solves() -> None:
+def test_tvl1_solver_works_after_fork_during_solve() -> None:
     solver = TVL1Solver(40, 56, QUICK)
     expected = solver(*frames())
     with solver._lock:  # as a thread of the parent would hold it
@@ -306,7 +306,7 @@ def test_fork_while_another_thread_solves() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_extreme_values_are_refused_not_returned() -> None:
+def test_tvl1_refuses_extreme_values() -> None:
     first, second = frames()
     with pytest.raises(InputError, match=r"frame1: expected values up to 1e\+06 \(0 ... 1 is usual\), got 1e\+30"):
         tvl1(first * 0 + 1e30, second, QUICK)
@@ -318,7 +318,7 @@ def test_extreme_values_are_refused_not_returned() -> None:
         assert torch.isfinite(flow).all()
 
 
-def test_numpy_scalars_are_numbers() -> None:
+def test_tvl1_config_accepts_numpy_scalars() -> None:
     config = TVL1Config(lambda_=np.float32(0.5), warps=np.int64(3), gradient_blend=0)
     assert (config.lambda_, config.warps, config.gradient_blend) == (0.5, 3, 0.0)
     assert [type(v) for v in (config.lambda_, config.warps, config.gradient_blend)] == [float, int, float]
@@ -326,7 +326,7 @@ def test_numpy_scalars_are_numbers() -> None:
         TVL1Config(tau=np.float32(0.5))
 
 
-def test_wrong_calls_name_the_argument() -> None:
+def test_tvl1_refuses_bad_arguments() -> None:
     first, second = frames()
     with pytest.raises(InputError, match="config: expected a TVL1Config, got str 'fast'"):
         tvl1(first, second, "fast")  # type: ignore[arg-type]
@@ -354,7 +354,7 @@ def test_tvl1_reference_is_independent_of_threads_and_autocast() -> None:
 
 
 @pytest.mark.long
-def test_pixels_that_differ_are_those_that_rounding_moves_in_the_reference() -> None:
+def test_tvl1_cpu_differs_only_where_rounding_matters() -> None:
     """The scene of 44 where ``cpu`` is farthest from it: 0.03 px, at one pixel."""
     scene, config = textured_scene(44, 52, seed=4), TVL1Config(warps=5, iterations=10)
     first, second = scene.frame1[None], scene.frame2[None]

@@ -51,7 +51,7 @@ def solved(frames: list[Tensor], config: TVL1Config, **more: Any) -> Tensor:
     return TVL1Solver(*frames[0].shape[-2:], config, device="cuda", backend="cuda")(*frames, **more).double()
 
 
-def test_cuda_is_the_first_choice_on_a_gpu() -> None:
+def test_tvl1_solver_on_gpu_chooses_cuda() -> None:
     assert backends("cuda")[0] == ("cuda", None)
     assert TVL1Solver(20, 30, device="cuda").backend == "cuda"
     assert TVL1Solver(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
@@ -61,7 +61,7 @@ def test_cuda_is_the_first_choice_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
-def test_equals_the_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
+def test_tvl1_cuda_equals_reference(variant: str, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
     frames = scene(*size)
     exact = truth(frames, config)
@@ -84,7 +84,7 @@ def test_tvl1_cuda_batch_equals_singles(precision: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_frames_of_other_types_and_layouts(dtype: torch.dtype) -> None:
+def test_tvl1_cuda_accepts_dtypes_and_layouts(dtype: torch.dtype) -> None:
     frames = [frame.to(dtype) for frame in scene(40, 57, batch=2, channels=3)]
     wanted = truth(frames, QUICK)
     channels_last = [f.contiguous(memory_format=torch.channels_last) for f in frames]
@@ -93,7 +93,7 @@ def test_frames_of_other_types_and_layouts(dtype: torch.dtype) -> None:
     assert torch.equal(flow, solved(frames, QUICK))
 
 
-def test_graphs_give_what_launches_give_and_remember_nothing() -> None:
+def test_tvl1_cuda_graphs_equal_launches() -> None:
     frames, others = scene(90, 131), scene(90, 131, shift=3)
     start = torch.randn(1, 2, 90, 131, device="cuda")
     for change in ({}, {"precision": "float16"}):
@@ -111,7 +111,7 @@ def test_graphs_give_what_launches_give_and_remember_nothing() -> None:
         assert seen[-1] == pytest.approx(1.0)
 
 
-def test_side_streams_and_the_callers_graph() -> None:
+def test_tvl1_cuda_works_in_streams_and_graphs() -> None:
     frames, others = scene(90, 131), scene(90, 131, shift=3)
     solver = TVL1Solver(90, 131, QUICK, device="cuda")
     want, other = solver(*frames), solver(*others)
@@ -135,7 +135,7 @@ def test_side_streams_and_the_callers_graph() -> None:
         assert torch.equal(flow, wanted)
 
 
-def test_operator_is_well_formed_and_compiles() -> None:
+def test_tvl1_cuda_operator_passes_opcheck_and_compiles() -> None:
     frames = scene(40, 56)
     config = QUICK.replace(precision="float16", borders="clamp")
     from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
@@ -145,7 +145,7 @@ def test_operator_is_well_formed_and_compiles() -> None:
     assert torch.equal(compiled(*frames), tvl1(*frames, config) * 2)
 
 
-def test_bad_values_are_refused_not_returned() -> None:
+def test_tvl1_cuda_refuses_nonfinite_values() -> None:
     frames = scene(40, 56)
     solver = TVL1Solver(40, 56, QUICK, device="cuda")
     good = solver(*frames)
@@ -186,7 +186,7 @@ def planes(make: Any, height: int, width: int) -> float:
 
 
 @pytest.mark.parametrize(("precision", "state"), [("float32", 15.0), ("float16", 8.5)])
-def test_memory_is_linear_and_bounded(precision: str, state: float) -> None:
+def test_tvl1_cuda_memory_is_linear(precision: str, state: float) -> None:
     config = TVL1Config(warps=1, iterations=10, precision=precision)
     for height, width in ((1024, 2048), (2048, 4096)):
         frames = scene(height, width)
@@ -197,7 +197,7 @@ def test_memory_is_linear_and_bounded(precision: str, state: float) -> None:
 
 
 @pytest.mark.alone
-def test_offsets_beyond_32_bits() -> None:
+def test_tvl1_cuda_accepts_offsets_beyond_32_bits() -> None:
     if torch.cuda.mem_get_info()[0] < 40 << 30:
         pytest.skip("needs 40 GB")
     config = TVL1Config(scales=1, warps=1, iterations=2)
@@ -230,7 +230,7 @@ def video() -> list[Tensor]:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_persistent_pairs_and_sequences(video: list[Tensor], precision: str) -> None:
+def test_persistent_solver_equals_tvl1_solver(video: list[Tensor], precision: str) -> None:
     config = QUICK.replace(precision=precision)
     pairs = TVL1Solver(90, 131, config, device="cuda")
     cold = [pairs(a / 255.0, b / 255.0) for a, b in pairwise(video)]
@@ -254,7 +254,7 @@ def test_persistent_pairs_and_sequences(video: list[Tensor], precision: str) -> 
         torch.testing.assert_close(flow, cold[number], **tolerance)
 
 
-def test_persistent_reads_and_writes_in_place_and_never_waits(video: list[Tensor]) -> None:
+def test_persistent_solver_writes_in_place_without_synchronizing(video: list[Tensor]) -> None:
     solver = PersistentSolver((1, 3, 90, 131), QUICK)
     want = [solver.step(frame) for frame in video]
     channels_last = [Foreign(f.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)) for f in video]
@@ -275,7 +275,7 @@ def test_persistent_reads_and_writes_in_place_and_never_waits(video: list[Tensor
         assert torch.equal(flow, wanted)
 
 
-def test_persistent_batches_on_streams(video: list[Tensor]) -> None:
+def test_persistent_solver_runs_batches_on_streams(video: list[Tensor]) -> None:
     solver = PersistentSolver((2, 3, 90, 131), QUICK)
     alone = PersistentSolver((1, 3, 90, 131), QUICK)
     backwards = video[::-1]
@@ -300,7 +300,7 @@ def test_persistent_batches_on_streams(video: list[Tensor]) -> None:
     assert solver.memory > 2 * 15 * 4 * 90 * 131
 
 
-def test_persistent_mistakes_are_named(video: list[Tensor]) -> None:
+def test_persistent_solver_refuses_bad_arguments(video: list[Tensor]) -> None:
     for arguments, words in (
         (((1, 2, 90, 131), QUICK), "shape: expected 1 or 3 channels, got 2"),
         (((90, 131), QUICK), r"shape: expected \(B, C, H, W\), got \(90, 131\)"),

@@ -87,7 +87,7 @@ def test_tvl1_iterations_equal_reference(dtype: torch.dtype, borders: str) -> No
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 37), (40, 1), (2, 65), (31, 2)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tvl1_iterations_of_thin_frames(dtype: torch.dtype, size: tuple[int, int]) -> None:
+def test_tvl1_iterations_of_thin_frames_equal_reference(dtype: torch.dtype, size: tuple[int, int]) -> None:
     for borders in ("adjoint", "clamp"):
         check(make_term(1, *size, borders), dtype, TVL1Config(borders=borders))
 
@@ -97,7 +97,7 @@ def test_tvl1_iterations_of_thin_frames(dtype: torch.dtype, size: tuple[int, int
     [(DTYPES[number % 2], count) for number, count in enumerate((1, 2, 7, 11, 40, 23))],
     ids=str,
 )
-def test_any_number_of_iterations(dtype: torch.dtype, iterations: int) -> None:
+def test_tvl1_iterations_accept_any_count(dtype: torch.dtype, iterations: int) -> None:
     check(make_term(1, 13, 41, "adjoint"), dtype, TVL1Config(), iterations)
 
 
@@ -106,7 +106,9 @@ def test_any_number_of_iterations(dtype: torch.dtype, iterations: int) -> None:
     ("number", "threads", "words", "depth", "ahead"),
     [(0, 32, 2, 4, 1), (1, 32, 2, 10, 2), (0, 64, 4, 10, 3), (1, 96, 2, 7, 2), (0, 128, 2, 10, 2), (1, 160, 4, 10, 4)],
 )
-def test_register_pipelines(machine: Emulator, number: int, threads: int, words: int, depth: int, ahead: int) -> None:
+def test_tvl1_register_pipelines_equal_reference(
+    machine: Emulator, number: int, threads: int, words: int, depth: int, ahead: int
+) -> None:
     machine.schedule, dtype = 3, DTYPES[number]
     width = 2 * 32 * words * (2 if dtype == torch.float16 else 1) + 50
     shape = Shape(threads, depth, 20, words, ahead)
@@ -119,14 +121,14 @@ def test_register_pipelines(machine: Emulator, number: int, threads: int, words:
     [(torch.float32, 4, "adjoint"), (torch.float16, 2, "adjoint"), (torch.float16, 4, "clamp")],
     ids=str,
 )
-def test_strips_at_the_sides(dtype: torch.dtype, words: int, borders: str) -> None:
+def test_tvl1_iteration_strips_at_borders_equal_reference(dtype: torch.dtype, words: int, borders: str) -> None:
     strip = 32 * words * (2 if dtype == torch.float16 else 1)
     for width in (strip, strip + 4, strip + 6, strip + 121, 2 * strip + 60):
         shape = Shape(128, 10, 9, words, 2)
         check(make_term(1, 12, width, borders), dtype, TVL1Config(borders=borders), 10, shape)
 
 
-def test_float16_where_squares_overflow() -> None:
+def test_tvl1_iterations_float16_survive_overflow() -> None:
     """A step of 500 px in one component, and of 200 in both: no worse than usual as far away as iterations reach."""
     config, term = TVL1Config(), make_term(1, 13, 75, "adjoint")
     step = torch.zeros_like(term.start)
@@ -166,7 +168,7 @@ def quiet(text: str) -> None:
 
 
 @pytest.mark.usefixtures("_benchmark")
-def test_every_version_passes_its_check_and_counts_its_work() -> None:
+def test_tvl1_schedules_timed_counts_bytes_of_versions() -> None:
     rows = tvl1_schedules.timed((19, 33), tvl1_schedules.versions(), CPU, 1, quiet)
     assert len(rows) == 2 * len(romera.SCHEDULES)
     for row in rows:

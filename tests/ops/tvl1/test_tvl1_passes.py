@@ -65,7 +65,7 @@ def smooth(*shape: int, scale: float = 255.0) -> Tensor:
     [(torch.uint8, 3), (torch.float32, 1), (torch.float16, 3), (torch.bfloat16, 1)],
     ids=str,
 )
-def test_grey_reads_frames_of_any_layout(dtype: torch.dtype, channels: int) -> None:
+def test_grey_pass_reads_any_layout(dtype: torch.dtype, channels: int) -> None:
     scale = 255 if dtype == torch.uint8 else 1
     frames = [(torch.rand(2, channels, 5, 300) * scale).to(dtype) for _ in range(2)]
     frames[1] = frames[1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as videos are
@@ -81,7 +81,7 @@ def test_grey_reads_frames_of_any_layout(dtype: torch.dtype, channels: int) -> N
 
 
 @pytest.mark.parametrize(("value", "bad"), [(0.5, 0), (1e6, 0), (2e6, 2), (float("nan"), 2), (float("-inf"), 2)])
-def test_grey_notes_values_out_of_range(value: float, bad: int) -> None:
+def test_grey_pass_flags_values_out_of_range(value: float, bad: int) -> None:
     frames = torch.rand(2, 1, 3, 4, 6)
     frames[1, 0, 2, 3, 5] = value
     out, flags = torch.empty(2, 1, 4, 32), torch.zeros(1, dtype=torch.int32)
@@ -102,7 +102,7 @@ RESAMPLED = [
 
 @pytest.mark.parametrize(("size", "to"), RESAMPLED)
 @pytest.mark.parametrize("kind", ["gaussian", "linear"])
-def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int], kind: str) -> None:
+def test_resample_pass_equals_reference(size: tuple[int, int], to: tuple[int, int], kind: str) -> None:
     if kind == "linear":
         size, to = to, size
     values = torch.randn(2, 3, *size)
@@ -138,7 +138,7 @@ def test_median_pass_equals_reference(side: int, dtype: torch.dtype, size: tuple
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
+def test_median_pass_flags_nonfinite_flow(value: float) -> None:
     level, flags = Level(1, 5, 9, torch.float32, CPU), torch.zeros(1, dtype=torch.int32)
     target = torch.empty(1, 2, 5, 9)
     for bad in (0.0, value):
@@ -290,7 +290,7 @@ TILED = [(shape, size) for number, shape in enumerate(TILES) for size in (TILED_
 
 
 @pytest.mark.parametrize(("shape", "size"), TILED, ids=str)
-def test_fused_tiles(
+def test_fused_warp_tiles_equal_reference(
     shape: tuple[int | bool, ...], size: tuple[int, int], machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_shape(monkeypatch, *shape)
@@ -305,7 +305,7 @@ def test_fused_tiles(
 @pytest.mark.parametrize(
     ("shape", "precision", "schedule"), [((5, 3, True, 1), "float32", 0), ((4, 5, False), "float16", 1)], ids=str
 )
-def test_fused_warps_on_turing(
+def test_fused_warp_on_turing_equals_reference(
     shape: tuple[int | bool, ...], precision: str, schedule: int, machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_shape(monkeypatch, *shape)
@@ -324,7 +324,7 @@ FUSED_CASES = [
 
 
 @pytest.mark.parametrize(("shape", "precision", "variant"), FUSED_CASES, ids=str)
-def test_fused_variants(
+def test_fused_warp_variants_equal_reference(
     variant: str, precision: str, shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_shape(monkeypatch, *shape)
@@ -333,7 +333,9 @@ def test_fused_variants(
 
 
 @pytest.mark.parametrize("shape", [(5, 8, False), (4, 3, False, 4, 4)], ids=str)
-def test_large_motion_in_a_tile_needs_no_patch(shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_warp_accepts_large_motion_in_tile(
+    shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Flows of one tile that differ by more than its patch of the second frame holds."""
     with_shape(monkeypatch, *shape)
     config, frames = TVL1Config(warps=2, iterations=6, scales=1), scene(50, 90)
@@ -370,7 +372,7 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
 
 
 @pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_120", True)])
-def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> None:
+def test_only_waiting_kernels_allow_early_launch(arch: str, early: bool) -> None:
     """fused_warp.cu waits from sm_90 on, before it reads or writes anything."""
     config, level = TVL1Config(), Level(1, 40, 60, torch.float32, CPU)
     planes, gpu = torch.zeros(3, 1, 2, 40, 64), Device(0, "", arch, 8, 227 << 10)
@@ -396,7 +398,7 @@ def test_tvl1_solve_with_iteration_kernels_equals_reference(precision: str) -> N
 
 @pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("size", [(1, 40), (40, 1), (17, 16), (2, 1)])
-def test_tvl1_cuda_of_odd_sizes(size: tuple[int, int]) -> None:
+def test_tvl1_emulated_odd_sizes_equal_reference(size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=5, scale_factor=0.7)
     frames = scene(*size)
     error = (solved(Engine(1, *size, config, CPU), frames).double() - expected(frames, config)).abs()
@@ -418,7 +420,7 @@ def test_tvl1_emulated_batch_equals_singles(precision: str) -> None:
 
 
 @pytest.mark.usefixtures("reference_iterations")
-def test_tvl1_emulated_initial_flow_and_sequence() -> None:
+def test_tvl1_emulated_initial_flow_equals_reference() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = scene(35, 40)
     _, third = scene(35, 40)

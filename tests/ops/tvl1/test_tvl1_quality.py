@@ -31,12 +31,14 @@ def mean_error(folder: Path, preset: str) -> float:
         ("paper", SCENES, 1.4),
     ],
 )
-def test_tvl1_error_on_middlebury(data_dir: Path, preset: str, scenes: tuple[str, ...], bar: float) -> None:
+def test_tvl1_error_on_middlebury_is_below_limit(
+    data_dir: Path, preset: str, scenes: tuple[str, ...], bar: float
+) -> None:
     errors = [mean_error(data_dir / "flow" / "middlebury" / scene, preset) for scene in scenes]
     assert sum(errors) / len(errors) <= bar
 
 
-def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
+def test_tvl1_paper_preset_matches_published_errors(data_dir: Path) -> None:
     # Romera et al. 2023, Table 2a, float32 at 10 ms. Their lambda, theta and tau are not printed.
     published = {"Dimetrodon": 0.20, "Grove2": 0.22, "Grove3": 1.01, "RubberWhale": 0.24, "Urban2": 5.59, "Venus": 0.52}
     for scene, error in published.items():
@@ -44,7 +46,7 @@ def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "bar"), [("clean", 0.22), pytest.param("final", 0.25, marks=pytest.mark.long)])
-def test_tvl1_error_on_sintel(data_dir: Path, version: str, bar: float) -> None:
+def test_tvl1_error_on_sintel_is_below_limit(data_dir: Path, version: str, bar: float) -> None:
     frames = data_dir / "flow" / "sintel" / version
     truth = read_flow(data_dir / "flow" / "sintel" / "truth" / "frame_0002.flo")
     flow = estimate(frames / "frame_0002.png", frames / "frame_0003.png", "tvl1").flow

@@ -12,7 +12,7 @@ from fullfield.ops.tvl1.cuda.pipeline import plan_passes
 from fullfield.ops.tvl1.cuda.state import Level, count_planes, row_pitch
 
 
-def test_levels_are_one_allocation() -> None:
+def test_level_planes_share_one_allocation() -> None:
     level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
     assert level.pitch == row_pitch(70, torch.float16) == 128
     assert level.memory.shape == (2, count_planes(torch.float16), 5, 128)
@@ -34,7 +34,7 @@ def test_levels_are_one_allocation() -> None:
     ("iterations", "depth", "passes"),
     [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],
 )
-def test_passes_are_even(iterations: int, depth: int, passes: list[int]) -> None:
+def test_plan_passes_returns_even_passes(iterations: int, depth: int, passes: list[int]) -> None:
     assert plan_passes(iterations, depth) == passes
 
 
@@ -61,7 +61,7 @@ class Used:
         self.streams.append(stream.cuda_stream)
 
 
-def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_order_orders_calls_of_two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Stream(1), Stream(2)
     now = [one]
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
