@@ -33,7 +33,7 @@ a checkout of pointelligence where they are here. All get the same triplets. Eve
 sample of places before its time counts; all take turns. A line below each size says whether ours is ahead of all.
 """
 EPILOG = """\
-parts: build, layer, voxels, network by default; figures: A lowering, B order, C knn, D, E, H to J sizes, K limit
+parts: build, layer, worst, voxels, network by default; figures: A lowering, B order, C knn, D, E, H to J sizes, K limit
 
 examples:
   python -m benchmarks points --clouds scan_0.ply scan_1.ply --grid 0.007 -o results.json --markdown results.md
