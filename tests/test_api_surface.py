@@ -29,7 +29,7 @@ LAZY = [m for m in SURFACE if "= load_lazily(" in (ROOT / m.replace(".", "/") / 
 
 
 @pytest.mark.parametrize("module", SURFACE)
-def test_public_names(module: str) -> None:
+def test_public_names_equal_stored_list(module: str) -> None:
     assert sorted(importlib.import_module(module).__all__) == sorted(SURFACE[module])
 
 
@@ -45,7 +45,7 @@ def test_public_names_resolve_and_are_documented(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", LAZY)
-def test_type_checkers_see_what_is_loaded_on_first_use(module: str) -> None:
+def test_lazy_modules_match_imports_for_type_checkers(module: str) -> None:
     """The imports for type checkers name what the package gives, from where it takes it."""
     home = importlib.import_module(module)
     block = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.If))
@@ -55,7 +55,7 @@ def test_type_checkers_see_what_is_loaded_on_first_use(module: str) -> None:
         assert getattr(importlib.import_module(source), name) is getattr(home, name)
 
 
-def test_unknown_names_are_attribute_errors() -> None:
+def test_modules_raise_attribute_error_for_unknown_names() -> None:
     assert len(LAZY) >= 10
     for module in SURFACE:
         with pytest.raises(AttributeError, match="no_such_name"):
@@ -63,7 +63,7 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 
 @pytest.mark.parametrize("module", LAZY)
-def test_misspelled_name_gets_the_nearest_public_one(module: str) -> None:
+def test_lazy_modules_suggest_nearest_public_name(module: str) -> None:
     home = importlib.import_module(module)
     name = max((name for name in home.__all__ if not name.startswith("_")), key=len)
     with pytest.raises(AttributeError, match=f"did you mean {name}"):
@@ -75,7 +75,7 @@ FRONT_DOOR = {"estimate": 3, "estimate_batch": 3, "estimate_sequence": 2, "follo
 """Functions with many keywords, and the number of their other parameters."""
 
 
-def test_functions_take_few_arguments() -> None:
+def test_public_functions_have_few_parameters() -> None:
     for module in SURFACE:
         home = importlib.import_module(module)
         for name in home.__all__:

@@ -18,7 +18,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return loaded("scripts/check/run.py")
 
 
-def test_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "GPU", False)
     (every,) = check.commands("tests", ["-k", "tvl1"])
     assert every[-4:] == ["-m", "not long", "-k", "tvl1"]
@@ -31,7 +31,7 @@ def test_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypatch: p
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
-def test_stages_compile_kernels_before_site_and_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_stages_compile_kernels_before_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ROOT / "src" / "fullfield"
     made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
     assert sorted(sum(check.KERNELS, ())) == sorted(
@@ -45,7 +45,7 @@ def test_stages_compile_kernels_before_site_and_tests(check: ModuleType, monkeyp
     assert [len(jobs) for jobs in check.stages(check.STEPS, [])] == [6, 1, 1, 1], "nothing runs beside measured tests"
 
 
-def test_main_stops_at_failed_step(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_main_stops_at_failed_step(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
     def run(command: list[str]) -> tuple[int, str]:
@@ -59,7 +59,9 @@ def test_main_stops_at_failed_step(check: ModuleType, monkeypatch: pytest.Monkey
     assert check.main(["lint"]) == 0
 
 
-def test_gpu_stores_counts_and_environment(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_check_gpu_stores_counts_and_environment(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert check.main(["gpu", str(tmp_path / "x.json"), "more"]) == 2
     report = '<testsuites><testsuite tests="7" failures="1" errors="0" skipped="2"/></testsuites>'
     codes = iter((0, 1))

@@ -19,11 +19,11 @@ def loaded(statement: str) -> dict[str, bool]:
     return result
 
 
-def test_import_loads_nothing_heavy() -> None:
+def test_import_fullfield_loads_no_heavy_package() -> None:
     assert not any(loaded("import fullfield; dir(fullfield)").values())
 
 
-def test_estimators_load_optional_packages_late() -> None:
+def test_estimate_import_loads_no_optional_package() -> None:
     there = loaded(
         "import sys\n"
         "from fullfield import estimate\n"
@@ -36,7 +36,7 @@ def test_estimators_load_optional_packages_late() -> None:
     assert not any(there[name] for name in HEAVY if name not in ("torch", "numpy", "numba", "llvmlite", "scipy"))
 
 
-def test_import_is_fast_and_changes_no_torch_setting() -> None:
+def test_import_fullfield_is_fast_and_keeps_torch_settings() -> None:
     script = """
 import time, torch
 
@@ -58,7 +58,7 @@ assert not torch.cuda.is_initialized()
     assert any(seconds() <= 0.1 for _ in range(3))
 
 
-def test_help_is_fast_and_light(spent: Callable[[], float]) -> None:
+def test_main_help_is_fast_and_imports_no_torch(spent: Callable[[], float]) -> None:
     statement = "from fullfield.cli.main import main"
     for arguments in (["--help"], ["flow", "--help"], ["--version"]):
         statement += f"\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"

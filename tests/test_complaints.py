@@ -26,12 +26,12 @@ pytestmark = pytest.mark.unit
         ("", ["cpu", "cuda"], ""),
     ],
 )
-def test_choice_suggests_nearest_name(word: str, known: list[str], hint: str) -> None:
+def test_suggest_nearest_returns_nearest_name(word: str, known: list[str], hint: str) -> None:
     assert _check.suggest_nearest(word, known) == hint
     assert _check.suggest_nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
 
 
-def test_differences_name_nested_paths() -> None:
+def test_list_differences_names_nested_paths() -> None:
     before = {"seed": 1, "style": {"fog": 0.1, "blur": 0.3}, "gone": "x", "list": [1, 2]}
     now = {"seed": 2, "style": {"fog": 0.5, "blur": 0.3}, "new": {"a": 1}, "later": None, "list": [1, 2]}
     assert _check.list_differences(before, now) == [

@@ -30,7 +30,7 @@ def configurations() -> list[type[Config]]:
     return sorted(found, key=lambda kind: kind.__name__)
 
 
-def test_every_config_is_listed() -> None:
+def test_configurations_include_every_config() -> None:
     assert len(configurations()) >= 13
 
 

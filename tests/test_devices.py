@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_name_unreadable_tensors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_functions_refuse_unreadable_tensors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     argument, call = CALLS[name]
     with pytest.raises(InputError) as caught:
@@ -83,14 +83,14 @@ def test_calls_name_unreadable_tensors(name: str, tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
-def test_shot_continues_after_unreadable_frame() -> None:
+def test_estimate_sequence_continues_after_unreadable_frame() -> None:
     found = list(estimate_sequence([here(3, 32, 40), there(3, 32, 40), here(3, 32, 40)], preset="fast"))
     assert [bool(flows.problems) for flows in found] == [True, True, False]
     assert "holds values" in found[0].problems[0].reason
 
 
 @pytest.mark.parametrize("degrees", [10.0, 175.0])
-def test_poses_are_compared_on_their_device(degrees: float) -> None:
+def test_registration_errors_are_computed_on_their_device(degrees: float) -> None:
     """No constant on another device is mixed in: with ``meta`` as default device new tensors would be there."""
     angle = torch.deg2rad(torch.tensor(degrees, dtype=torch.float64))
     pose = torch.eye(4, dtype=torch.float64)

@@ -63,7 +63,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_resolve(page: Path) -> None:
+def test_pages_have_no_broken_links(page: Path) -> None:
     assert broken_links(page) == []
 
 
@@ -231,7 +231,7 @@ def test_realtime_example_runs() -> None:
     assert "99 flows: " in done.stdout
 
 
-def test_memory_formula_of_the_solver() -> None:
+def test_tvl1_page_memory_formula_equals_solver() -> None:
     from fullfield.ops.tvl1.config import PRESETS
     from fullfield.ops.tvl1.cpu import Solver
 

@@ -189,7 +189,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
     assert not violations(path, path.read_text("utf-8"))
 
 
-def test_backends_do_not_import_each_other() -> None:
+def test_backends_import_no_other_backend() -> None:
     flow = ROOT / "training" / "flow"
     operators = [p for p in (ROOT / "ops").iterdir() if p.is_dir() and p.name != "__pycache__"]
     for operator in (*operators, flow / "layered", flow / "convex_loss"):
@@ -210,7 +210,7 @@ def test_compiled_kernels_are_attributes_of_their_module(path: Path) -> None:
     assert [name for name in getattr(module, "ENTRY_POINTS", ()) if not hasattr(module, name)] == []
 
 
-def test_packages_are_not_empty_or_called_utils() -> None:
+def test_packages_are_neither_empty_nor_named_utils() -> None:
     for folder in (p for p in ROOT.rglob("*") if p.is_dir() and p.name != "__pycache__"):
         if all(p.name == "__pycache__" for p in folder.iterdir()):  # left behind by a package of that name
             continue

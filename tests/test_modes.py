@@ -52,7 +52,7 @@ def told(request: pytest.FixtureRequest, once: Once, fresh: Callable[..., str]) 
 
 
 @pytest.mark.parametrize("mode", ["plain", "bfloat16", "float64", "inference", "autocast"])
-def test_public_functions_give_same_in_every_mode(told: Told, mode: str) -> None:
+def test_public_functions_are_equal_in_every_mode(told: Told, mode: str) -> None:
     assert len(told[mode]) > 80
     assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
 
@@ -101,7 +101,7 @@ if abs(float(found[0, 4, 3, 3]) - 8**0.5) > 1e-5 or code:
 """
 
 
-def test_first_flow_and_lookup_need_no_assertions(tmp_path: Path) -> None:
+def test_estimate_and_lookup_work_without_assertions(tmp_path: Path) -> None:
     """Neither needs assertions, and nothing warns: one process sees both."""
     import torch
 

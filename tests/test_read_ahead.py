@@ -20,7 +20,7 @@ def wait_until_idle(started: list[int]) -> int:
     return count
 
 
-def test_items_are_those_of_their_keys_in_any_order_of_reading() -> None:
+def test_read_ahead_returns_items_of_keys() -> None:
     def read(key: int) -> int:
         time.sleep(0.002 * (key % 3))
         return 10 * key
@@ -32,7 +32,7 @@ def test_items_are_those_of_their_keys_in_any_order_of_reading() -> None:
 
 
 @pytest.mark.parametrize(("max_bytes", "ahead"), [(1000, 5), (30, 3), (1, 2)])
-def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
+def test_read_ahead_stays_within_bounds(max_bytes: int, ahead: int) -> None:
     started: list[int] = []
 
     def read(key: int) -> bytes:
@@ -48,13 +48,13 @@ def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(4, 1), (32, 2), (512, 4)])
-def test_bound_follows_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
+def test_buffer_bytes_follows_machine_memory(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
     sizes = {"SC_PHYS_PAGES": gib << 18, "SC_PAGE_SIZE": 1 << 12}
     monkeypatch.setattr("os.sysconf", sizes.__getitem__, raising=False)
     assert buffer_bytes() == expected << 30
 
 
-def test_item_that_was_read_can_be_seen_before_it_is_taken() -> None:
+def test_get_read_item_returns_finished_item() -> None:
     go_on = threading.Event()
 
     def read(key: int) -> int:
@@ -93,7 +93,7 @@ def test_read_ahead_raises_error_for_its_key() -> None:
         assert reads.take_item(2) == 2
 
 
-def test_discarded_keys_do_not_keep_others_from_being_read_ahead() -> None:
+def test_read_ahead_continues_after_discarded_keys() -> None:
     started: list[int] = []
 
     def read(key: int) -> bytes:
@@ -111,7 +111,7 @@ def test_discarded_keys_do_not_keep_others_from_being_read_ahead() -> None:
     assert 4 not in started
 
 
-def test_leaving_ends_the_threads_and_keys_are_not_added_twice() -> None:
+def test_read_ahead_exit_ends_threads() -> None:
     before, started = threading.active_count(), []
     with ReadAhead(started.append, lambda _: 1, threads=2) as reads:
         reads.add_keys([1, 2, 3, 2])
@@ -122,7 +122,7 @@ def test_leaving_ends_the_threads_and_keys_are_not_added_twice() -> None:
     assert threading.active_count() == before
 
 
-def test_iterate_ahead_yields_all_items_and_stays_within_its_bounds() -> None:
+def test_iterate_ahead_yields_all_items_within_bounds() -> None:
     produced: list[int] = []
 
     def produce() -> Iterator[int]:
@@ -137,7 +137,7 @@ def test_iterate_ahead_yields_all_items_and_stays_within_its_bounds() -> None:
     assert list(items) == list(range(10, 30))
 
 
-def test_iterate_ahead_raises_the_error_of_the_source() -> None:
+def test_iterate_ahead_raises_error_of_source() -> None:
     def produce() -> Iterator[int]:
         yield 1
         raise OSError("lost")

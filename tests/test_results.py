@@ -54,7 +54,7 @@ def test_page_marker_names_result_or_code(marker: str) -> None:
         load_script("page_numbers")["unsupported"](f"One takes 13 ms. {marker}")
 
 
-def test_owed_results_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_script_lists_owed_results(capsys: pytest.CaptureFixture[str]) -> None:
     script = load_script("results")
     if script["is_shallow"]():
         pytest.skip("the history of this checkout is cut, so the age of results is unknown")
@@ -72,7 +72,7 @@ def test_owed_commands_have_their_options() -> None:
             assert runner.build_parser().parse_known_args(words[3:])[1] == [], command
 
 
-def test_stored_time_needs_repeats_and_spread() -> None:
+def test_missing_conditions_requires_repeats_and_spread() -> None:
     lacks = load_script("results")["missing_conditions"]
     about = {"gpu": "H100", "versions": {"torch": "2.11"}, "commit": "40d2fae184cb", "date": "2026-11-26"}
     timing: dict[str, Any] = {"median_s": 1.0, "min": 0.9, "repeats": 3}
@@ -83,7 +83,7 @@ def test_stored_time_needs_repeats_and_spread() -> None:
     assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no commit of a clean tree", "no date"]
 
 
-def test_result_is_older_than_later_source_change() -> None:
+def test_is_older_compares_result_with_sources() -> None:
     script = load_script("results")
     if script["is_shallow"]():
         pytest.skip("the history of this checkout is cut")
@@ -146,7 +146,7 @@ extern "C" __global__ void lookup(Params p) {
         ("cu", CUDA, [("p.first", "p.rows")], False),
     ],
 )  # fmt: skip
-def test_code_is_the_same_up_to_its_names(
+def test_is_same_code_ignores_renamed_names(
     suffix: str, code: str, changes: list[tuple[str, str]], is_same: bool
 ) -> None:
     changed = code
@@ -158,7 +158,7 @@ def test_code_is_the_same_up_to_its_names(
     assert not is_same_code({path: code.encode()}, {path: changed.encode(), f"src/b.{suffix}": b""})
 
 
-def test_imported_name_may_change_where_its_module_renamed_it() -> None:
+def test_is_same_code_follows_renamed_imports() -> None:
     old, new = {"src/a.py": PYTHON.encode()}, {"src/a.py": PYTHON.replace("lookup", "look_up").encode()}
     asked = []
 

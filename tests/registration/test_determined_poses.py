@@ -38,7 +38,7 @@ def stairs(low: float, seed: int) -> Floats:
     return points + draw.normal(scale=0.02, size=points.shape)
 
 
-def test_register_names_the_direction_in_which_stairs_slide() -> None:
+def test_register_names_sliding_direction_of_stairs() -> None:
     result = register(stairs(0.0, 0), stairs(0.7, 1))
     assert not result.success
     assert result.reason == "sliding along (1, 0, 0) changes nothing"
@@ -50,7 +50,7 @@ def test_register_names_the_direction_in_which_stairs_slide() -> None:
     assert np.abs(result.candidate[:3, :3] - np.eye(3)).max() < 0.05
 
 
-def test_register_names_the_direction_along_a_corridor() -> None:
+def test_register_names_sliding_direction_of_corridor() -> None:
     draw = np.random.default_rng(0)
     scans = []
     for shift in (0.0, 0.5):
@@ -68,7 +68,7 @@ def test_register_names_the_direction_along_a_corridor() -> None:
 
 
 @pytest.mark.unit
-def test_observability_describes_a_turn_about_an_axis() -> None:
+def test_observability_describes_rotation_axis() -> None:
     draw = np.random.default_rng(0)
     angle, height = draw.uniform(0, 6, 4000), draw.uniform(0, 3, 4000)
     slope = 0.4
@@ -83,7 +83,7 @@ def test_observability_describes_a_turn_about_an_axis() -> None:
     assert str(direction) == "turning about the axis (0, 0, 1)"
 
 
-def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> None:
+def test_register_returns_both_poses_of_symmetric_room() -> None:
     pair = draw_undetermined_pair(15, "symmetric")
     result = register(pair.source, pair.target)
     assert not result.success
@@ -96,7 +96,7 @@ def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> N
 
 
 @pytest.mark.parametrize("factor", [1.02, 1.05, 1.1, 1.2, 1.3, 1 / 0.9])
-def test_register_names_the_scale(factor: float) -> None:
+def test_register_names_scale_factor(factor: float) -> None:
     draw = np.random.default_rng(3)
     room = build_furnished_room(draw)
     source, target = (room(draw, 9000) + draw.normal(scale=0.005, size=(9000, 3)) for _ in range(2))
@@ -109,7 +109,7 @@ def test_register_names_the_scale(factor: float) -> None:
         assert float(words[3]) == pytest.approx(factor, rel=0.01)
 
 
-def test_register_names_the_scale_before_a_mirror_image_or_a_free_direction() -> None:
+def test_register_names_scale_before_reflection_or_free_direction() -> None:
     source, target = room_scan(5, scan=1), room_scan(5)
     for factor in (1.1, 1.2):
         result = register(source, factor * target)
@@ -117,7 +117,7 @@ def test_register_names_the_scale_before_a_mirror_image_or_a_free_direction() ->
         assert float(str(result.reason).split("the target seems ")[1].split()[0]) == pytest.approx(factor, rel=0.01)
 
 
-def test_register_names_a_unit_that_differs() -> None:
+def test_register_names_different_units() -> None:
     draw = np.random.default_rng(4)
     room = build_furnished_room(draw)
     first, second = room(draw, 9000), room(draw, 9000)
@@ -143,7 +143,7 @@ def test_describe_scale_writes_large_factors_without_exponents() -> None:
     assert describe_scale(1 / 1.1) == "the target seems 1.1 times as large as the source"
 
 
-def test_register_names_different_units_first_where_no_pose_confirms_them() -> None:
+def test_register_names_unconfirmed_units_first() -> None:
     result = register(1000 * room_scan(21, 4500), room_scan(22, 4500))
     assert str(result.reason).startswith("the source seems about 1,")
     assert result.cause == "scale"
@@ -156,7 +156,7 @@ def is_right(result: Registration, truth: Floats, source: Floats, extent: float)
 
 
 @pytest.mark.parametrize("kind", UNDETERMINED)
-def test_register_refuses_pairs_that_determine_no_pose(kind: str) -> None:
+def test_register_refuses_undetermined_pairs(kind: str) -> None:
     pair = draw_undetermined_pair(5, kind)
     result = register(pair.source, pair.target)
     assert not result.success
@@ -184,13 +184,13 @@ def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, word
     assert str(result.reason).startswith(words)
 
 
-def test_clouds_that_a_bend_explains_are_never_certain() -> None:
+def test_register_confidence_of_bent_clouds_is_low() -> None:
     pair = draw_undetermined_pair(70132, "bent")
     assert register(pair.source, pair.target).confidence < 0.9
 
 
 @pytest.mark.unit
-def test_strains_of_points_that_err_together_have_larger_errors() -> None:
+def test_estimate_strain_errors_grow_with_correlated_noise() -> None:
     draw = np.random.default_rng(0)
     places = draw.uniform(0, 40, (4000, 3))
     normals = np.eye(3)[draw.integers(0, 3, len(places))]
@@ -214,7 +214,7 @@ def test_strains_of_points_that_err_together_have_larger_errors() -> None:
 
 
 @pytest.mark.parametrize("kind", DETERMINED)
-def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
+def test_register_finds_pose_of_determined_pairs(kind: str) -> None:
     pair = draw_determined_pair(2, kind)
     result = register(pair.source, pair.target)
     assert result.success, result.reason
@@ -222,7 +222,7 @@ def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
     assert 0.5 <= result.confidence < 1.0
 
 
-def test_pairs_repeat_with_their_seed() -> None:
+def test_draw_determined_pair_depends_on_seed_alone() -> None:
     first, second = draw_determined_pair(5), draw_determined_pair(5)
     assert np.array_equal(first.source, second.source)
     assert np.allclose(rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

@@ -66,7 +66,7 @@ def room() -> Floats:
     return cloud - (cloud.min(0) + cloud.max(0)) / 2
 
 
-def test_local_surfaces_are_independent_of_pose() -> None:
+def test_describe_surfaces_is_independent_of_pose() -> None:
     draw = np.random.default_rng(1)
     plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
     ball = draw.normal(size=(3000, 3))
@@ -84,7 +84,7 @@ def test_local_surfaces_are_independent_of_pose() -> None:
 
 
 @pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
-def test_normals_have_the_least_variance(scale: tuple[float, ...]) -> None:
+def test_describe_surfaces_normal_has_least_variance(scale: tuple[float, ...]) -> None:
     cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
     variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
     normal, shape = (part[0] for part in describe_surfaces(cloud, cloud[:1], 100.0, 100.0))
@@ -143,7 +143,7 @@ def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torc
     return points, normals, torch.tensor([0, len(points) // 3, len(points)])
 
 
-def test_cpu_cells_equal_definition(room: Floats) -> None:
+def test_find_surroundings_cells_equal_definition(room: Floats) -> None:
     check_cells(*some_surface(room))
 
 
@@ -154,14 +154,14 @@ def emulated(emulate: Callable[..., Emulator]) -> Emulator:
 
 
 @pytest.mark.parametrize("schedule", [0, 1])
-def test_gpus_cells_are_those_of_the_definition(room: Floats, emulated: Emulator, schedule: int) -> None:
+def test_find_surroundings_emulated_cells_equal_definition(room: Floats, emulated: Emulator, schedule: int) -> None:
     given = some_surface(room, 300)
     emulated.schedule = schedule
     check_cells(*given)
     assert emulated.launched["look_at_pairs"] == 1
 
 
-def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[..., Emulator]) -> None:
+def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callable[..., Emulator]) -> None:
     fine = room[select_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
     rows = select_per_cell(fine, 1.0)
@@ -189,7 +189,7 @@ def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[...,
     assert machine.launched["known_properties"] == machine.launched["weigh_histograms"] == 2
 
 
-def test_cells_say_how_far_how_high_and_how_bent() -> None:
+def test_find_surroundings_cells_encode_distance_height_and_bend() -> None:
     own, level = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([0.0, 0.0, 1.0])
     upright = torch.tensor([1.0, 0.0, 0.0])
 
@@ -213,7 +213,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
         assert cell(place, normal) == cell(place, normal, -1.0)
 
 
-def test_input_features_are_means_and_fractions(room: Floats) -> None:
+def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None:
     given = prepare_network_input(
         room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
     )
@@ -237,7 +237,7 @@ def test_input_features_are_means_and_fractions(room: Floats) -> None:
         assert around.cells[i].sum() == (others & (apart[i] <= RINGS[-1])).sum()
 
 
-def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats) -> None:
+def test_descriptor_network_is_independent_of_pose(room: Floats) -> None:
     fine = room[select_per_cell(room, 0.5)]
     rows = select_per_cell(fine, 1.0)
     model = DescriptorNetwork(DescriptorConfig())
@@ -253,7 +253,7 @@ def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats
     assert torch.allclose(one, two, atol=1e-5)
 
 
-def test_more_resolutions_begin_without_influence(room: Floats) -> None:
+def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> None:
     """And they have some once they are trained, in every pose."""
     published = LearnedDescriptor.published()
     assert published.config.scales == 2
@@ -283,7 +283,7 @@ def test_more_resolutions_begin_without_influence(room: Floats) -> None:
         assert parameter.grad.any(), name
 
 
-def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
+def test_descriptor_network_batch_equals_singles(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
         fine = cloud[select_per_cell(cloud, 0.5)]
@@ -299,7 +299,7 @@ def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_learned_descriptor_describes_few_points(count: int) -> None:
+def test_learned_descriptor_accepts_few_points(count: int) -> None:
     descriptor = LearnedDescriptor(DescriptorNetwork(DescriptorConfig(channels=4, layers=1, scales=2)))
     found = descriptor(np.zeros((count, 3)) + np.arange(count)[:, None], np.arange(count))
     assert found.shape == (count, WIDTH)
@@ -319,7 +319,7 @@ def test_learned_descriptor_save_and_load_round_trip(tmp_path: Path, room: Float
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 
-def test_default_descriptor_takes_at_most_ten_megabytes(tmp_path: Path) -> None:
+def test_learned_descriptor_save_limits_file_size(tmp_path: Path) -> None:
     untrained(DescriptorConfig()).save(tmp_path / "w.safetensors")
     assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MAX_BYTES == 10_000_000
     with pytest.raises(InputError, match="channels: expected weights of at most 10000000 bytes"):
@@ -327,7 +327,7 @@ def test_default_descriptor_takes_at_most_ten_megabytes(tmp_path: Path) -> None:
     assert not (tmp_path / "large.safetensors").exists()
 
 
-def test_untrained_descriptor_registers(tmp_path: Path) -> None:
+def test_register_with_untrained_descriptor_finds_pose(tmp_path: Path) -> None:
     """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
@@ -341,7 +341,7 @@ def test_untrained_descriptor_registers(tmp_path: Path) -> None:
     assert register(first, second, voxel=0.09).matches != found.matches
 
 
-def test_published_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
     published = learned.fetch_descriptor()
     assert published.stat().st_size <= MAX_BYTES
@@ -371,9 +371,7 @@ def test_published_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_pat
         register(first, second, descriptor="learned")
 
 
-def test_the_published_descriptor_is_fetched_outside_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The wheel does not hold it: it comes from the repository that the package's metadata name."""
     published = learned.fetch_descriptor()
     assert "weights" in published.parts
@@ -460,7 +458,7 @@ def test_descriptor_config_names_bad_values(change: dict[str, Any], message: str
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_published_descriptor_registers_on_gpu(room: Floats) -> None:
+def test_published_descriptor_on_gpu_equals_cpu(room: Floats) -> None:
     fine = room[select_per_cell(room, 0.5)]
     rows = select_per_cell(fine, 1.0)
     here, there = (LearnedDescriptor.published(device)(fine, rows) for device in ("cpu", "cuda"))

@@ -66,7 +66,7 @@ def cloud(seed: int, count: int = 60) -> tuple[Floats, Floats]:
     return draw.random((count, 3)), normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
-def test_histograms_are_those_of_loops_in_any_pose() -> None:
+def test_compute_fpfh_histograms_equals_loops_in_any_pose() -> None:
     points, normals = cloud(0)
     assert np.allclose(compute_fpfh_histograms(points, normals, 0.4), by_hand(points, normals, 0.4), atol=1e-9)
     points, normals = cloud(1)
@@ -79,7 +79,7 @@ def test_histograms_are_those_of_loops_in_any_pose() -> None:
     assert not compute_fpfh_histograms(np.eye(3) * 100, np.eye(3), 1.0).any()
 
 
-def test_normals_stand_on_their_plane() -> None:
+def test_estimated_normals_are_perpendicular_to_plane() -> None:
     draw = np.random.default_rng(3)
     flat = np.concatenate([draw.random((400, 2)), draw.normal(scale=1e-3, size=(400, 1))], axis=1)
     pose = turned(4)
@@ -89,7 +89,7 @@ def test_normals_stand_on_their_plane() -> None:
 
 
 @pytest.mark.unit
-def test_mutual_matches_are_each_others_nearest() -> None:
+def test_find_mutual_matches_returns_mutual_nearest_rows() -> None:
     draw = np.random.default_rng(5)
     first, second = draw.random((300, 5)), draw.random((200, 5))
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
@@ -101,7 +101,7 @@ def test_mutual_matches_are_each_others_nearest() -> None:
     assert same.tolist() == [[0, 0], [3, 1]]
 
 
-def test_nearest_within_radius_equals_loops() -> None:
+def test_find_nearest_within_equals_loops() -> None:
     draw = np.random.default_rng(9)
     points, queries = draw.random((300, 3)) * 10, draw.random((200, 3)) * 14 - 2
     points[7] = points[3]
@@ -119,7 +119,7 @@ def test_nearest_within_radius_equals_loops() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("outlier", [None, 1e7])
-def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
+def test_is_close_to_any_omits_distant_points_only(outlier: float | None) -> None:
     draw = np.random.default_rng(10)
     points, queries = draw.random((200, 3)) * 20, draw.random((2000, 3)) * 60 - 20
     if outlier is not None:
@@ -133,7 +133,7 @@ def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
 
 
 @pytest.mark.unit
-def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
+def test_fit_rigid_returns_rotations_without_reflection() -> None:
     points = np.random.default_rng(6).normal(size=(4, 10, 3))
     poses = np.stack([turned(seed) for seed in range(4)])
     assert np.allclose(fit_rigid(points, apply_transform(poses, points)), poses, atol=1e-9)
@@ -142,7 +142,7 @@ def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
 
 
 @pytest.mark.unit
-def test_ransac_finds_the_pose_among_wrong_matches() -> None:
+def test_search_hypotheses_finds_pose_among_wrong_matches() -> None:
     draw = np.random.default_rng(7)
     source = draw.random((600, 3)) * 30
     truth = turned(8)
@@ -212,7 +212,7 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
         assert refused.reason is not None
 
 
-def test_accepted_pairs_without_the_first_cloud_leave_the_others_without_a_pose() -> None:
+def test_combine_registrations_leaves_unconnected_clouds_without_pose() -> None:
     points = np.random.default_rng(0).uniform(0, 10, (200, 3))
     accepted = AcceptedRegistration(np.eye(4), True, None, 0.9, 100, 90, 0.9, 0.01, 0.1)
     refused = RefusedRegistration(None, False, "nothing", 0.1, 100, 3, 0.1, 0.01, 0.1)
@@ -222,7 +222,7 @@ def test_accepted_pairs_without_the_first_cloud_leave_the_others_without_a_pose(
 
 
 @pytest.mark.parametrize("switches", [1, 2, 3])
-def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     poses = [np.eye(4) for _ in range(4)]
     for number, pose in enumerate(poses):
         pose[0, 3] = number

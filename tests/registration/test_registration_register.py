@@ -89,7 +89,7 @@ def test_register_recovers_any_pose(room: tuple[Floats, Floats]) -> None:
     assert alignment(source, target + 100, voxel=0.1).fitness == 0
 
 
-def test_ransac_alone_neither_refines_nor_refuses(room: tuple[Floats, Floats]) -> None:
+def test_register_by_ransac_returns_unrefined_pose(room: tuple[Floats, Floats]) -> None:
     source, target = room
     truth = pose(4)
     whole = register(source, moved(truth, target), voxel=0.09)
@@ -107,7 +107,7 @@ def test_ransac_alone_neither_refines_nor_refuses(room: tuple[Floats, Floats]) -
     refuses("samples: expected an integer >= 3", register_by_ransac, source, other, samples=2)
 
 
-def test_register_takes_surveyed_coordinates_and_open3d_clouds(room: tuple[Floats, Floats]) -> None:
+def test_register_accepts_surveyed_coordinates_and_open3d_clouds(room: tuple[Floats, Floats]) -> None:
     source, target = room
     utm = np.array([[500_000.0, 5_200_000.0, 250.0]])
     clouds = (SimpleNamespace(points=points + utm, colors=[], normals=[]) for points in (source, target))
@@ -166,7 +166,7 @@ def test_register_reports_progress_and_refuses_too_few_matches(room: tuple[Float
     assert f"have {found.matches} matches" in str(found.reason)
 
 
-def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) -> None:
+def test_register_ignores_nonfinite_points(room: tuple[Floats, Floats]) -> None:
     source, target = room
     holes = source.copy()
     holes[::7] = np.nan
@@ -184,7 +184,7 @@ def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) ->
     refuses("max_distance: expected a number > 0", alignment_errors, source, target, max_distance=0.0)
 
 
-def test_equal_poses_are_left_out_and_non_rigid_poses_refused() -> None:
+def test_orthonormalize_pose_refuses_non_rigid_poses() -> None:
     points = np.random.default_rng(0).random((50, 3)) * 20
     poses = [np.eye(4) for _ in range(3)]
     poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0
@@ -278,7 +278,7 @@ def pairs(data_dir: Path) -> dict[str, tuple[Floats, Floats, Floats]]:
 
 
 @pytest.mark.parametrize("name", ["kitchen", "hotel", "demo", "street"])
-def test_real_pairs_meet_the_papers_thresholds(data_dir: Path, name: str) -> None:
+def test_register_real_pairs_meets_published_thresholds(data_dir: Path, name: str) -> None:
     source, target, truth = pairs(data_dir)[name]
     start = pose(7, shift=20.0)
     found = register(moved(start, source), target, seed=7)
@@ -290,7 +290,7 @@ def test_real_pairs_meet_the_papers_thresholds(data_dir: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("change", ["cropped", "noisy", "thinned"])
-def test_register_real_pair_with_added_damage(data_dir: Path, change: str) -> None:
+def test_register_real_pair_survives_added_damage(data_dir: Path, change: str) -> None:
     source, target, truth = pairs(data_dir)["hotel"]
     draw = np.random.default_rng(0)
     if change == "cropped":
@@ -302,7 +302,7 @@ def test_register_real_pair_with_added_damage(data_dir: Path, change: str) -> No
     assert errors(register(source, target), truth, source)[2] < 0.2
 
 
-def test_pairs_of_different_scenes_are_refused(data_dir: Path) -> None:
+def test_register_refuses_real_pairs_of_different_scenes(data_dir: Path) -> None:
     real = pairs(data_dir)
     (kitchen, kitchen2, _), (hotel, hotel2, _), street = real["kitchen"], real["hotel"], real["street"][0]
     wrong = [(kitchen, hotel), (kitchen2, hotel2), (hotel, real["demo"][0]), (street, kitchen), (street / 10, hotel)]
@@ -312,7 +312,7 @@ def test_pairs_of_different_scenes_are_refused(data_dir: Path) -> None:
         assert found.reason
 
 
-def test_cloud_of_mostly_one_point_keeps_its_reason() -> None:
+def test_register_names_reason_for_repeated_points() -> None:
     random = np.random.default_rng(0)
     target = random.random((3000, 3))
     source = np.zeros_like(target)

@@ -24,7 +24,7 @@ from fullfield.testing import textured_scene
 from refusals import refuses
 
 
-def test_engine_equals_single_pairs(shot: Path, estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_equals_single_pairs(shot: Path, estimator: TVL1Estimator) -> None:
     found = list(estimate_sequence("plate.%04d.png", estimator, direction="both"))
     assert [flows.number for flows in found] == list(range(11, 19))
     assert found[0].backward is None
@@ -41,7 +41,7 @@ def test_engine_equals_single_pairs(shot: Path, estimator: TVL1Estimator) -> Non
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_engine_estimates_one_direction_and_larger_steps(shot: Path, estimator: TVL1Estimator, direction: str) -> None:
+def test_estimate_sequence_estimates_direction_and_step(shot: Path, estimator: TVL1Estimator, direction: str) -> None:
     found = list(estimate_sequence(str(shot), estimator, direction=direction, step=3))
     sign = 1 if direction == "forward" else -1
     for flows in found:
@@ -53,7 +53,7 @@ def test_engine_estimates_one_direction_and_larger_steps(shot: Path, estimator: 
     assert torch.equal(flow.flow, alone.flow)
 
 
-def test_engine_reads_neighbors_of_chunk(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+def test_estimate_sequence_reads_neighbors_of_range(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
     whole = {f.number: f for f in estimate_sequence("plate.####.png", estimator, direction="both")}
     part = list(estimate_sequence(open_plates("plate.####.png", "13,14"), estimator, direction="both"))
     assert [flows.number for flows in part] == [13, 14]
@@ -66,7 +66,9 @@ def test_engine_reads_neighbors_of_chunk(shot: Path, estimator: TVL1Estimator) -
 
 
 @pytest.mark.parametrize("refine", [False, True])
-def test_engine_names_frame_beyond_range(tmp_path: Path, estimator: TVL1Estimator, refine: bool) -> None:
+def test_estimate_sequence_names_frame_with_excessive_values(
+    tmp_path: Path, estimator: TVL1Estimator, refine: bool
+) -> None:
     """Whichever frame of a pair it is, and with one reason."""
     for number, value in enumerate((0.5, 1e7, 0.5)):
         write_image(tmp_path / f"{number}.exr", torch.full((3, HEIGHT, WIDTH), value, dtype=torch.float32))
@@ -77,9 +79,7 @@ def test_engine_names_frame_beyond_range(tmp_path: Path, estimator: TVL1Estimato
     assert text.startswith("expected values up to 1e+06")
 
 
-def test_engine_reads_each_frame_once_in_bounded_memory(
-    estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimate_sequence_reads_each_frame_once(estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(30)
     plates = open_plates(frames)
     read: list[int] = []
@@ -97,7 +97,7 @@ def test_engine_reads_each_frame_once_in_bounded_memory(
     assert sorted(read) == list(range(1, 31))
 
 
-def test_engine_stopped_early_leaves_no_thread(estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_stopped_early_leaves_no_thread(estimator: TVL1Estimator) -> None:
     before = threading.active_count()
     flows = estimate_sequence(moving(12), estimator)
     next(flows)
@@ -108,7 +108,7 @@ def test_engine_stopped_early_leaves_no_thread(estimator: TVL1Estimator) -> None
     assert found[0].forward is not None
 
 
-def test_engine_bad_frame_fails_only_its_pairs(shot: Path, estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_bad_frame_fails_only_its_pairs(shot: Path, estimator: TVL1Estimator) -> None:
     (shot / "plate.0014.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
     write_image(shot / "plate.0017.png", torch.rand(3, 9, 9))
     found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator, direction="both")}
@@ -124,7 +124,7 @@ def test_engine_bad_frame_fails_only_its_pairs(shot: Path, estimator: TVL1Estima
     assert found[12].problems == ()
 
 
-def test_engine_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) -> None:
     (shot / "plate.0014.png").unlink()
     found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator)}
     assert found[13].forward is None
@@ -134,7 +134,7 @@ def test_engine_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) 
     assert next(str(p) for f in asked for p in f.problems) == "plate.0019.png: no such file"
 
 
-def test_engine_warm_start_is_moved_previous_flow(estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_warm_start_equals_moved_flow(estimator: TVL1Estimator) -> None:
     from fullfield.ops._splatting import predict_next_flow
 
     frames = moving(4)
@@ -149,7 +149,7 @@ def test_engine_warm_start_is_moved_previous_flow(estimator: TVL1Estimator) -> N
         assert not torch.equal(cold.flow, expected.flow)
 
 
-def test_engine_reports_cuts_and_duplicates(estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_reports_cuts_and_duplicates(estimator: TVL1Estimator) -> None:
     first, second = moving(4, seed=4), moving(4, seed=9)
     frames = [*first, first[-1], *second]
     found = list(estimate_sequence(frames, estimator, settings=ShotSettings(warm_start=True)))
@@ -175,7 +175,7 @@ def test_is_cut_is_false_for_motion(seed: int) -> None:
     assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=True)
 
 
-def test_is_cut_compares_what_is_known_of_both() -> None:
+def test_is_cut_compares_pixels_known_in_both() -> None:
     """Frames whose data windows differ are one shot; what is filled or black there says nothing."""
     scene, other = textured_scene(96, 128, seed=3, max_motion=8), textured_scene(96, 128, seed=8)
     left, right = torch.zeros(2, 96, 128, dtype=torch.bool)
@@ -189,7 +189,7 @@ def test_is_cut_compares_what_is_known_of_both() -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--window", "data")])
-def test_shot_of_changing_data_windows_has_no_cut(
+def test_shot_reports_no_cut_for_changing_data_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     from fullfield.io.oiio import Header, write_and_verify_picture
@@ -207,7 +207,7 @@ def test_shot_of_changing_data_windows_has_no_cut(
     assert "shot changes" not in capsys.readouterr().err
 
 
-def test_engine_pins_plates_for_gpu(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_plates_pins_frames_for_gpu(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
     real = torch.empty
 
@@ -243,7 +243,7 @@ def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
     return [frame[:, i * height // rows : -(-(i + 1) * height // rows)] for i in range(rows)]
 
 
-def test_cut_detection_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_cut_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = [textured_scene(60, 80, seed=seed).frame1 for seed in (1, 2)]
 
     def forbidden(*_: object, **__: object) -> None:
@@ -259,7 +259,7 @@ def test_cut_detection_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) 
     assert not is_duplicate(*frames, compressed=False)
 
 
-def test_duplicate_frame_equals_in_every_row() -> None:
+def test_is_duplicate_compares_every_row() -> None:
     frame = textured_scene(120, 160, seed=1).frame1
     for row in (0, 1, 59, 119):
         other = frame.clone()
@@ -269,7 +269,7 @@ def test_duplicate_frame_equals_in_every_row() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
-def test_engine_continues_with_requested_frames(estimator: TVL1Estimator, direction: str) -> None:
+def test_estimate_sequence_continues_with_requested_frames(estimator: TVL1Estimator, direction: str) -> None:
     frames = moving(20)
     whole = {
         done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, ShotSettings(direction))
@@ -298,7 +298,7 @@ def test_engine_continues_with_requested_frames(estimator: TVL1Estimator, direct
     assert engine.stages.by_name["read"].calls == 20
 
 
-def test_engine_refuses_flow_of_other_size(estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_refuses_flow_of_other_size(estimator: TVL1Estimator) -> None:
     class Half:
         method, backend, parameters = "half", "none", dict[str, object]()
 
@@ -309,7 +309,7 @@ def test_engine_refuses_flow_of_other_size(estimator: TVL1Estimator) -> None:
     assert f"the flow of half: expected shape [2, {HEIGHT}, {WIDTH}]" in first.problems[0].reason
 
 
-def test_engine_returns_occlusion_with_flow(estimator: TVL1Estimator) -> None:
+def test_estimate_sequence_returns_occlusion_with_flow(estimator: TVL1Estimator) -> None:
     frames = moving(3)
     for direction in ("forward", "both"):
         found = list(
@@ -324,7 +324,7 @@ def test_engine_returns_occlusion_with_flow(estimator: TVL1Estimator) -> None:
         assert ("backward" in found[1].occlusion) == (direction == "both")
 
 
-def test_engine_refuses_bad_settings(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+def test_estimate_sequence_refuses_bad_settings(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
     for arguments, word in (
         ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
         ({"step": 0}, "step: expected an integer >= 1"),

@@ -80,7 +80,7 @@ def test_farm_tasks_pass_names_unchanged(shot: Path, capsys: pytest.CaptureFixtu
     assert not (shot / "forged").exists()
 
 
-def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
+def test_farm_tasks_of_overlapping_frames_run_concurrently(shot: Path) -> None:
     begun = []
     for frames in ("11-15", "13-18"):
         (command,) = tasks(Plates="plate.%04d.png", Output="mv.%04d.exr", Frames=frames, Preset="fast")
@@ -165,7 +165,7 @@ class Ray(ModuleType):
 
 
 @pytest.mark.parametrize("fatal", [None, 16])
-def test_run_on_cluster_with_stand_in_equals_single_machine(
+def test_run_on_cluster_with_fake_ray_equals_one_machine(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fatal: int | None
 ) -> None:
     ray, threads = Ray(fatal, 2.0), list[int]()
@@ -217,7 +217,7 @@ def makers() -> list[int]:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'fullfield[ray]')")
 @pytest.mark.long
-def test_cluster_equals_single_machine(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shot_on_ray_cluster_equals_one_machine(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     killed: list[int] = []
 
     def kill_one() -> None:

@@ -78,7 +78,7 @@ def test_synthetic_shot_truth_maps_frames(shot: SyntheticShot) -> None:
     assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
 
 
-def test_tracker_prefers_good_direct_match(shot: SyntheticShot) -> None:
+def test_follow_tracker_prefers_good_direct_match(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     matcher = OracleMatcher(shot, frames, bias_px=0.2)
     tracker = Tracker(frames[0], matcher, None)
@@ -90,7 +90,7 @@ def test_tracker_prefers_good_direct_match(shot: SyntheticShot) -> None:
     assert mean_error(layers["backward"], shot, last, 0) < 2.5 * 0.2 * 2**0.5
 
 
-def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
+def test_follow_tracker_occlusion_marks_hidden_pixels(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(8)]
     tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
     for frame in frames[1:]:
@@ -101,7 +101,7 @@ def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
     assert 2 * true_positives / float(visible.sum() + predicted.sum()) > 0.93
 
 
-def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
+def test_follow_tracker_restored_equals_uninterrupted(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     stored = [whole.add_frame(frame, is_half=True) for frame in frames[1:]]
@@ -113,7 +113,7 @@ def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
             assert torch.equal(plane, expected[name]), name
 
 
-def test_a_direct_match_that_seems_hidden_replaces_the_position_of_a_chain_over_a_hidden_pixel() -> None:
+def test_prefer_trusted_match_selects_match_by_error_and_occlusion() -> None:
     def field(u: float, error: float, occlusion: float) -> Field:
         flow = torch.tensor([u, 0.0]).view(2, 1, 1)
         return Field(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
@@ -126,9 +126,7 @@ def test_a_direct_match_that_seems_hidden_replaces_the_position_of_a_chain_over_
 
 
 @pytest.mark.parametrize(("motion_px", "is_hidden"), [(-0.4, False), (-1.5, True)])
-def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
-    shot: SyntheticShot, motion_px: float, is_hidden: bool
-) -> None:
+def test_follow_tracker_hides_pixels_beyond_frame_edge(shot: SyntheticShot, motion_px: float, is_hidden: bool) -> None:
     def match(*_: object) -> tuple[Tensor, Tensor, None]:
         flow = torch.zeros(1, 2, HEIGHT, WIDTH)
         flow[:, 0] = motion_px
@@ -141,7 +139,7 @@ def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
     assert float((layers["forward"][0] - motion_px).abs().max()) < 1e-6
 
 
-def test_expected_error_and_confidence_are_inverse() -> None:
+def test_compute_expected_error_is_inverse_of_compute_confidence() -> None:
     error = torch.tensor([0.1, 0.5, 1.0, 5.0, 40.0])
     assert torch.allclose(compute_expected_error(compute_confidence(error)), error, rtol=1e-2)
 
@@ -173,7 +171,7 @@ def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_writes_both_sides_of_the_reference_and_continues() -> None:
+def test_follow_continues_on_both_sides_of_reference() -> None:
     numbers = list(range(1001, 1007))
     assert run_job(follow_job("whole.%04d.exr", numbers, 1003)) == numbers
     reference = read_vectors("whole.1003.exr")
@@ -217,7 +215,7 @@ def test_follow_of_other_range_continues_from_existing_files(added_steps: list[i
 
 
 @pytest.mark.usefixtures("plates")
-def test_every_plate_is_hashed_once_and_not_again_by_later_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_hashes_every_plate_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield._ledger import versions
     from fullfield.sequences import plates
 
@@ -244,7 +242,7 @@ def test_every_plate_is_hashed_once_and_not_again_by_later_runs(monkeypatch: pyt
     assert hashed == []
 
 
-def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
+def test_follow_decodes_video_before_reference_in_blocks(
     shot: SyntheticShot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("av")
@@ -307,7 +305,7 @@ def test_follow_on_devices_refuses_unusable_method() -> None:
 
 @pytest.mark.usefixtures("plates")
 @pytest.mark.parametrize("error", [OSError("plate.1001.png: cannot be read"), EOFError("no more data")])
-def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_follow_device_process_sends_errors(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -329,7 +327,7 @@ def test_split_into_sides_shares_no_frames() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])
-def test_sources_are_stored_until_no_later_frame_needs_them(step: int) -> None:
+def test_list_sources_covers_sources_of_later_frames(step: int) -> None:
     sources = list_source_steps(step)
     assert sources[0] == step - 1
     assert all(0 <= source < step for source in sources)
@@ -341,7 +339,7 @@ def test_sources_are_stored_until_no_later_frame_needs_them(step: int) -> None:
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_recomputes_what_a_replaced_plate_changes(shot: SyntheticShot) -> None:
+def test_follow_recomputes_frames_of_replaced_plate(shot: SyntheticShot) -> None:
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1002)
     run_job(job)
@@ -350,7 +348,7 @@ def test_follow_recomputes_what_a_replaced_plate_changes(shot: SyntheticShot) ->
 
 
 @pytest.mark.usefixtures("plates")
-def test_follow_refuses_other_settings_and_absent_references() -> None:
+def test_follow_refuses_other_settings_and_missing_reference() -> None:
     numbers = list(range(1001, 1007))
     run_job(follow_job("ref.%04d.exr", numbers[:2], 1002))
     with pytest.raises(InputError, match=r"reference"):
@@ -382,7 +380,7 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
     assert np.isfinite(read_vectors("ref.1006.exr")["forward"].numpy()).all()
 
 
-def test_unknown_pixels_are_hidden_in_both_directions(shot: SyntheticShot) -> None:
+def test_follow_tracker_hides_unknown_pixels_in_both_directions(shot: SyntheticShot) -> None:
     frames = [shot.render_frame(index)[None] for index in range(2)]
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, :20] = False
@@ -396,7 +394,7 @@ def test_unknown_pixels_are_hidden_in_both_directions(shot: SyntheticShot) -> No
 
 
 @pytest.mark.usefixtures("plates")
-def test_unknown_pixels_of_the_reference_are_hidden_in_its_own_file() -> None:
+def test_follow_hides_unknown_pixels_of_reference() -> None:
     mask = torch.ones(3, HEIGHT, WIDTH)
     mask[:, :, :20] = 0
     write_image("mask.png", mask)

@@ -57,7 +57,7 @@ def hdr(seed: int = 0) -> torch.Tensor:
     return made
 
 
-def test_raw_picture_round_trip(tmp_path: Path) -> None:
+def test_write_all_channels_round_trip(tmp_path: Path) -> None:
     window = FrameWindow((0, 0, WIDTH, HEIGHT), (0, 0, WIDTH, HEIGHT), 2.0)
     raw = ChannelPicture(hdr() - 0.5, ("R", "G", "B", "A"), "float", window)
     write_all_channels(tmp_path / "a.exr", raw)
@@ -79,7 +79,7 @@ def test_raw_picture_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", ["uint8", "uint16"])
-def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> None:
+def test_read_all_channels_premultiplies_png_alpha(tmp_path: Path, depth: str) -> None:
     from PIL import Image
 
     codes = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
@@ -108,7 +108,7 @@ def test_add_flows_equals_composition() -> None:
     assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
 
 
-def test_accumulate_flow_goes_both_ways_and_stops_at_missing_flow() -> None:
+def test_accumulate_flow_stops_at_missing_flow() -> None:
     def backward(number: int) -> torch.Tensor:
         if number == 13:
             raise InputError("mv.0013.exr: no such file")
@@ -173,7 +173,7 @@ def test_warp_hide_occluded_leaves_zeros(cli: CommandLine) -> None:
 
 
 @pytest.mark.usefixtures("cli")
-def test_hidden_pixels_are_left_out_along_vectors_of_the_reading_options() -> None:
+def test_warp_hide_occluded_follows_reading_options() -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
     write_vectors("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
@@ -186,7 +186,7 @@ def test_hidden_pixels_are_left_out_along_vectors_of_the_reading_options() -> No
     assert masked[0][hidden == 0].unique().tolist() == [6]
 
 
-def test_occlusion_of_a_pair_can_be_left_out(cli: CommandLine) -> None:
+def test_warp_hide_occluded_works_with_pair(cli: CommandLine) -> None:
     for number, frame in enumerate(moving(2, step=3), 1):
         write_image(f"p.{number}.png", frame)
     cli.done("flow", "p.1.png", "p.2.png", "-o", "pair.exr", "--occlusion", "--method", "tvl1")
@@ -201,7 +201,7 @@ def shot_of(numbers: Iterable[int]) -> None:
         write_image(f"p.{number}.png", frame)
 
 
-def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:
+def test_warp_refuses_flow_over_two_frames(cli: CommandLine) -> None:
     shot_of(range(1, 5))
     cli.done("shot", "p.%d.png", "-o", "far.%d.exr", "--step", "2", "--direction", "both", "--method", "tvl1")
     for verb in (
@@ -214,7 +214,7 @@ def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:
     assert not [*Path().glob("o.*")]
 
 
-def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: CommandLine) -> None:
+def test_warp_and_retime_refuse_missing_direction(cli: CommandLine) -> None:
     shot_of(range(1, 4))
     cli.done("shot", "p.%d.png", "-o", "f.%d.exr", "--method", "tvl1")
     cli.done("shot", "p.%d.png", "-o", "f.%d.flo", "--method", "tvl1", "--frames", "1-2")
@@ -238,7 +238,7 @@ def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: Command
     assert "expected forward and backward vectors, got one direction" in err
 
 
-def test_missing_plates_are_named_before_a_shot_is_retimed(cli: CommandLine) -> None:
+def test_retime_names_missing_plates_before_work(cli: CommandLine) -> None:
     stored(1, 5, 2.0)
     shot_of((1, 2, 4, 5))
     command = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "o.%d.png")
@@ -249,7 +249,7 @@ def test_missing_plates_are_named_before_a_shot_is_retimed(cli: CommandLine) -> 
     cli.done(*command, "--frames", "4-5")
 
 
-def test_sizes_that_differ_are_both_named(cli: CommandLine) -> None:
+def test_retime_names_both_sizes_that_differ(cli: CommandLine) -> None:
     stored(1, 2, 2.0)
     for number in (1, 2):
         write_image(f"p.{number}.png", torch.full((3, HEIGHT + 3, WIDTH), 0.5))
@@ -261,7 +261,7 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(-10 * (a - b).square().mean().log10())
 
 
-def test_retimed_frame_resembles_true_frame() -> None:
+def test_interpolate_picture_matches_true_frame() -> None:
     better = []
     for seed in (1, 5):
         scene = textured_scene(96, 128, seed=seed, max_motion=8)
@@ -277,7 +277,7 @@ def test_retimed_frame_resembles_true_frame() -> None:
     assert min(better) > 4, better
 
 
-def test_interpolation_takes_disoccluded_pixels_from_one_frame() -> None:
+def test_interpolate_picture_takes_disoccluded_pixels_from_one_frame() -> None:
     """A white square on grey moves by 8 px: half way, what it uncovers is grey and not half white."""
     first, second = torch.full((1, 32, 48), 0.5), torch.full((1, 32, 48), 0.5)
     first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
@@ -289,7 +289,7 @@ def test_interpolation_takes_disoccluded_pixels_from_one_frame() -> None:
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
 
 
-def test_retime_names_missing_vectors_at_the_start(cli: CommandLine) -> None:
+def test_retime_names_missing_vectors_before_work(cli: CommandLine) -> None:
     for number, frame in enumerate(moving(4), 1):
         write_image(f"p.{number}.png", frame)
     stored(1, 3, -2.0)
@@ -300,7 +300,7 @@ def test_retime_names_missing_vectors_at_the_start(cli: CommandLine) -> None:
     assert "5 frames written" in cli.done(*command, "--frames", "1-3")[0]
 
 
-def test_warp_says_how_one_picture_is_read_along_one_file(cli: CommandLine) -> None:
+def test_warp_of_one_picture_reports_direction(cli: CommandLine) -> None:
     write_image("p.png", moving(1)[0])
     stored(1, 2, -2.0)
     out, _ = cli.done("warp", "p.png", "--flow", "mv.0001.exr", "-o", "w.png")
@@ -319,7 +319,7 @@ def count_specks(picture: torch.Tensor, truth: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, 3, 7])
-def test_interpolated_frames_of_a_shot_have_neither_specks_nor_black_pixels(seed: int) -> None:
+def test_interpolate_picture_adds_no_specks_or_black_pixels(seed: int) -> None:
     """The true flow leads out of the picture at its border, and bodies pass before each other."""
     shot = SyntheticShot(120, 160, 25, seed=seed, bodies=3, light=0.0, shutter=0.0)
     specks = 0
@@ -359,7 +359,7 @@ def test_retime_shot_writes_frames_at_factor(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["warp", "retime"])
-def test_retime_continues_stopped_run(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_and_retime_continue_stopped_run(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import all_channels
 
     stored(1, 5, 2.0)
@@ -408,7 +408,7 @@ def test_retime_does_not_interpolate_across_cut(cli: CommandLine) -> None:
     assert not torch.equal(pictures[3], pictures[1]), "within a shot there are frames in between"
 
 
-def test_warped_exr_keeps_float_values(cli: CommandLine) -> None:
+def test_warp_keeps_float_values_of_exr(cli: CommandLine) -> None:
     light = 0.05 * hdr()[:3]  # on average not above white, which would be warned about
     assert light.max() > 1
     write_all_channels("b.exr", ChannelPicture(light, ("R", "G", "B"), "float"))
@@ -444,7 +444,7 @@ def test_warp_and_retime_report_mistakes_in_one_line(cli: CommandLine, arguments
     assert err.count("\n") == 1
 
 
-def test_warp_image_is_zero_outside_and_where_the_flow_is_unknown() -> None:
+def test_warp_image_is_zero_outside_and_where_unknown() -> None:
     image = torch.rand(3, 20, 30, generator=torch.Generator().manual_seed(2)) + 0.5
     flow = torch.tensor([3.0, -2.0]).reshape(2, 1, 1).repeat(1, 20, 30)
     flow[:, 10, 10] = float("nan")
@@ -457,7 +457,7 @@ def test_warp_image_is_zero_outside_and_where_the_flow_is_unknown() -> None:
     refuses("flow: expected shape", warp_image, image, flow[:, :-1])
 
 
-def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLine) -> None:
+def test_warp_shot_and_retime_shot_equal_commands(cli: CommandLine) -> None:
     stored(1, 4, -2.0)
     for number, frame in enumerate(moving(4), 1):
         write_image(f"p.{number}.png", frame)
@@ -478,7 +478,7 @@ def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLin
     refuses("settings: expected a RetimeSettings, got", retime_shot, "p.%d.png", "mv.%04d.exr", "c.%d.png", 2.5)
 
 
-def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahead(tmp_path: Path) -> None:
+def test_input_reader_rereads_file_replaced_after_read_ahead(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     for path in paths:
         path.write_text("first")
@@ -501,7 +501,7 @@ def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahe
     assert texts == ["first", "first", "second"]
 
 
-def test_input_reader_releases_what_was_never_taken() -> None:
+def test_input_reader_releases_skipped_items() -> None:
     started: list[str] = []
     with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
@@ -533,9 +533,7 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
         assert closed == [name]
 
 
-def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retime_reads_each_file_once(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import picture_files
 
     stored(1, 4, -2.0)
@@ -560,7 +558,7 @@ def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
     ]
 
 
-def test_flow_of_proxies_is_applied_to_plates_of_twice_the_size(cli: CommandLine) -> None:
+def test_warp_flow_scale_applies_proxy_flow_to_plates(cli: CommandLine) -> None:
     stored(1, 3, -2.0)
     for number, frame in enumerate(moving(3), 1):
         large = torch.nn.functional.interpolate(frame[None], scale_factor=2, mode="bilinear", align_corners=False)[0]
@@ -580,7 +578,7 @@ def test_flow_of_proxies_is_applied_to_plates_of_twice_the_size(cli: CommandLine
     assert "--flow-scale: expected a fraction such as 1/2" in cli.refused(*warp, "--flow-scale", "half")
 
 
-def test_scale_estimates_on_smaller_frames_and_stores_flow_of_the_full_size(cli: CommandLine) -> None:
+def test_shot_scale_stores_full_size_flow(cli: CommandLine) -> None:
     for number, frame in enumerate(moving(3, step=4), 1):
         write_image(f"p.{number}.png", frame)
     cli.done("shot", "p.%d.png", "-o", "mv.%d.exr", "--scale", "1/2", "--method", "tvl1")
@@ -607,7 +605,7 @@ def write_video(path: str, frames: list[torch.Tensor], codec: str = "h264", pixe
 
 
 @pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mkv", "h264")])
-def test_retime_keeps_pixels_that_are_not_square(cli: CommandLine, name: str, codec: str) -> None:
+def test_retime_and_warp_keep_pixel_aspect_ratio(cli: CommandLine, name: str, codec: str) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     write_video("clip.mov", moving(3), "prores", 2.0)
     stored(1, 3, -2.0)
@@ -622,7 +620,7 @@ def test_retime_keeps_pixels_that_are_not_square(cli: CommandLine, name: str, co
 
 
 @pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mov", "prores")])
-def test_retime_reads_a_video_and_writes_one(cli: CommandLine, name: str, codec: str) -> None:
+def test_retime_reads_and_writes_video(cli: CommandLine, name: str, codec: str) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     write_video("clip.mov", moving(4), "prores")
     stored(1, 4, -2.0)
@@ -637,7 +635,7 @@ def test_retime_reads_a_video_and_writes_one(cli: CommandLine, name: str, codec:
     assert "already exists; use --overwrite" in cli.refused(*command)
 
 
-def test_warp_reads_a_video_and_writes_files(cli: CommandLine) -> None:
+def test_warp_reads_video_and_writes_files(cli: CommandLine) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     write_video("clip.mov", moving(4), "prores")
     stored(1, 4, -2.0)
@@ -650,7 +648,7 @@ def test_warp_reads_a_video_and_writes_files(cli: CommandLine) -> None:
     assert open_plates("w.mp4").numbers == [1, 2, 3]
 
 
-def test_pictures_with_light_are_encoded_for_a_video(cli: CommandLine) -> None:
+def test_retime_encodes_linear_pictures_for_video(cli: CommandLine) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     stored(1, 2, 0.0)
     for number in (1, 2):
@@ -661,7 +659,7 @@ def test_pictures_with_light_are_encoded_for_a_video(cli: CommandLine) -> None:
     assert float(open_plates("s.mp4").read(2).frame.mean()) == pytest.approx(0.5, abs=0.02), "sRGB of 0.214"
 
 
-def test_videos_are_refused_where_they_cannot_be_written(cli: CommandLine) -> None:
+def test_warp_and_retime_refuse_unsupported_video_output(cli: CommandLine) -> None:
     stored(1, 3, 1.0)
     shot_of(range(1, 4))
     retime = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o")
@@ -672,13 +670,13 @@ def test_videos_are_refused_where_they_cannot_be_written(cli: CommandLine) -> No
     assert not Path("s.mp4").exists()
 
 
-def test_video_writer_refuses_dnxhr_beside_mov(tmp_path: Path) -> None:
+def test_video_writer_refuses_dnxhr_outside_mov(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     for name, expected in (("a.mkv", "h264 or prores"), ("a.mp4", "h264")):
         refuses(f"codec: expected {expected} for", VideoWriter, tmp_path / name, 256, 128, 24.0, "dnxhr")
 
 
-def test_video_writer_writes_dnxhr_of_ten_bits(tmp_path: Path) -> None:
+def test_video_writer_writes_10_bit_dnxhr(tmp_path: Path) -> None:
     av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     from fullfield.io import VideoWriter
 

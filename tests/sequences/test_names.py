@@ -48,12 +48,12 @@ def shot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("#/../f/a_%03d_b.exr".replace("#/../", ""), "f/a_007_b.exr"),
     ],
 )
-def test_pattern_names_files(text: str, name: str) -> None:
+def test_pattern_format_path_returns_file_name(text: str, name: str) -> None:
     assert Pattern.parse(text).format_path(7) == name.replace("/", os.sep)
 
 
 @pytest.mark.unit
-def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
+def test_pattern_accepts_long_and_negative_numbers(tmp_path: Path) -> None:
     assert Pattern.parse("a.%04d.exr").format_path(123456) == "a.123456.exr"
     assert Pattern.parse("a.%04d.exr").format_path(-5) == "a.-005.exr"
     for number in (1, 2):
@@ -74,7 +74,7 @@ def test_pattern_refuses_other_text(text: str) -> None:
     "text",
     ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
 )
-def test_spellings_of_one_shot(shot: Path, text: str) -> None:
+def test_find_frames_accepts_every_spelling(shot: Path, text: str) -> None:
     assert names_several_frames(text)
     found = find_frame_files(text)
     assert list(found.files) == [998, 999, 1000, 1001]
@@ -91,13 +91,13 @@ def test_spellings_of_one_shot(shot: Path, text: str) -> None:
     ["plate.999-1001####.exr", "plate.999-1001@@@@.exr", "plate.999-1001#.exr", "plate.%04d.exr 999-1001",
      "plate.####.exr 999,1000-1001", "plate.999-1001%04d.exr"],
 )  # fmt: skip
-def test_frames_in_the_name(shot: Path, text: str) -> None:  # noqa: ARG001
+def test_choose_frames_reads_frames_in_name(shot: Path, text: str) -> None:  # noqa: ARG001
     assert select_frames(find_frame_files(text), None) == [999, 1000, 1001]
     assert select_frames(find_frame_files(text), "1001") == [1001]
 
 
 @pytest.mark.unit
-def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
+def test_find_frames_requires_exact_padding(tmp_path: Path) -> None:
     for name in ("a.1.png", "a.02.png", "a.0003.png", "a.10.png"):
         (tmp_path / name).touch()
     assert list(find_frame_files(f"{tmp_path}/a.%d.png").files) == [1, 10]
@@ -110,7 +110,7 @@ def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
+def test_find_frames_numbers_unnumbered_files(tmp_path: Path) -> None:
     for name in ("c.png", "a.png", "b.png", ".hidden.png"):
         (tmp_path / name).touch()
     assert [path.name for path in find_frame_files(str(tmp_path)).files.values()] == ["a.png", "b.png", "c.png"]
@@ -202,7 +202,7 @@ def test_format_frames_and_parse_frames_are_inverse(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["job#12", "a@b", "take%d", "shot[1]", "50%", "v$F"])
-def test_folders_may_have_signs_of_patterns_in_their_names(
+def test_find_frames_accepts_pattern_signs_in_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -216,7 +216,7 @@ def test_folders_may_have_signs_of_patterns_in_their_names(
         assert list(find_frame_files(str(frame_files.pattern)).files) == [1, 2]
 
 
-def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> None:
+def test_pattern_prefers_explicit_frame_field() -> None:
     assert Pattern.parse("me@work#2.%04d.exr").format_path(7) == "me@work#2.0007.exr"
     assert Pattern.parse("me@work.####.exr").format_path(7) == "me@work.0007.exr"
     for text in ("a.%d.%d.exr", "a.#.#.exr", "plain.exr"):
@@ -225,6 +225,6 @@ def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> No
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
 @pytest.mark.parametrize("name", ["film.mp4", "plate.png", "plate.0001.exr"])
-def test_find_frames_says_what_a_pipe_is(tmp_path: Path, name: str) -> None:
+def test_find_frames_refuses_pipe(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     refuses(f"{name}: expected a regular file, got a device, pipe or socket", find_frame_files, str(tmp_path / name))

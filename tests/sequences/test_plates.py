@@ -36,7 +36,7 @@ def texture(shift: int = 0) -> np.ndarray:
     return np.stack([0.5 + 0.3 * np.sin(x * 0.7 + y * 0.3), 0.5 + 0.2 * np.cos(y * 0.6), 0.4 + 0 * x], -1)
 
 
-def test_open_plates_fills_what_lies_outside_the_data_window(tmp_path: Path) -> None:
+def test_open_plates_fills_outside_of_data_window(tmp_path: Path) -> None:
     write_plate(tmp_path / "p.1.exr", texture())
     write_plate(tmp_path / "p.2.exr", texture()[5:20, 4:25], (4, 5))
     plates = open_plates(str(tmp_path / "p.%d.exr"))
@@ -98,7 +98,7 @@ def test_shot_counts_frames_with_dead_pixels_once(
     assert "1 further frame" in err
 
 
-def test_open_plates_of_a_list_knows_where_frames_are_known(tmp_path: Path) -> None:
+def test_open_plates_of_list_returns_valid_masks(tmp_path: Path) -> None:
     write_plate(tmp_path / "a.exr", texture()[5:20, 4:25], (4, 5))
     plates = open_plates([tmp_path / "a.exr", torch.rand(3, 24, 32)])
     first, second = plates.read(1), plates.read(2)
@@ -108,13 +108,13 @@ def test_open_plates_of_a_list_knows_where_frames_are_known(tmp_path: Path) -> N
     assert second.valid is None
 
 
-def test_open_plates_refuses_a_frame_without_a_known_pixel(tmp_path: Path) -> None:
+def test_open_plates_refuses_frame_without_known_pixels(tmp_path: Path) -> None:
     write_plate(tmp_path / "p.1.exr", np.full((24, 32, 3), np.nan))
     with pytest.raises(InputError, match=r"p\.1\.exr: expected a frame with a known pixel, got none"):
         open_plates(str(tmp_path / "p.%d.exr")).read(1)
 
 
-def test_estimate_knows_where_its_frames_are_known(tmp_path: Path) -> None:
+def test_estimate_marks_unknown_pixels_invalid(tmp_path: Path) -> None:
     write_plate(tmp_path / "a.exr", texture()[4:20, 3:30], (3, 4))
     write_plate(tmp_path / "b.exr", texture(1))
     flow = estimate(tmp_path / "a.exr", tmp_path / "b.exr", "tvl1", reliability=True)
@@ -137,7 +137,7 @@ def test_estimate_knows_where_its_frames_are_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default:.*NaN or infinite")
-def test_flow_of_a_pair_knows_where_its_frames_are_known(
+def test_flow_command_marks_unknown_pixels_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -165,7 +165,7 @@ def test_flow_of_a_pair_knows_where_its_frames_are_known(
     assert "no.exr" in capsys.readouterr().err
 
 
-def test_estimate_does_not_match_the_outside_of_a_data_window(tmp_path: Path) -> None:
+def test_estimate_ignores_outside_of_data_window(tmp_path: Path) -> None:
     write_plate(tmp_path / "a.exr", texture())
     write_plate(tmp_path / "b.exr", texture(1)[:, 6:26], (6, 0))
     flow = estimate(tmp_path / "a.exr", tmp_path / "b.exr", "tvl1").flow
@@ -175,7 +175,7 @@ def test_estimate_does_not_match_the_outside_of_a_data_window(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
-def test_files_with_several_pictures_are_shots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_open_plates_reads_multi_picture_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from PIL import Image
 
     monkeypatch.chdir(tmp_path)

@@ -49,7 +49,7 @@ def made_here(*argv: str, pattern: str) -> dict[str, bytes]:
         os.chdir(here)
 
 
-def test_shot_overwrite_of_part_leaves_no_frame_of_old_settings(cli: CommandLine) -> None:
+def test_shot_overwrite_of_part_removes_old_settings(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     new = ("--lambda", "0.05", "--direction", "both")
     assert cli(*SHOT, *new, "--frames", "11-13", "--overwrite")[0] == 0
@@ -111,7 +111,7 @@ def test_shot_repeats_frames_of_other_version_or_weights(cli: CommandLine, monke
     assert ShotJob(find_frame_files("plate.%04d.png"), (11,), outputs.Output("x.%d.exr")).method == "auto"
 
 
-def test_shot_does_not_replace_files_of_other_programs(cli: CommandLine) -> None:
+def test_shot_keeps_files_of_other_programs(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     write_vectors("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
     err = cli.refused(*SHOT)
@@ -149,7 +149,7 @@ def test_retime_and_warp_repeat_after_changed_flow(cli: CommandLine, verb: str) 
         ("warp", "plate.0011.png", "--flow", "mv.0011.exr", "-o", "mv.0011.exr", "--overwrite"),
     ],
 )
-def test_output_does_not_replace_flow_that_is_read(cli: CommandLine, argv: tuple[str, ...]) -> None:
+def test_warp_and_retime_refuse_to_replace_their_flow(cli: CommandLine, argv: tuple[str, ...]) -> None:
     assert cli(*SHOT, "--direction", "both")[0] == 0
     before = {path: path.read_bytes() for path in Path().glob("mv.*.exr")}
     err = cli.refused(*argv, *(() if "--overwrite" in argv else ("--overwrite",)))
@@ -157,7 +157,7 @@ def test_output_does_not_replace_flow_that_is_read(cli: CommandLine, argv: tuple
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_flow_does_not_replace_files_it_did_not_write(cli: CommandLine) -> None:
+def test_flow_keeps_files_of_other_programs(cli: CommandLine) -> None:
     pair = ("flow", "plate.0011.png", "plate.0012.png", "-o")
     plate = Path("plate.0013.png").read_bytes()
     err = cli.refused(*pair, "plate.0013.png", *QUICK)
@@ -302,7 +302,7 @@ def test_shot_names_damaged_settings_in_one_line(cli: CommandLine, text: str) ->
     ],
 )
 @pytest.mark.parametrize("verb", ["view", "warp"])
-def test_view_and_warp_name_unknown_settings_in_one_line(
+def test_view_and_warp_refuse_unknown_settings(
     cli: CommandLine, verb: str, entry: str, value: object, named: str
 ) -> None:
     assert cli(*SHOT)[0] == 0
@@ -370,7 +370,7 @@ def test_shot_stops_at_once_on_full_disk(cli: CommandLine, verb: str, monkeypatc
     assert ".png: cannot write: No space left on device; run the same command again to continue" in err
 
 
-def test_warp_advises_for_plates_instead_of_flow(cli: CommandLine) -> None:
+def test_warp_explains_plates_given_as_flow(cli: CommandLine) -> None:
     from fullfield.io.all_channels import ChannelPicture, write_all_channels
 
     for number, frame in enumerate(moving(2), 1):
@@ -384,7 +384,7 @@ def test_warp_advises_for_plates_instead_of_flow(cli: CommandLine) -> None:
         assert "name another layer" not in err
 
 
-def test_ray_names_absent_cluster_soon(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_ray_names_missing_cluster_quickly(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "_ANSWER_S", 2)
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):

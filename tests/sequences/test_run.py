@@ -97,7 +97,7 @@ def test_shot_stores_half_and_y_down(flow: CommandLine) -> None:
     assert np.array_equal(file.read_image("float")[..., 1], -up[1].numpy())
 
 
-def test_shot_places_overscan(flow: CommandLine, shot: Path) -> None:
+def test_shot_keeps_overscan_windows(flow: CommandLine, shot: Path) -> None:
     wide = moving(3)
     display = (0, 0, WIDTH - 16, HEIGHT - 10)
     for number, frame in enumerate(wide, 1):
@@ -139,7 +139,7 @@ def test_shot_writes_each_frame_once(flow: CommandLine) -> None:
     assert "mv.0011.exr: exists, and no mv.exr.fullfield.json says how it was made" in err
 
 
-def test_shot_without_results_does_not_bind_settings(flow: CommandLine, shot: Path) -> None:
+def test_shot_without_results_accepts_other_settings(flow: CommandLine, shot: Path) -> None:
     for number, frame in enumerate(moving(2), 11):
         write_exr(shot / f"exr.{number:04d}.exr", frame)
     command = ("exr.%04d.exr", "-o", "mv.%04d.exr")
@@ -159,7 +159,7 @@ def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
     assert "--output own/mv.%04d.exr: o*/* would hold plates and results" in err
 
 
-def test_changed_settings_error_names_method_first(tmp_path: Path) -> None:
+def test_output_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
         output.choose_frames_to_write(settings, [1], lambda _number, _checksums: {}, overwrite=False)
@@ -321,9 +321,7 @@ def test_shot_killed_at_random_moments_equals_one_run(flow: CommandLine, shot: P
     assert not list(shot.glob(".*.part.exr"))
 
 
-def test_run_on_devices_equals_one_process_and_survives_death(
-    flow: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shot_on_two_devices_survives_killed_process(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import pool
 
     real, killed, context = pool._receive_message_if_alive, [], forking()
@@ -378,7 +376,7 @@ def test_shot_of_video_writes_every_pair(flow: CommandLine, shot: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["mask", "layer"])
-def test_shot_of_a_stack_names_the_option_that_it_does_not_take(flow: CommandLine, option: str) -> None:
+def test_shot_of_multi_picture_file_refuses_options(flow: CommandLine, option: str) -> None:
     pictures = [Image.new("RGB", (WIDTH, HEIGHT), color) for color in ("red", "blue")]
     pictures[0].save("film.gif", save_all=True, append_images=pictures[1:])
     message = f"--{option}: expected None for a video or a stack of pictures, film.gif"
@@ -432,7 +430,7 @@ def test_shot_reports_mistakes_in_one_line(flow: CommandLine, arguments: tuple[s
     assert out == ""
 
 
-def test_large_results_wait_in_bounded_memory() -> None:
+def test_compute_max_waiting_results_bounds_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
         waiting = compute_max_waiting_results(size, 12, 1 << 30)
@@ -442,9 +440,7 @@ def test_large_results_wait_in_bounded_memory() -> None:
     assert compute_max_waiting_results(16 * 4320 * 8192, 12, 1 << 32) >= 6
 
 
-def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
-    shot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_shot_compresses_files_in_writing_threads(shot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import OpenImageIO as oiio
 
     from fullfield.io.oiio import one_thread_a_file
@@ -473,7 +469,7 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
     assert switches() == before
 
 
-def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
+def test_split_into_chunks_separates_processes() -> None:
     every = split_into_chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
     left = _Chunks(every)
@@ -496,7 +492,7 @@ def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     assert left.take_next_chunk(0) == []
 
 
-def test_line_buffers_are_reused_by_one_writer_at_a_time() -> None:
+def test_lend_buffer_reuses_buffers_exclusively() -> None:
     class Taken(list[torch.Tensor]):
         """Empty once it is looked into."""
 
@@ -536,7 +532,7 @@ def test_stage_times_sum_over_threads() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flow", "overlay", "occlusion"])
-def test_shot_draws_every_frame(flow: CommandLine, kind: str) -> None:
+def test_shot_viz_draws_every_frame(flow: CommandLine, kind: str) -> None:
     command = ("plate.%04d.png", "-o", "mv.%04d.exr", "--occlusion", "--frames", "11-13")
     out, _ = flow.done(*command, "--viz", "v.%04d.png", "--viz-kind", kind)
     assert f"v.%04d.png: 3 pictures, {kind}" in out
@@ -552,7 +548,7 @@ def test_shot_draws_every_frame(flow: CommandLine, kind: str) -> None:
     )
 
 
-def test_shot_draws_a_video(flow: CommandLine) -> None:
+def test_shot_viz_writes_video(flow: CommandLine) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "preview.mp4", "--viz-kind", "overlay")
     assert "preview.mp4: 8 pictures, overlay, colour scale: 0 to" in out

@@ -56,7 +56,7 @@ def light(path: str) -> np.ndarray:
     return np.asarray(oiio.ImageBuf(path).get_pixels(oiio.FLOAT))[..., 0]
 
 
-def test_retime_does_not_darken_what_one_plate_lacks(run: CommandLine) -> None:
+def test_retime_keeps_brightness_where_one_plate_is_unknown(run: CommandLine) -> None:
     run.done("retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "4", "-o", "slow.%d.exr")
     for number in (1, 2, 3, 4):
         assert np.abs(light(f"slow.{number}.exr") - 0.5).max() < 1e-5, number
@@ -72,7 +72,7 @@ def test_warp_along_flow_without_known_vectors_warns(run: CommandLine) -> None:
     assert "warning:" not in err
 
 
-def test_read_raw_keeps_the_colour_where_depth_is_infinite(tmp_path: Path) -> None:
+def test_read_all_channels_keeps_colour_where_depth_is_infinite(tmp_path: Path) -> None:
     pixels = np.full((HEIGHT, WIDTH, 6), 0.5)
     names = ("R", "G", "B", "A", "Z", "position.Y")
     pixels[2, 3, 4] = np.inf
@@ -91,7 +91,7 @@ def test_read_raw_keeps_the_colour_where_depth_is_infinite(tmp_path: Path) -> No
     assert "b.exr: 1 pixel is NaN or infinite, the first at x = 6, y = 5" in raw.note
 
 
-def test_retime_takes_a_mask(run: CommandLine) -> None:
+def test_retime_reads_mask(run: CommandLine) -> None:
     hole = np.ones((HEIGHT, WIDTH, 1))
     hole[8:12, 8:12] = 0
     for number in (1, 2):
@@ -112,7 +112,7 @@ def test_retime_takes_a_mask(run: CommandLine) -> None:
     assert light("slow.2.exr").max() > 3
 
 
-def test_retime_shot_takes_the_masks_of_the_command(run: CommandLine) -> None:  # noqa: ARG001 - its files
+def test_retime_shot_mask_equals_command(run: CommandLine) -> None:  # noqa: ARG001 - its files
     pixels = np.full((HEIGHT, WIDTH, 3), 0.5)
     pixels[8:12, 8:12] = 7.0
     for number in (1, 2):
@@ -126,7 +126,7 @@ def test_retime_shot_takes_the_masks_of_the_command(run: CommandLine) -> None:  
         retime_shot("p.%d.exr", "mv.%d.exr", "slow.%d.exr", RetimeSettings(2))
 
 
-def test_warp_reads_nothing_from_outside_a_data_window(run: CommandLine) -> None:
+def test_warp_ignores_outside_of_data_window(run: CommandLine) -> None:
     shift = torch.zeros(2, HEIGHT, WIDTH)
     shift[0] = 0.5
     for number in (1, 2):
@@ -137,7 +137,7 @@ def test_warp_reads_nothing_from_outside_a_data_window(run: CommandLine) -> None
     assert (warped[4:20, 5:24] == 0.5).all()
 
 
-def test_warp_continues_over_frames_that_are_not_known(run: CommandLine) -> None:
+def test_warp_continues_over_unknown_frames(run: CommandLine) -> None:
     """Paint on frame 1 reaches frame 3 through vectors that come from their surroundings."""
     valid = torch.zeros(HEIGHT, WIDTH)
     valid[INSIDE] = 1
@@ -167,7 +167,7 @@ def test_warp_masks_dead_pixels_and_warns_once(run: CommandLine) -> None:
     assert np.abs(frame - 0.5).max() < 1e-5
 
 
-def test_warp_reads_vectors_of_a_renderer(run: CommandLine) -> None:
+def test_warp_and_score_read_renderer_vectors(run: CommandLine) -> None:
     ramp = np.repeat(np.arange(WIDTH, dtype=np.float32)[None, :, None], HEIGHT, 0).repeat(3, 2)
     blender = np.tile(np.array([-3, 0, 2, 0], np.float32), (HEIGHT, WIDTH, 1))
     for number in (1, 2):
@@ -191,7 +191,7 @@ def test_warp_reads_vectors_of_a_renderer(run: CommandLine) -> None:
     assert json.loads(out)["epe"] == 0
 
 
-def test_score_leaves_out_what_the_frame_did_not_show(run: CommandLine) -> None:
+def test_score_ignores_pixels_unknown_in_frame(run: CommandLine) -> None:
     valid = torch.zeros(HEIGHT, WIDTH)
     valid[INSIDE] = 1
     flow = torch.zeros(2, HEIGHT, WIDTH).masked_fill(valid < 0.5, 9.0)
@@ -211,7 +211,7 @@ def test_score_leaves_out_what_the_frame_did_not_show(run: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("mask", ["m.png", "m.npy", "m.npz:inner", "m.exr:A", "hole"])
-def test_score_takes_masks(run: CommandLine, mask: str) -> None:
+def test_score_reads_masks(run: CommandLine, mask: str) -> None:
     from PIL import Image
 
     hole = np.zeros((HEIGHT, WIDTH), np.float32)
@@ -229,7 +229,7 @@ def test_score_takes_masks(run: CommandLine, mask: str) -> None:
     assert (report["pixels"], report["epe"]) == (HEIGHT * WIDTH - 16 * 20, 1)
 
 
-def test_warp_image_of_known_pixels_only() -> None:
+def test_warp_image_ignores_unknown_pixels() -> None:
     image = torch.ones(1, 4, 8)
     valid = torch.ones(4, 8, dtype=torch.bool)
     valid[:, 4:] = False
@@ -240,7 +240,7 @@ def test_warp_image_of_known_pixels_only() -> None:
     assert inside[0].tolist() == [True] * 4 + [False] * 4
 
 
-def test_interpolate_takes_what_one_frame_knows_from_it() -> None:
+def test_interpolate_picture_uses_pixels_known_in_one_frame() -> None:
     first, second = torch.full((1, 6, 6), 1.0), torch.full((1, 6, 6), 3.0)
     still = torch.zeros(2, 6, 6)
     left = torch.zeros(6, 6, dtype=torch.bool)
@@ -255,13 +255,13 @@ def test_interpolate_takes_what_one_frame_knows_from_it() -> None:
     assert not window[:, 3:].any(), "both plates are 0 there, as outside a data window"
 
 
-def test_read_frame_of_a_shot_stays_black_outside(run: CommandLine) -> None:  # noqa: ARG001 - makes the shot
+def test_read_frame_outside_of_data_window_is_black(run: CommandLine) -> None:  # noqa: ARG001 - makes the shot
     assert read_frame("p.2.exr")[:, :4].abs().max() == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
 @pytest.mark.parametrize("suffix", [".flo", ".npz", ".exr"])
-def test_warp_refuses_vectors_in_a_pipe(run: CommandLine, suffix: str) -> None:
+def test_warp_refuses_vectors_in_pipe(run: CommandLine, suffix: str) -> None:
     os.mkfifo(f"pipe{suffix}")
     code, _, err = run("warp", "p.1.exr", "--flow", f"pipe{suffix}", "-o", "x.exr")
     assert code == 2

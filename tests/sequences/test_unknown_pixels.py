@@ -53,7 +53,7 @@ KNOWN = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
 KNOWN[6:40, 10:50] = True
 
 
-def test_shot_does_not_match_the_outside_of_a_data_window(flow: CommandLine) -> None:
+def test_shot_ignores_outside_of_data_window(flow: CommandLine) -> None:
     flow.done("p.%d.exr", "-o", "mv.%d.exr", "--direction", "both", "--occlusion", "--confidence")
     for number in (1, 2, 3):
         parts = read_vectors(f"mv.{number}.exr")
@@ -81,7 +81,7 @@ def test_shot_marks_unknown_pixels_in_other_formats(flow: CommandLine) -> None:
     assert torch.equal(read_flow("mv.3.flo").valid, KNOWN)
 
 
-def test_shot_with_window_data_fills_what_a_plate_lacks(flow: CommandLine) -> None:
+def test_shot_window_data_fills_unknown_pixels(flow: CommandLine) -> None:
     flow.done("p.%d.exr", "-o", "mv.%d.exr", "--window", "data", "--direction", "both", "--confidence")
     for number in (2, 3, 4):
         parts = read_vectors(f"mv.{number}.exr")
@@ -91,7 +91,7 @@ def test_shot_with_window_data_fills_what_a_plate_lacks(flow: CommandLine) -> No
 
 
 @pytest.mark.parametrize("warm", [(), ("--warm-start",)])
-def test_shot_that_goes_on_equals_one_without_a_break(flow: CommandLine, warm: tuple[str, ...]) -> None:
+def test_shot_continued_equals_uninterrupted(flow: CommandLine, warm: tuple[str, ...]) -> None:
     options = ("--direction", "both", "--occlusion", "--half", *warm)
     flow.done("p.%d.exr", "-o", "mv.%d.exr", *options)
     whole = loaded("mv")
@@ -106,7 +106,7 @@ def test_shot_that_goes_on_equals_one_without_a_break(flow: CommandLine, warm: t
 
 
 @pytest.mark.parametrize("mask", ["A", "m.%d.png", "m.1.png", "m.%d.exr:A"])
-def test_shot_takes_masks(flow: CommandLine, mask: str) -> None:
+def test_shot_reads_masks(flow: CommandLine, mask: str) -> None:
     from PIL import Image
 
     hole = np.ones((HEIGHT, WIDTH, 1), np.float32)
@@ -142,7 +142,7 @@ def test_shot_takes_masks(flow: CommandLine, mask: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*NaN or infinite")
-def test_estimate_sequence_knows_its_dead_pixels(flow: CommandLine) -> None:  # noqa: ARG001 - makes the shot
+def test_estimate_sequence_marks_dead_pixels_invalid(flow: CommandLine) -> None:  # noqa: ARG001 - makes the shot
     pixels = picture(2)
     pixels[5, 7] = np.nan
     write_plate(Path("p.2.exr"), pixels)

@@ -186,7 +186,7 @@ def test_view_wipe_shows_target_frame(shot: Path, monkeypatch: pytest.MonkeyPatc
             assert json.loads(found) == wanted
 
 
-def test_plates_of_other_proportions_are_named_and_left_out(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_view_skips_plates_of_other_proportions(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_image("p.0002.png", torch.rand(3, HEIGHT + 9, WIDTH))
     assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html"]) == 2
     size = f"{WIDTH}x{HEIGHT}"
@@ -194,7 +194,7 @@ def test_plates_of_other_proportions_are_named_and_left_out(page: Path, capsys: 
     assert ["frame" in frame for frame in shown(page)["frames"]] == [True, False, True]
 
 
-def test_plates_of_half_the_size_are_shown_at_the_flows(page: Path) -> None:
+def test_view_enlarges_half_size_plates(page: Path) -> None:
     for number, frame in enumerate(moving(3), 1):
         write_image(f"p.{number:04d}.png", frame[:, ::2, ::2].contiguous())
     assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html"]) == 0

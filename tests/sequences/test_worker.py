@@ -21,7 +21,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "kind"),
     [(OSError("cannot be read"), "refused"), (InputError("method"), "refused"), (EOFError("x"), "error")],
 )
-def test_serve_parent_sends_the_error_of_the_work(error: Exception, kind: str) -> None:
+def test_work_until_parent_ends_sends_errors(error: Exception, kind: str) -> None:
     def work(pipe: ParentPipe) -> None:
         pipe.report_frame(pipe.receive())
         raise error
@@ -35,7 +35,7 @@ def test_serve_parent_sends_the_error_of_the_work(error: Exception, kind: str) -
     assert str(error) in content
 
 
-def test_serve_parent_ends_with_its_parent() -> None:
+def test_work_until_parent_ends_stops_when_parent_closes() -> None:
     ended = []
 
     def work(pipe: ParentPipe) -> None:

@@ -66,7 +66,7 @@ def test_textured_scene_flow_explains_frames(size, seed, motion):
     assert float(error[scene.occluded].mean()) > 15 * float(error[visible].mean())
 
 
-def test_photometric_check_can_fail():
+def test_photometric_check_fails_for_wrong_flow():
     scene = textured_scene(120, 160, max_motion=6.0)
     for wrong in (scene.flow + 0.25, torch.zeros_like(scene.flow), -scene.flow, scene.flow.flip(0)):
         with pytest.raises(AssertionError):
@@ -156,7 +156,7 @@ def test_textured_scene_edges_are_antialiased():
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(16, 60), st.integers(16, 60), st.integers(0, 2**31), st.floats(0, 8))
-def test_textured_scene_of_any_size_and_seed(height, width, seed, motion):
+def test_textured_scene_accepts_any_size_and_seed(height, width, seed, motion):
     scene = textured_scene(height, width, seed=seed, max_motion=motion)
     for frame in (scene.frame1, scene.frame2):
         assert frame.shape == (3, height, width)

@@ -82,7 +82,7 @@ def write_glb(path: Path, *, change: dict[str, Any] | None = None, cut: int = 0,
     return path
 
 
-def test_mesh_skin_and_clip_move_vertices(tmp_path: Path) -> None:
+def test_model_pose_applies_skin_and_clip(tmp_path: Path) -> None:
     model = Model(write_glb(tmp_path / "a.glb"))
     assert model.triangles.shape == (4, 3)
     np.testing.assert_allclose(model.pose(), POINTS, atol=1e-6)
@@ -95,7 +95,7 @@ def test_mesh_skin_and_clip_move_vertices(tmp_path: Path) -> None:
     np.testing.assert_allclose(half[4], [0, 1 + HALF_TURN, HALF_TURN], atol=1e-6)
 
 
-def test_models_become_few_poses_in_the_unit_sphere(tmp_path: Path) -> None:
+def test_model_meshes_have_few_poses_in_unit_sphere(tmp_path: Path) -> None:
     doubled = {"meshes": [{"primitives": [{"attributes": {"POSITION": 0}, "indices": 1}] * 2}], "skins": []}
     still = reduce_model(Model(write_glb(tmp_path / "b.glb", change=doubled)), 100)
     assert [clip.shape for clip in still.clips] == [(1, 6, 3)]
@@ -107,7 +107,7 @@ def test_models_become_few_poses_in_the_unit_sphere(tmp_path: Path) -> None:
     assert lengths.min() > 0.3
 
 
-def test_mesh_with_many_triangles_is_reduced(tmp_path: Path) -> None:
+def test_model_with_many_triangles_is_reduced(tmp_path: Path) -> None:
     store = procedural_meshes(1)
     points, faces = store.vertices.float().numpy(), store.triangles.numpy().astype(np.uint16)
     data = points.tobytes() + faces.tobytes()
@@ -144,7 +144,7 @@ def test_mesh_with_many_triangles_is_reduced(tmp_path: Path) -> None:
         ({"change": {"nodes": [{"mesh": 0, "children": [1]}, {"children": [0]}], "skins": []}}, "contain themselves"),
     ],
 )
-def test_files_that_hold_no_mesh_are_named(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+def test_model_refuses_files_without_mesh(tmp_path: Path, how: dict[str, Any], message: str) -> None:
     with pytest.raises(UnreadableModelError, match=message):
         reduce_model(Model(write_glb(tmp_path / "a.glb", **how)), 100)
 
@@ -193,7 +193,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("folder")
-def test_damaged_mesh_pack_is_refused_in_one_line() -> None:
+def test_load_pictures_refuses_damaged_mesh_pack() -> None:
     assert main(WORDS.split()) == 0
     with zipfile.ZipFile("pack.zip") as old, zipfile.ZipFile("bad.zip", "w") as new:
         for name in old.namelist():

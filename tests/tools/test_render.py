@@ -65,7 +65,7 @@ def projected(camera: list[list[float]], points: Any, width: int, height: int) -
 
 
 @pytest.mark.long
-def test_vectors_are_the_motion_of_the_rigid_objects(shot: Path) -> None:
+def test_render_vectors_equal_object_motion(shot: Path) -> None:
     path = shot / "vectors" / "vectors_0001.exr"
     stored, scene = channels(path), json.loads(path.with_suffix(".json").read_text())
     assert (scene["width"], scene["height"]) == (2 * WIDTH, 2 * HEIGHT)
@@ -100,7 +100,7 @@ def photometric(frame1: Tensor, frame2: Tensor, flow: Tensor, where: Tensor) -> 
 
 
 @pytest.mark.long
-def test_truth_warps_the_second_frame_onto_the_first(shot: Path) -> None:
+def test_render_truth_warps_second_frame_onto_first(shot: Path) -> None:
     sample = Rendered(shot.parent)[0]
     assert sample.flow is not None
     assert sample.valid is not None
@@ -217,7 +217,7 @@ def test_fast_render_vectors_warp_its_frames(blender: Blender, tmp_path: Path) -
     assert float((Rendered(folder.parent)[0].frame1 - encoded).abs().max()) < 0.6 / 255
 
 
-def test_occlusion_of_a_moving_square() -> None:
+def test_occluded_marks_uncovered_side_of_moving_square() -> None:
     height, width = 12, 20
     forward = torch.zeros(2, height, width)
     backward = torch.zeros(2, height, width)

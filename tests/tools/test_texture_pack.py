@@ -122,7 +122,7 @@ def save(path: Path, pixels: np.ndarray) -> Path:
         ("data/one2.png", None),
     ],
 )
-def test_licence_of_a_file(path: str, licence: str | None) -> None:
+def test_debian_copyright_terms_returns_licence_of_file(path: str, licence: str | None) -> None:
     assert usable(DebianCopyright(COPYRIGHT).terms(path)) == licence
 
 
@@ -150,7 +150,7 @@ GAME = Package(
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
-def test_texture_pack_from_debian_archive(tmp_path: Path) -> None:
+def test_build_pack_reads_debian_archive(tmp_path: Path) -> None:
     tree = debian_tree(tmp_path / "tree")
     control = tree / "DEBIAN/control"
     control.parent.mkdir()
@@ -191,7 +191,7 @@ def test_texture_pack_from_debian_archive(tmp_path: Path) -> None:
     assert (tmp_path / "pack.zip").read_bytes() == before
 
 
-def test_texture_pack_from_wheel_and_npm_package(tmp_path: Path) -> None:
+def test_build_pack_reads_wheel_and_npm_package(tmp_path: Path) -> None:
     for index, name in enumerate(("coffee.png", "coins.png")):  # the second is not in the list of what was given away
         save(tmp_path / name, photo(index, 160, 160))
     with zipfile.ZipFile(tmp_path / "scikit_image-0.1.2-cp313-none.whl", "w") as wheel:
@@ -222,7 +222,7 @@ def test_texture_pack_from_wheel_and_npm_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("find", [bpy_pictures, pmndrs_pictures, openclipart_pictures])
-def test_another_licence_statement_is_refused(tmp_path: Path, find: Callable) -> None:  # type: ignore[type-arg]
+def test_picture_sources_refuse_other_licence_statement(tmp_path: Path, find: Callable) -> None:  # type: ignore[type-arg]
     for place in (
         "bpy/5.2/datafiles/studiolights/world/license.txt",
         "package/LICENSE",
@@ -234,7 +234,7 @@ def test_another_licence_statement_is_refused(tmp_path: Path, find: Callable) ->
         list(find(tmp_path, "1"))
 
 
-def test_texture_pack_refuses_other_pictures() -> None:
+def test_why_not_texture_names_unsuitable_pictures() -> None:
     good = photo(1)
     assert why_not_texture(good, None) is None
     assert why_not_texture(good[:100], None) == "small"
@@ -249,7 +249,7 @@ def test_texture_pack_refuses_other_pictures() -> None:
     assert why_not_texture(photo(1, 130, 600), None) == "long and thin"
 
 
-def test_texture_pack_leaves_out_near_duplicates() -> None:
+def test_is_duplicate_detects_resized_pictures() -> None:
     seen = np.stack([fingerprint(photo(1)), fingerprint(photo(2))])
     shrunk = np.asarray(Image.fromarray(photo(1)).resize((140, 130)))
     assert is_duplicate(fingerprint(shrunk), seen)
@@ -261,7 +261,7 @@ def test_texture_pack_leaves_out_near_duplicates() -> None:
     assert not is_same_shape(shape_fingerprint(shapes[9]), seen)
 
 
-def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
+def test_silhouette_fills_tile_except_margin() -> None:
     alpha = cutout(2)[..., 3]
     for scale in (1, 3):
         mask = silhouette(np.kron(alpha, np.ones((scale, scale), np.uint8)))
@@ -278,7 +278,7 @@ def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
     assert silhouette((alpha > 0).astype(np.uint8) * 120) is None  # half-transparent
 
 
-def test_texture_pack_takes_own_pictures(tmp_path: Path) -> None:
+def test_build_pack_accepts_own_pictures(tmp_path: Path) -> None:
     save(tmp_path / "photos/b.png", photo(1))
     save(tmp_path / "photos/sub/a.jpg", photo(2))
     (tmp_path / "photos/broken.png").write_bytes(b"\x89PNG none")
@@ -298,7 +298,7 @@ def test_texture_pack_takes_own_pictures(tmp_path: Path) -> None:
     assert not (tmp_path / "empty.zip").exists()
 
 
-def test_most_silhouettes(tmp_path: Path) -> None:
+def test_build_pack_limits_silhouettes(tmp_path: Path) -> None:
     for seed in range(3):
         save(tmp_path / f"cut/{seed}.png", cutout(seed))
     cut = list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
@@ -314,7 +314,7 @@ def test_most_silhouettes(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_masks_of_four_bits() -> None:
+def test_pack_masks_keeps_four_bits() -> None:
     masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
     packed = pack_masks(masks)
     assert packed.shape == (3, 128, 64)

@@ -29,7 +29,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.unit
-def test_own_pictures_and_their_list(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_textures_command_lists_own_pictures(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> str:
         assert main(["textures", *words]) == 0
         return capsys.readouterr().out

@@ -56,7 +56,7 @@ def test_contrastive_loss_and_matching_ratio_equal_loops() -> None:
     assert compute_matching_ratio(second, second, places, places) == 1.0
 
 
-def test_gradients_reach_every_descriptor() -> None:
+def test_contrastive_loss_gradients_reach_descriptors() -> None:
     first, second, matches, moved, places = case()
     first.requires_grad_()
     second.requires_grad_()

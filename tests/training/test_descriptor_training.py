@@ -190,7 +190,7 @@ def test_train_descriptor_refuses_state_of_earlier_version(whole: Path, tmp_path
     assert not (tmp_path / "recipe.json").exists()
 
 
-def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_descriptor_stores_no_nonfinite_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = descriptor._train_step
 
     def spoiled(model: DescriptorNetwork, *rest: Any) -> float:
@@ -241,7 +241,7 @@ def test_descriptor_training_names_bad_values(change: dict[str, Any], message: s
     refuses(message, DescriptorTraining, **change)
 
 
-def test_learning_rate_rises_and_falls() -> None:
+def test_descriptor_training_learning_rate_follows_schedule() -> None:
     training = DescriptorTraining(steps=1000, learning_rate=1.0)
     rates = [training.compute_learning_rate(training.completed_fraction(step, 0.0)) for step in range(1001)]
     assert rates[0] == pytest.approx(0.05)
@@ -270,7 +270,7 @@ def test_train_descriptor_stops_after_time_limit(tmp_path: Path) -> None:
     assert again.history == found.history
 
 
-def test_pairs_come_again_in_another_order(room: np.ndarray) -> None:
+def test_train_descriptor_reuses_pairs_in_other_order(room: np.ndarray) -> None:
     training = TINY.replace(pairs=2, block=4, reuse=2, steps=8, seed=1)
     with closing(ExampleExecutor(training, [(room, None)], 1)) as cutter:
         shown = [
@@ -313,7 +313,7 @@ def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 
 
-def test_deeply_nested_recipe_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_restore_run_refuses_deeply_nested_recipe(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
     from fullfield.training.checkpoint import freeze_recipe, restore_run
 

@@ -28,7 +28,7 @@ def pair_of(seed: int, cells: int = 600) -> Pair:
     return pair
 
 
-def test_scenes_come_from_their_seed() -> None:
+def test_draw_synthetic_scene_depends_on_seed_alone() -> None:
     scenes = [draw_synthetic_scene(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
     assert all(scene.shape == (5000, 3) and np.isfinite(scene).all() for scene in scenes)
     assert np.array_equal(scenes[0], scenes[1])
@@ -37,7 +37,7 @@ def test_scenes_come_from_their_seed() -> None:
     assert min(widths) < 10 < 20 < max(widths)  # rooms and streets
 
 
-def test_scenes_have_flat_bent_and_sharp_places() -> None:
+def test_draw_synthetic_scene_has_varied_curvature() -> None:
     flat, sharp = [], []
     for seed in range(6):
         scene = draw_synthetic_scene(np.random.default_rng(seed))
@@ -69,7 +69,7 @@ def test_cut_pair_shares_reported_points(seed: int) -> None:
         assert 50 < len(side.rows) < 5000
 
 
-def test_pairs_come_from_their_seed_at_any_place_and_scale() -> None:
+def test_cut_pair_depends_on_seed_alone() -> None:
     first, again, other = pair_of(3), pair_of(3), pair_of(4)
     assert np.array_equal(first.source.fine, again.source.fine)
     assert np.array_equal(first.truth, again.truth)
@@ -84,7 +84,7 @@ def test_pairs_come_from_their_seed_at_any_place_and_scale() -> None:
     assert cut_pair(draw.random((40, 3)), draw) is None
 
 
-def test_matched_points_are_mutual() -> None:
+def test_match_points_returns_mutual_pairs() -> None:
     draw = np.random.default_rng(1)
     first, second = 8 * draw.random((80, 3)), 8 * draw.random((60, 3))
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
@@ -95,7 +95,7 @@ def test_matched_points_are_mutual() -> None:
     assert match_points(first[:0], second).shape == (0, 2)
 
 
-def test_viewpoint_does_not_see_through_wall() -> None:
+def test_is_seen_excludes_points_behind_wall() -> None:
     draw = np.random.default_rng(2)
     wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
     wall[:, 0], behind[:, 0] = 0.0, -1.0
@@ -104,7 +104,7 @@ def test_viewpoint_does_not_see_through_wall() -> None:
     assert seen[4000:].mean() < 0.05
 
 
-def test_density_falls_in_one_direction_or_nowhere() -> None:
+def test_keep_probability_is_uniform_or_falls() -> None:
     points = np.random.default_rng(3).random((500, 3))
     shares = [_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
     assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)

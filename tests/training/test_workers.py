@@ -39,7 +39,7 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signal 9 here")
-def test_worker_ends_with_killed_parent_without_leftovers(tmp_path: Path) -> None:
+def test_data_worker_ends_when_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "sockets").mkdir()
     command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "sockets")]
@@ -57,7 +57,7 @@ def test_worker_ends_with_killed_parent_without_leftovers(tmp_path: Path) -> Non
     assert not (tmp_path / "sockets").exists()
 
 
-def test_every_worker_ends_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_loader_workers_end_with_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(batches, "end_with_the_parent", seen.append)
     monkeypatch.setattr(batches, "_arguments", None, raising=False)

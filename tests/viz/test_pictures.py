@@ -68,7 +68,7 @@ def color_by_hand(u, v, scale):
 
 
 @pytest.mark.unit
-def test_color_wheel_has_middlebury_colors():
+def test_create_color_wheel_equals_middlebury():
     wheel = create_color_wheel()
     assert wheel.dtype == torch.uint8
     assert wheel.tolist() == wheel_by_hand()
@@ -84,7 +84,7 @@ def test_color_wheel_has_middlebury_colors():
 
 @pytest.mark.unit
 @pytest.mark.parametrize("max_motion", [None, 7.0, 100.0])
-def test_flow_colours_against_loops(max_motion):
+def test_flow_to_image_equals_loops(max_motion):
     flow = random_flow(1)
     scale = max_motion or float(torch.hypot(*flow).max())
     wanted = [[color_by_hand(float(u), float(v), scale) for u, v in row] for row in flow.permute(1, 2, 0)]
@@ -92,7 +92,7 @@ def test_flow_colours_against_loops(max_motion):
 
 
 @pytest.mark.unit
-def test_directions_and_lengths_can_be_read():
+def test_flow_to_image_shows_direction_and_length():
     flow = torch.tensor([[1.0, 0.0, -1.0, 0.0, 0.0, 0.5, 3.0], [0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]).reshape(2, 1, 7)
     right, down, left, up, still, slow, fast = viz.flow_to_image(flow, max_motion=1.0)[:, 0].T.tolist()
     hues = [colorsys.rgb_to_hsv(*color)[0] * 360 for color in (right, down, left, up)]
@@ -103,7 +103,7 @@ def test_directions_and_lengths_can_be_read():
 
 
 @pytest.mark.unit
-def test_unknown_vectors_are_black_and_do_not_count():
+def test_flow_to_image_unknown_vectors_are_black():
     flow = random_flow(2)
     known = viz.flow_scale(flow)
     flow[0, 0, 0], flow[1, 0, 1], flow[0, 0, 2], flow[1, 0, 3] = math.nan, math.inf, 1.666666752e9, -math.inf
@@ -138,7 +138,7 @@ def test_flow_to_image_scales_by_max_motion(seed, size):
 
 
 @pytest.mark.unit
-def test_blocks_of_rows_do_not_show(monkeypatch):
+def test_viz_functions_are_independent_of_blocks(monkeypatch):
     flow, frame = random_flow(3, 40, 30), random_frame(3, 40, 30)
     flow[:, 7, 8] = math.nan
 
@@ -153,13 +153,13 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
 
 
 @pytest.mark.unit
-def test_flow_to_image_takes_half_precision():
+def test_flow_to_image_accepts_half_precision():
     flow = random_flow(5).half()
     assert_close_pictures(viz.flow_to_image(flow), viz.flow_to_image(flow.float()), 0)
 
 
 @pytest.mark.unit
-def test_wheel_legend():
+def test_wheel_legend_has_size_and_label():
     plain, named = viz.wheel_legend(100), viz.wheel_legend(100, 12.5)
     assert plain.shape == (3, 100, 100)
     assert named.shape[1] == 100
@@ -185,7 +185,7 @@ def test_wheel_legend():
 
 @pytest.mark.unit
 @pytest.mark.parametrize("max_error", [None, 2.5])
-def test_error_map_against_loops(max_error):
+def test_error_map_equals_loops(max_error):
     truth = random_flow(6)
     pred = truth + random_flow(7, size=1.0) * 10 ** torch.empty(23, 31).uniform_(
         -3, 2, generator=torch.Generator().manual_seed(1)
@@ -208,7 +208,7 @@ def test_error_map_against_loops(max_error):
 
 
 @pytest.mark.unit
-def test_error_map_of_unknown_invalid_and_missing():
+def test_error_map_marks_unknown_invalid_and_missing():
     truth = random_flow(8)
     pred, valid = truth + 1.0, torch.ones(23, 31, dtype=torch.bool)
     truth[0, 0, 0], truth[1, 0, 1], valid[0, 2], pred[0, 0, 3] = math.nan, 1.666e9, False, math.nan
@@ -220,7 +220,7 @@ def test_error_map_of_unknown_invalid_and_missing():
 
 
 @pytest.mark.unit
-def test_error_map_takes_the_nearest_of_four():
+def test_error_map_uses_nearest_of_four_values():
     truth = torch.stack([random_flow(9) + shift for shift in (5.0, 0.3, -4.0, 9.0)])
     pred = truth[1] - 0.2
     assert_close_pictures(viz.error_map(pred, truth), viz.error_map(pred, truth[1]), 0)
@@ -229,7 +229,7 @@ def test_error_map_takes_the_nearest_of_four():
 
 
 @pytest.mark.unit
-def test_error_colours_rise_evenly():
+def test_create_error_colors_lightness_rises_evenly():
     """Lightness (CIE L*) grows from dark to bright in even steps, so that order can be seen without hue."""
     srgb = create_error_colors().double() / 255
     linear = torch.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
@@ -243,7 +243,7 @@ def test_error_colours_rise_evenly():
 
 
 @pytest.mark.unit
-def test_error_legend():
+def test_draw_error_legend_shows_color_scale():
     legend = draw_error_legend(256)
     assert legend.shape == (3, 32, 256)
     bar = legend[:, 4]
@@ -261,7 +261,7 @@ def test_error_legend():
 
 
 @pytest.mark.unit
-def test_frames_as_pictures():
+def test_frame_to_image_rounds_and_clamps():
     frame = torch.tensor([0.0, 0.2, 0.5, 1.0, 7.0, -1.0, math.nan, 0.499 / 255, 0.501 / 255]).reshape(1, 1, 9)
     picture = viz.frame_to_image(frame)
     assert picture.tolist() == [[[0, 51, 128, 255, 255, 0, 0, 0, 1]]] * 3
@@ -303,7 +303,7 @@ def arrow_pixels(angle, *, length=1.0, step=40):
 
 @pytest.mark.unit
 @pytest.mark.parametrize("degrees", [0, 37, 90, 180, 250, 300])
-def test_arrows_point_where_the_flow_goes(degrees):
+def test_overlay_arrows_follow_flow_direction(degrees):
     angle = math.radians(degrees)
     x, y, drawn = arrow_pixels(angle)
     along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
@@ -318,7 +318,7 @@ def test_arrows_point_where_the_flow_goes(degrees):
 
 
 @pytest.mark.unit
-def test_overlay_arrows_are_proportional_and_only_on_known_flow():
+def test_overlay_arrows_are_proportional_to_known_flow():
     long, half = (arrow_pixels(0.0, length=length)[0] for length in (1.0, 0.5))
     assert float(half.max()) == pytest.approx(float(long.max()) / 2, abs=1.5)
     frame = torch.full((1, 50, 70), 0.5)
@@ -343,7 +343,7 @@ def find(sheet, picture):
 
 
 @pytest.mark.unit
-def test_sheet_sets_pictures_side_by_side():
+def test_sheet_places_pictures_side_by_side():
     sizes = [(40, 60), (30, 60), (20, 31), (25, 60)]
     pictures = [viz.frame_to_image(random_frame(i, *size)) for i, size in enumerate(sizes)]
     sheet = viz.sheet([(f"picture {i}", picture) for i, picture in enumerate(pictures)])
@@ -375,7 +375,7 @@ def test_sheet_shrinks_but_never_enlarges():
 
 
 @pytest.mark.unit
-def test_sheet_with_keys_and_long_names():
+def test_sheet_shortens_long_names():
     picture = viz.flow_to_image(random_flow(0, 100, 200))
     key = torch.zeros(3, 10, 40, dtype=torch.uint8)
     key[0] = 250
@@ -442,6 +442,6 @@ print(memory.grown * 2**20 / (3 * 1716 * 4096))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_peak_memory_is_the_picture(forked):
+def test_flow_to_image_peak_memory_is_one_picture(forked):
     """A quarter of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
     assert 1 <= float(forked(MEMORY)) <= 2.5

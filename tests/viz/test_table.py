@@ -19,7 +19,7 @@ def vectors(longest: float) -> torch.Tensor:
     return torch.stack([length * angle.cos(), length * angle.sin()])
 
 
-def test_colours_are_the_wheel_s() -> None:
+def test_flow_colors_match_color_wheel() -> None:
     flow = vectors(7.9)
     found = FlowColors(8.0).draw(flow)
     assert (found.dtype, found.shape) == (torch.uint8, (3, 200, 301))
@@ -28,7 +28,7 @@ def test_colours_are_the_wheel_s() -> None:
     assert off.float().mean() < 0.7
 
 
-def test_longer_vectors_are_darkened_in_their_own_direction() -> None:
+def test_flow_colors_darken_long_vectors() -> None:
     flow = vectors(40.0)[:, 60:]  # from 12 px on
     off = (FlowColors(8.0).draw(flow).int() - flow_to_image(flow, max_motion=8.0).int()).abs()
     assert off.max() <= 8
@@ -54,7 +54,7 @@ def test_flow_colors_accept_nonfinite_flow() -> None:
     assert (picture[:, 5] == 255).all()
 
 
-def test_mistakes() -> None:
+def test_flow_colors_refuse_bad_arguments() -> None:
     with pytest.raises(InputError, match="max_motion"):
         FlowColors(0.0)
     with pytest.raises(InputError, match="flow"):

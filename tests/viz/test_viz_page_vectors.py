@@ -36,7 +36,7 @@ def constant(u: float, v: float) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [32, 16, 8])
-def test_view_page_keeps_unknown_vectors_when_it_reduces(width: int) -> None:
+def test_view_page_keeps_unknown_vectors_when_reduced(width: int) -> None:
     flow = constant(3, -2)
     flow[:, :, 16:] = float("nan")
     flow[:, :8, 2] = float("nan")
@@ -48,7 +48,7 @@ def test_view_page_keeps_unknown_vectors_when_it_reduces(width: int) -> None:
     assert np.nanmax(np.abs(known - np.array([3, -2])[:, None, None])) < 0.01, "unknown vectors are no zeros in a mean"
 
 
-def test_view_page_shows_vectors_from_the_surroundings_as_unknown() -> None:
+def test_view_page_shows_filled_vectors_as_unknown() -> None:
     valid = torch.ones(16, 32)
     valid[:, 20:] = 0
     vectors = read_vectors({"forward": constant(1, 1), "valid": valid}, 32)
@@ -57,7 +57,7 @@ def test_view_page_shows_vectors_from_the_surroundings_as_unknown() -> None:
 
 
 @pytest.mark.parametrize("length", [2047.0, 3000.5, 65000.0])
-def test_view_page_does_not_clamp_long_vectors(length: float) -> None:
+def test_view_page_keeps_long_vectors(length: float) -> None:
     vectors = read_vectors({"forward": constant(length, -2 * length)}, 32)
     assert np.allclose(vectors[0], length, rtol=1e-4)
     assert np.allclose(vectors[1], -2 * length, rtol=1e-4)

@@ -14,7 +14,7 @@ from fullfield.viz.points import draw_alignment_legend
 pytestmark = pytest.mark.unit
 
 
-def test_colours_follow_errors_and_nearer_points_cover() -> None:
+def test_alignment_view_colors_show_errors() -> None:
     plate = torch.cartesian_prod(torch.arange(8.0), torch.arange(4.0), torch.zeros(1))
     view = {"max_error": 1.0, "size": (120, 240)}
     blue = alignment_view(plate, plate + torch.tensor([0.0, 0, 1]), torch.zeros(32), **view)
@@ -31,7 +31,7 @@ def test_colours_follow_errors_and_nearer_points_cover() -> None:
     assert sorted(pixels(image, (112, 118, 128)) for image in (blue, behind)) == [0, 32 * 4]
 
 
-def test_odd_clouds_are_drawn_all_the_same() -> None:
+def test_alignment_view_accepts_unusual_clouds() -> None:
     none, one = torch.empty(0, 3), torch.ones(1, 3)
     for target, source in ((none, none), (one, none), (none, one), (torch.full((4, 3), math.nan), one)):
         assert alignment_view(target, source, torch.zeros(len(source)), max_error=1.0).shape == (3, 720, 960)
@@ -39,7 +39,7 @@ def test_odd_clouds_are_drawn_all_the_same() -> None:
         alignment_view(one, one, torch.zeros(1), max_error=0.0)
 
 
-def test_legend() -> None:
+def test_draw_alignment_legend_shows_color_scale() -> None:
     key = draw_alignment_legend(256, max_error=0.2)
     assert key.shape == (3, 32, 256)
     assert key[2, 10, 20] > key[0, 10, 20]  # blue at the left

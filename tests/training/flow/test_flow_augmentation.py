@@ -66,7 +66,7 @@ def mismatch(batch: FlowBatch) -> Tensor:
     ],
     ids=lambda change: "-".join(change),
 )
-def test_augmented_flow_leads_to_same_point(change: dict[str, Any]) -> None:
+def test_augment_keeps_correspondences(change: dict[str, Any]) -> None:
     batch = smooth()
     before = mismatch(batch)
     after = augment(batch, Augmentation(**{"scaled": 1.0, **change}), (1, 2))
@@ -95,7 +95,7 @@ def test_augment_flip_is_exact_and_keeps_grey() -> None:
     assert torch.allclose(after.frame1, after.frame1.mean(1, keepdim=True).expand(-1, 3, -1, -1), atol=1e-5)
 
 
-def test_crops_are_parts_and_differ() -> None:
+def test_augment_crops_differ_between_pairs() -> None:
     batch = smooth(2)
     after = augment(batch, Augmentation(size=(32, 40)), (0, 5))
     found = []
@@ -107,7 +107,7 @@ def test_crops_are_parts_and_differ() -> None:
     assert len(set(found)) == 4
 
 
-def test_edges_of_the_flow_and_what_is_not_known_stay_sharp() -> None:
+def test_augment_keeps_flow_edges_sharp() -> None:
     batch = smooth(3)
     flow = torch.zeros_like(batch.flow)
     flow[:, 0, :, 40:] = 20.0
@@ -121,7 +121,7 @@ def test_edges_of_the_flow_and_what_is_not_known_stay_sharp() -> None:
     assert known.max() > 20
 
 
-def test_colours_change_with_the_frames_or_apart() -> None:
+def test_augment_colour_changes_frames_jointly_or_apart() -> None:
     batch = smooth(4, 64)
     both = augment(batch, Augmentation(colour=0.4, apart=0.0), (0, 0))
     assert ((both.frame1 - batch.frame1).abs().mean((1, 2, 3)) > 0.005).float().mean() > 0.9
@@ -135,7 +135,7 @@ def test_colours_change_with_the_frames_or_apart() -> None:
     assert all(torch.equal(getattr(apart, name), getattr(batch, name)) for name in ("flow", "valid", "occluded"))
 
 
-def test_erased_boxes_hide_what_leads_into_them() -> None:
+def test_augment_eraser_marks_pixels_as_occluded() -> None:
     batch = smooth(6, 32)
     after = augment(batch, Augmentation(eraser=0.5), (0, 4))
     changed = (after.frame2 != batch.frame2).any(1)
@@ -170,7 +170,7 @@ def test_augment_depends_on_seed_alone() -> None:
     assert not torch.equal(first.frame1, other.frame1)
 
 
-def test_bad_augmentations_are_named() -> None:
+def test_augmentation_refuses_bad_values() -> None:
     for values, message in (
         ({"size": (4, 4)}, "size: expected an integer >= 8"),
         ({"scale": (2.0, 1.0)}, "scale: expected a number >= 2"),

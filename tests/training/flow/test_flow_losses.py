@@ -59,7 +59,7 @@ def test_sequence_loss_is_weighted_mean_error() -> None:
     assert float(mean_end_point_error(predictions[-1], flow, counted)) == pytest.approx(float(wanted_error), rel=1e-6)
 
 
-def test_gradients_are_those_of_the_formulas() -> None:
+def test_losses_gradients_equal_formulas() -> None:
     pairs, flow, counted = problem(2, 2)
     doubles = [(predicted.double(), info.double()) for predicted, info in pairs]
 
@@ -95,7 +95,7 @@ def test_losses_ignore_masked_pixels() -> None:
         assert float(loss(pairs, flow, torch.zeros_like(counted))) == 0.0
 
 
-def test_far_errors_and_narrow_scales_stay_finite() -> None:
+def test_laplace_mixture_loss_stays_finite_for_large_errors() -> None:
     flow = torch.zeros(1, 2, 4, 4)
     info = torch.tensor([-80.0, 80.0, 50.0, -50.0])[None, :, None, None].expand(1, 4, 4, 4).clone().requires_grad_()
     predicted = torch.full((1, 2, 4, 4), 4000.0, requires_grad=True)

@@ -65,7 +65,7 @@ def found_in(frame: Tensor, dataset: Pairs) -> tuple[int, int, int]:
     raise AssertionError("the window is of no pair")
 
 
-def test_windows_are_parts_of_pairs_with_their_truth(dataset: Pairs) -> None:
+def test_dataset_pairs_cuts_windows_with_truth(dataset: Pairs) -> None:
     source = DatasetPairs(dataset, (24, 32), seed=1)
     batch = source.batch(3, 4)
     assert batch.frame1.shape == (4, 3, 24, 32)
@@ -108,7 +108,7 @@ def test_dataset_pairs_read_ahead_equal_direct_reads(dataset: Pairs, workers: in
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_small_frames_are_repeated_outwards_and_not_valid(dataset: Pairs) -> None:
+def test_cut_window_pads_small_frames_as_invalid(dataset: Pairs) -> None:
     window = cut_window(dataset[0], (50, 40), (1,))
     assert window.frame1.shape == (3, 50, 40)
     assert window.valid[:HEIGHT].all()
@@ -116,7 +116,7 @@ def test_small_frames_are_repeated_outwards_and_not_valid(dataset: Pairs) -> Non
     assert torch.equal(window.frame1[:, HEIGHT:], window.frame1[:, HEIGHT - 1 : HEIGHT].expand(-1, 10, -1))
 
 
-def test_windows_shrink_to_small_frames(dataset: Pairs) -> None:
+def test_dataset_pairs_shrinks_windows_to_small_frames(dataset: Pairs) -> None:
     """So nothing is added before a part is cut at random, as the command does it."""
     padded = DatasetPairs(dataset, (60, 64)).batch(0, 4)
     assert padded.frame1.shape[-2:] == (60, 64)
@@ -133,7 +133,7 @@ def test_windows_shrink_to_small_frames(dataset: Pairs) -> None:
     )
 
 
-def test_frames_of_several_sizes_have_windows_of_the_smallest(tmp_path: Path) -> None:
+def test_dataset_pairs_uses_smallest_frame_size(tmp_path: Path) -> None:
     lines = [stored_scene(tmp_path, seed, size) for seed, size in enumerate(((40, 48), (30, 80)))]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     batch = DatasetPairs(Pairs(tmp_path), (64, 64), min_size=(16, 16)).batch(0, 2)
@@ -141,7 +141,7 @@ def test_frames_of_several_sizes_have_windows_of_the_smallest(tmp_path: Path) ->
     assert batch.valid.all()
 
 
-def test_several_true_values_and_holes() -> None:
+def test_cut_window_averages_true_values_and_marks_holes() -> None:
     frames = torch.zeros(2, 3, 8, 8)
     flow = torch.ones(4, 2, 8, 8)
     flow[0] = 3.0
@@ -184,7 +184,7 @@ class Numbered:
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_mixtures_keep_their_weights(count: int) -> None:
+def test_mixture_keeps_weights(count: int) -> None:
     parts = [(Numbered(0), 6.0), (Numbered(1), 3.0), (Numbered(2), 1.0)]
     mixture = Mixture(parts)
     seen: Counter[int] = Counter()
@@ -224,7 +224,7 @@ def test_mixture_repeats_no_pair(weights: tuple[float, ...], count: int) -> None
     assert len(set(shown)) == len(shown) == 200 * count
 
 
-def test_validation_is_the_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scenes) -> None:
+def test_flow_validation_returns_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scenes) -> None:
     model = network(Plain).eval()
 
     def error(index: int) -> float:
@@ -245,7 +245,7 @@ def test_validation_is_the_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scen
     assert scenes.asked[-3:] == [(0, 4), (4, 1), (5, 1)]
 
 
-def test_training_on_a_mixture_goes_on_where_it_was(dataset: Pairs, tmp_path: Path) -> None:
+def test_train_flow_on_mixture_continues_stopped_run(dataset: Pairs, tmp_path: Path) -> None:
     def go(folder: str, scenes: Scenes) -> bytes:
         augmented = Augmented(DatasetPairs(dataset, (28, 36)), Augmentation.usual((24, 32)), 1)
         training = FlowTraining(steps=6, batch=3, average=0.5, learning_rate=1e-3)
@@ -259,7 +259,7 @@ def test_training_on_a_mixture_goes_on_where_it_was(dataset: Pairs, tmp_path: Pa
     assert go("stopped", Scenes()) == whole
 
 
-def test_data_sets_without_truth_are_refused(dataset: Pairs, tmp_path: Path) -> None:
+def test_dataset_pairs_refuses_datasets_without_truth(dataset: Pairs, tmp_path: Path) -> None:
     for name in ("a0.png", "b0.png"):
         (tmp_path / name).write_bytes((dataset.root / name).read_bytes())
     (tmp_path / "pairs.txt").write_text("a0.png b0.png")

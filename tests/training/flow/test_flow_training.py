@@ -90,7 +90,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_training_step_does_not_synchronize(scenes: Scenes, precision: str) -> None:
+def test_stepper_does_not_synchronize(scenes: Scenes, precision: str) -> None:
     stepper = Stepper(network().train(), TRAINING.replace(precision=precision))
     with _NoWaiting():
         steps(stepper, scenes, 3)
@@ -111,7 +111,7 @@ def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_recorded_training_step_equals_eager(scenes: Scenes, precision: str) -> None:
+def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> None:
     found = []
     for graph in (False, True):
         stepper = Stepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
@@ -128,7 +128,7 @@ def test_recorded_training_step_equals_eager(scenes: Scenes, precision: str) -> 
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_training_step_equals_adamw_with_clipping(scenes: Scenes) -> None:
+def test_stepper_equals_adamw_with_clipping(scenes: Scenes) -> None:
     training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
     stepper = Stepper(network(norm=False).train(), training)  # a bias before a norm has a gradient of rounding alone
     other = network(norm=False).train()
@@ -152,7 +152,7 @@ def test_training_step_equals_adamw_with_clipping(scenes: Scenes) -> None:
     assert apart(stepper.model.state_dict(), average) > 0.1  # the measure can fail
 
 
-def test_losses_have_a_lower_limit_of_the_wide_scale_than_uncertainties(scenes: Scenes) -> None:
+def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
     model, batch = SEARAFT(SEARAFTConfig.fullfield_s()).eval(), scenes.batch(0, 1)
     with torch.no_grad():
         pairs = model.predictions_with_info(batch.frame1, batch.frame2, updates=1)
@@ -187,7 +187,7 @@ def state_of(stepper: Stepper) -> dict[str, Tensor]:
     return state
 
 
-def test_nonfinite_step_changes_nothing() -> None:
+def test_stepper_nonfinite_step_changes_nothing() -> None:
     source = spoilt(2)
     stepper = Stepper(network().train(), TRAINING)
     steps(stepper, source, 2)
@@ -231,7 +231,7 @@ def test_train_flow_without_finite_step_stops(tmp_path: Path) -> None:
     assert DivergedError.exit_code == 1
 
 
-def test_half_precision_scales_its_loss() -> None:
+def test_stepper_half_precision_scales_loss() -> None:
     stepper = Stepper(network().train(), TRAINING.replace(precision="float16"))
     source = spoilt(1)
     scale = float(stepper.scaling[0])
@@ -344,7 +344,7 @@ def test_train_flow_continues_every_kind_of_run(
         assert resumed.seen == whole.seen[4:]
 
 
-def test_updates_are_drawn_by_seed_and_evenly() -> None:
+def test_draw_updates_is_uniform_and_seeded() -> None:
     training = TRAINING.replace(updates=(1, 3))
     drawn, other = ([each.draw_updates(step) for step in range(8)] for each in (training, training.replace(seed=4)))
     assert drawn != other
@@ -438,7 +438,7 @@ def test_train_flow_on_two_processes_equals_one(
 
 
 @pytest.mark.parametrize(("device", "fails", "closed"), [("cuda:0", True, 0), ("cuda:0", False, 1), ("cpu", True, 1)])
-def test_failed_training_process_ends_the_others(
+def test_train_flow_failed_process_ends_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
@@ -457,7 +457,7 @@ def test_failed_training_process_ends_the_others(
         refuses("torchrun: expected a new process", ranks_module.join_ranks(torch.device("cpu")).__enter__)
 
 
-def test_training_ends_with_its_time(tmp_path: Path) -> None:
+def test_train_flow_stops_after_time_limit(tmp_path: Path) -> None:
     training = TRAINING.replace(steps=1_000_000, seconds=0.6, schedule="stable", decay=0.5)
     seen: list[float] = []
     begin = time.perf_counter()
@@ -471,7 +471,7 @@ def test_training_ends_with_its_time(tmp_path: Path) -> None:
     assert found.history[-1].rate < 0.2 * training.learning_rate
 
 
-def test_training_speed_excludes_validation(tmp_path: Path) -> None:
+def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
     def slow(_: nn.Module) -> float:
         time.sleep(0.4)
         return 1.0
@@ -522,7 +522,7 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
         train_flow(tmp_path / "third", network(), Scenes(), longer, run=FlowRun(after=tmp_path / "none"))
 
 
-def test_occluded_pixels_count_later(tmp_path: Path) -> None:
+def test_train_flow_counts_occluded_pixels_later(tmp_path: Path) -> None:
     hidden = Scenes(change=lambda _, batch: batch._replace(occluded=torch.ones_like(batch.occluded)))
     found = train_flow(tmp_path, network(), hidden, TRAINING.replace(visible=0.5), run=FlowRun(every=2))
     rows = [row.loss for row in found.history]
@@ -530,7 +530,7 @@ def test_occluded_pixels_count_later(tmp_path: Path) -> None:
     assert rows[2] > 0
 
 
-def test_validation_selects_best_weights(tmp_path: Path) -> None:
+def test_train_flow_keeps_best_validated_weights(tmp_path: Path) -> None:
     errors: Iterator[float] = iter([3.0, 1.0, 2.0, 4.0])
     seen: list[bytes] = []
 
@@ -546,7 +546,7 @@ def test_validation_selects_best_weights(tmp_path: Path) -> None:
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
 
 
-def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_flow_writes_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, float, int]] = []
 
     class SummaryWriter:
@@ -579,7 +579,7 @@ def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not source.asked  # before any step
 
 
-def test_finished_run_restores_lost_files(tmp_path: Path) -> None:
+def test_train_flow_restores_lost_files_of_finished_run(tmp_path: Path) -> None:
     weights = trained(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(weights[:100])
     (tmp_path / "history.csv").unlink()
@@ -593,7 +593,7 @@ def test_finished_run_restores_lost_files(tmp_path: Path) -> None:
     assert (tmp_path / WEIGHTS).read_bytes() == weights
 
 
-def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
+def test_stepper_compiles_network_parts_once(
     scenes: Scenes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def messages() -> list[str]:
@@ -649,7 +649,7 @@ def small_network() -> SEARAFT:
     return model
 
 
-def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
+def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     model, batch = small_network(), scenes.batch(0, 2)
     names = [f"{name}.bias" for name, _ in model.find_convolutions_with_cancelled_bias()]
     assert "fnet.conv1.bias" in names
@@ -672,9 +672,7 @@ def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # while PyTorch traces
-def test_compiled_parts_of_sea_raft_serve_every_number_of_updates(
-    scenes: Scenes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stepper_compiled_sea_raft_accepts_any_updates(scenes: Scenes, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -696,7 +694,7 @@ def test_compiled_parts_of_sea_raft_serve_every_number_of_updates(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recorded_steps_of_every_number_of_updates_are_the_steps(scenes: Scenes) -> None:
+def test_stepper_recorded_steps_of_any_updates_equal_eager(scenes: Scenes) -> None:
     results = []
     for graph in (False, True):
         training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True)
@@ -711,7 +709,7 @@ def test_recorded_steps_of_every_number_of_updates_are_the_steps(scenes: Scenes)
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-3)
 
 
-def test_frozen_norms_keep_their_statistics_and_pytorch_its_state(tmp_path: Path) -> None:
+def test_train_flow_frozen_norms_keep_statistics(tmp_path: Path) -> None:
     before, benchmark = torch.random.get_rng_state(), torch.backends.cudnn.benchmark
     model = network()
     trained(tmp_path, model, training=TRAINING.replace(freeze_norms=True))
@@ -722,7 +720,7 @@ def test_frozen_norms_keep_their_statistics_and_pytorch_its_state(tmp_path: Path
     assert torch.backends.cudnn.benchmark == benchmark
 
 
-def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
+def test_train_flow_refuses_other_runs_and_damaged_files(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"training\.seed was 3, is 4\); use another folder$"):
         trained(whole, training=TRAINING.replace(seed=4, steps=9))
     longer = rf"\(training\.steps was 8, is 9\); use another folder, and --after {re.escape(str(whole))} "
@@ -763,7 +761,9 @@ def test_train_flow_refuses_nonfinite_state(
 
 
 @pytest.mark.parametrize(("key", "rank"), [("unused", 0), ("norm.running_mean", 0), ("unused", 1)])
-def test_nonfinite_state_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int) -> None:
+def test_train_flow_stores_no_nonfinite_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int
+) -> None:
     """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
     monkeypatch.setattr(loop, "join_ranks", lambda _: nullcontext(Ranks(rank)))
     model, errors = network(), iter([3.0, 2.0, 1.0])
@@ -794,7 +794,7 @@ def test_nonfinite_state_is_not_stored(tmp_path: Path, monkeypatch: pytest.Monke
         ("rng", f'"{"00" * len(torch.get_rng_state())}"'),
     ],
 )
-def test_damaged_state_is_refused_in_one_line(whole: Path, tmp_path: Path, name: str, value: str) -> None:
+def test_train_flow_refuses_damaged_state(whole: Path, tmp_path: Path, name: str, value: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
     file = tmp_path / "run" / "state" / "state.json"
     stored = json.loads(file.read_text())
@@ -837,7 +837,7 @@ def test_flow_training_names_bad_values(change: dict[str, Any], message: str) ->
     refuses(message, FlowTraining, **change)
 
 
-def test_learning_rate_schedules() -> None:
+def test_flow_training_learning_rate_follows_schedule() -> None:
     cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
     rates = [cycle.compute_learning_rate(done / 100) for done in range(101)]
     assert rates[0] == pytest.approx(0.04)

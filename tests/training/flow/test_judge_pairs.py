@@ -41,7 +41,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_scores_are_stored_along_the_way(
+def test_judge_pairs_stores_scores_during_training(
     judge: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, kept = tmp_path / "result.json", tmp_path / "kept"
@@ -72,7 +72,7 @@ def test_scores_are_stored_along_the_way(
 
 
 @pytest.mark.long
-def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
+def test_judge_pairs_trains_fullfield_with_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
     output, kept = tmp_path / "result.json", tmp_path / "kept"
     options = ["--network", "fullfield-s", "--pairs", "1", *SMALL, "small:instants~2=1", "--score-at", "--flips"]
     judge.main([*options, "--updates", "1-2", "--scored-updates", "1", "2", "-o", str(output), "--keep", str(kept)])
@@ -89,7 +89,7 @@ def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_pa
     assert judge.means(judge.score(trained, device, 1, flips=True)) != pytest.approx(last["errors"])
 
 
-def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> None:
+def test_judge_pairs_scores_mirrored_frames(judge: ModuleType) -> None:
     """A network that knows the truth only if its frames are not mirrored has errors of the other images."""
 
     class Ones(torch.nn.Module):
@@ -101,7 +101,7 @@ def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> No
     assert judge.means(errors)["sequence_2"] == pytest.approx((0 + 2 + 2 + 8**0.5) / 4)
 
 
-def test_pairs_are_cut_and_augmented(judge: ModuleType) -> None:
+def test_judge_pairs_mixture_cuts_and_augments(judge: ModuleType) -> None:
     options = [*SMALL, "small:instants~2=1"]
     whole, cut = (
         judge.mixture(judge.parser().parse_args([*given, *options]), torch.device("cpu")).batch(0, 2)

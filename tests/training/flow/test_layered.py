@@ -62,7 +62,7 @@ def scene(front_shape: int = SQUARE, step: tuple[float, float] = (5.0, -3.0)) ->
     )
 
 
-def test_flow_occlusion_and_colours() -> None:
+def test_render_pairs_flow_and_occlusion_equal_values_by_hand() -> None:
     found = render_pairs(scene(), atlas(), (HEIGHT, WIDTH))
     inside = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
     inside[10:17, 9:20] = True  # pixels whose centres are well in the card; its edge is half covered
@@ -83,13 +83,13 @@ def test_flow_occlusion_and_colours() -> None:
     assert torch.allclose(found.frame2[0, 0, 10, 14:25], row, atol=1e-4)
 
 
-def test_silhouette_covers_its_area_of_card() -> None:
+def test_render_pairs_silhouette_covers_its_area() -> None:
     half = render_pairs(scene(0), atlas(), (HEIGHT, WIDTH))
     assert torch.allclose(half.flow[0, :, 13, 10], torch.tensor([5.0, -3.0]), atol=1e-5)
     assert torch.allclose(half.flow[0, :, 13, 18], torch.tensor([1.0, 0.0]), atol=1e-5)
 
 
-def test_background_shows_without_layers() -> None:
+def test_render_pairs_without_layers_shows_background() -> None:
     scenes = scene()
     colour = torch.tensor([0.2, 0.5, 0.9])
     alone = scenes._replace(counts=torch.tensor([1], dtype=torch.int32), background=colour[None])
@@ -100,7 +100,7 @@ def test_background_shows_without_layers() -> None:
     assert not found.valid[0, 0].any()
 
 
-def test_points_behind_camera_have_no_flow() -> None:
+def test_render_pairs_points_behind_camera_have_no_flow() -> None:
     away = scene()
     turned = away.to_frame.clone()
     turned[:, :, 2, 2] = -1
@@ -166,7 +166,7 @@ def ball(step: float = 6.0, spin: float = 0.7) -> tuple[LayeredScenes, Tensor, T
     return base, shapes, centres
 
 
-def test_flow_of_an_ellipsoid_against_marched_rays() -> None:
+def test_render_pairs_ellipsoid_flow_equals_marched_rays() -> None:
     """A ray marched in small steps until it enters the ellipsoid finds the same point, flow and visibility."""
     scenes, shapes, centres = ball()
     found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))
@@ -200,7 +200,7 @@ def test_flow_of_an_ellipsoid_against_marched_rays() -> None:
     assert hidden > 2
 
 
-def test_light_and_texture_of_an_ellipsoid_move_with_it() -> None:
+def test_render_pairs_ellipsoid_texture_follows_flow() -> None:
     scenes, _, _ = ball(spin=0.2)
     scenes.paint[0, 0, LIGHT + 3 : LIGHT + 6] = scenes.paint[0, 0, LIGHT : LIGHT + 3]
     found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))

@@ -36,7 +36,7 @@ def maker(pictures: PicturePack) -> PairGenerator:
     return PairGenerator(SIZE, seed=3, pictures=pictures, style=STYLE, compressed=0)
 
 
-def test_pair_generator_is_a_function_of_the_number(pictures: PicturePack) -> None:
+def test_pair_generator_pair_depends_on_number_alone(pictures: PicturePack) -> None:
     maker = PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, second = maker.batch(0, 2), maker.batch(1, 1)
     for whole, part in zip(together, second, strict=True):
@@ -48,7 +48,7 @@ def test_pair_generator_is_a_function_of_the_number(pictures: PicturePack) -> No
     assert float(together.frame1.max()) <= 1
 
 
-def test_scenes_generated_ahead_are_equal(pictures: PicturePack) -> None:
+def test_pair_generator_ahead_equals_direct(pictures: PicturePack) -> None:
     here, ahead = (
         PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW, compressed=0.5, workers=workers)
         for workers in (0, 1)
@@ -62,7 +62,7 @@ def test_scenes_generated_ahead_are_equal(pictures: PicturePack) -> None:
     assert drawn == [5]
 
 
-def test_pair_generators_share_atlas(pictures: PicturePack) -> None:
+def test_pair_generators_share_picture_atlas(pictures: PicturePack) -> None:
     first = PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW)
     second = PairGenerator(SMALL, seed=3, pictures=first.atlas, style=FEW)
     assert second.atlas is first.atlas
@@ -71,7 +71,7 @@ def test_pair_generators_share_atlas(pictures: PicturePack) -> None:
     refuses(r"^pictures: expected an atlas on cpu, got one on meta", PairGenerator, SMALL, pictures=elsewhere)
 
 
-def test_synthetic_flow_leads_to_same_colours(maker: PairGenerator) -> None:
+def test_pair_generator_flow_matches_frames(maker: PairGenerator) -> None:
     """Where nothing is hidden the second frame, looked up along the flow, is the first, up to resampling and light."""
     batch = maker.batch(0, 4)
     height, width = SIZE
@@ -86,7 +86,7 @@ def test_synthetic_flow_leads_to_same_colours(maker: PairGenerator) -> None:
     assert 0.02 < float(batch.occluded.float().mean()) < 0.6
 
 
-def test_scenes_have_requested_motion() -> None:
+def test_scene_style_motion_scales_generated_motion() -> None:
     numbers = range(200)
     kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
 
@@ -136,7 +136,7 @@ def with_a_figure(found: Drawn, plain: Drawn) -> NDArray[np.bool_]:
     return there
 
 
-def test_scenes_of_a_seed_stay_what_they_are() -> None:
+def test_pair_generator_scenes_of_seed_are_stable() -> None:
     """In every version, but for layers that are gone. The usual ones were stored before there were bars and figures."""
     early = {"object_motion": 11, "smooth": 0}
     usual, lively = drawn(8, **early).scenes, drawn(8, thin=0.3, figures=0.5, **early).scenes
@@ -174,7 +174,7 @@ def test_scene_style_thin_draws_more_and_longer_cards() -> None:
     assert (some.scenes.counts - plain.scenes.counts).tolist() == (more - usual).tolist()
 
 
-def test_figures_are_in_requested_fraction_of_scenes() -> None:
+def test_scene_style_figures_sets_fraction_of_scenes() -> None:
     plain, found = drawn(400), drawn(400, figures=0.3)
     there = with_a_figure(found, plain)
     assert there.mean() == pytest.approx(0.3, abs=0.07)
@@ -195,7 +195,7 @@ def test_figures_are_in_requested_fraction_of_scenes() -> None:
         assert torch.equal(getattr(found.scenes, name), getattr(plain.scenes, name))
 
 
-def test_joints_stay_joined_and_limbs_turn() -> None:
+def test_scene_style_figures_keep_joints_connected() -> None:
     found = drawn(300, figures=1)
     start, end = np.array([-1.0, 0, 1]), np.array([1.0, 0, 1])
     swung, beside = [], []
@@ -223,7 +223,7 @@ def test_joints_stay_joined_and_limbs_turn() -> None:
     assert (order[len(UPPER) :] == order[: len(LOWER)]).all()
 
 
-def test_half_of_the_figures_have_one_picture_and_colour() -> None:
+def test_scene_style_figures_half_have_one_picture() -> None:
     """The others are of as many as the other things."""
     found = drawn(200, figures=0.6, smooth=0)
     there = with_a_figure(found, drawn(200, smooth=0))
@@ -250,7 +250,7 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
     refuses(r"^count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
 
-def test_presets_are_styles_of_their_own() -> None:
+def test_scene_style_presets_differ() -> None:
     assert SceneStyle.preset("usual") == SceneStyle()
     assert len(set(PRESETS.values())) == len(PRESETS)
     assert SceneStyle.preset("small").object_motion < SceneStyle().object_motion < PRESETS["bodies"].object_motion
@@ -264,7 +264,7 @@ def test_presets_are_styles_of_their_own() -> None:
     )
 
 
-def test_bodies_are_drawn_in_their_share_and_leave_cards_as_they_are() -> None:
+def test_scene_style_bodies_keep_cards_unchanged() -> None:
     numbers = range(40)
     kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
     plain = draw_scenes(numbers, (48, 64), style=SceneStyle(), **kwargs)

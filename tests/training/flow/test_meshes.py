@@ -169,7 +169,7 @@ class RayCaster:
         return nearest, float(depth[nearest]), np.array([1 - u[nearest] - v[nearest], u[nearest], v[nearest]])
 
 
-def test_flow_validity_and_occlusion_against_cast_rays() -> None:
+def test_render_pairs_mesh_flow_equals_cast_rays() -> None:
     """Cast rays give the same flow, and all but some pixels at outlines the same occlusion."""
     poses, store = two_meshes()
     rendered = render_pairs(scene(poses, store), atlas(store), (HEIGHT, WIDTH))
@@ -211,7 +211,7 @@ def test_flow_validity_and_occlusion_against_cast_rays() -> None:
     assert other_occlusion < 0.01 * HEIGHT * WIDTH
 
 
-def test_frames_follow_the_flow_of_meshes() -> None:
+def test_render_pairs_mesh_frames_follow_flow() -> None:
     poses, store = two_meshes()
     rendered = render_pairs(scene(poses, store), atlas(store), (HEIGHT, WIDTH))
     y, x = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
@@ -223,7 +223,7 @@ def test_frames_follow_the_flow_of_meshes() -> None:
     assert float(away.median()) < 0.25 * float(still.median())
 
 
-def test_exposure_averages_instants() -> None:
+def test_render_pairs_exposure_averages_instants() -> None:
     """Four instants average four sharp frames, of which each shows the meshes at its own time."""
     poses, store = two_meshes()
     base = scene(poses, store, exposures=4)
@@ -240,7 +240,7 @@ def test_exposure_averages_instants() -> None:
     assert torch.allclose(fewer.frame1, torch.stack(sharp[:2]).mean(0), atol=1e-5)
 
 
-def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
+def test_build_triangles_places_and_projects_vertices() -> None:
     generator = np.random.default_rng(0)
     poses = generator.standard_normal((2, 3, 3)).astype(np.float32)
     store = build_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
@@ -261,7 +261,7 @@ def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
     np.testing.assert_allclose(built.texels, 16 * rest[0], rtol=1e-5)
 
 
-def test_autocast_does_not_round_vertices() -> None:
+def test_build_triangles_ignores_autocast() -> None:
     poses, store = two_meshes()
     meshes = placement(poses, store, [0, 0])
     exact = build_triangles(meshes, store, meshes.totals)
@@ -279,7 +279,7 @@ def triangle(points: list[list[float]], lamp: list[float], flat: float) -> Scene
     return build_triangles(meshes._replace(flat=torch.tensor([flat])), store, meshes.totals)
 
 
-def test_light_follows_normals_on_the_side_that_is_seen() -> None:
+def test_render_pairs_light_follows_visible_normals() -> None:
     points = [[-1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, -1.0, 0.0], [1.0, 0.0, -1.0]]
     towards = [0.0, 0.0, -1.0]  # to the camera
     facets = triangle(points, towards, 1.0).light[..., 0]
@@ -291,7 +291,7 @@ def test_light_follows_normals_on_the_side_that_is_seen() -> None:
     assert torch.allclose(triangle(points, [0.0, 0.0, 1.0], 1.0).light, torch.tensor(0.2))
 
 
-def test_procedural_meshes_are_closed_and_fit_the_unit_sphere() -> None:
+def test_procedural_meshes_are_closed_in_unit_sphere() -> None:
     store, more = procedural_meshes(6), procedural_meshes(7)
     assert torch.equal(store.vertices, more.vertices[: len(store.vertices)])
     for index in range(6):
@@ -311,7 +311,7 @@ def pictures() -> PicturePack:
 STYLE = replace(SceneStyle.preset("meshes"), instants=3, noise=0)
 
 
-def test_mesh_pair_is_independent_of_batch(pictures: PicturePack) -> None:
+def test_pair_generator_mesh_pair_is_independent_of_batch(pictures: PicturePack) -> None:
     pairs = PairGenerator((40, 56), seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, alone = pairs.batch(0, 3), pairs.batch(2, 1)
     for whole, part in zip(together, alone, strict=True):
@@ -319,7 +319,7 @@ def test_mesh_pair_is_independent_of_batch(pictures: PicturePack) -> None:
     assert not torch.equal(pairs.batch(1, 1).flow[0], together.flow[0])
 
 
-def test_scenes_have_meshes_in_front_of_both_cameras(pictures: PicturePack) -> None:
+def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
     assert pictures.meshes is not None
     table = pictures.meshes.table
     scenes = draw_scenes(range(40), (368, 496), seed=1, pictures=4, shapes=4, meshes=table, style=STYLE)
@@ -337,7 +337,7 @@ def test_scenes_have_meshes_in_front_of_both_cameras(pictures: PicturePack) -> N
     assert float((at[:, 1] - at[:, 0]).norm(dim=-1).median()) > 5
 
 
-def test_parts_of_a_photograph_show_what_they_hide_and_move_apart() -> None:
+def test_pair_generator_photograph_parts_match_backdrop() -> None:
     """Objects and backdrop have the same texels at the same pixels of the first frame, and other motion."""
     style = replace(SceneStyle(), photographs=1.0)
     scenes = draw_scenes(range(60), (48, 64), seed=5, pictures=1 << 24, shapes=4, style=style)
@@ -363,7 +363,7 @@ def test_parts_of_a_photograph_show_what_they_hide_and_move_apart() -> None:
     assert torch.equal(colours[behind], colours[every, last][behind.nonzero()[:, 0]])
 
 
-def test_mesh_scenes_without_meshes_are_refused(pictures: PicturePack) -> None:
+def test_pair_generator_refuses_mesh_style_without_meshes(pictures: PicturePack) -> None:
     refuses(
         "^meshes: expected a table of meshes for this style, got none",
         lambda: draw_scenes(range(2), (40, 56), seed=0, pictures=1, shapes=0, style=STYLE),
@@ -388,7 +388,7 @@ def _textures(of: PictureAtlas) -> tuple[Tensor, Tensor]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("size", [(96, 130), (368, 496)], ids=str)
-def test_kernels_of_meshes_on_a_gpu(size: tuple[int, int]) -> None:
+def test_render_pairs_mesh_kernels_on_gpu_equal_reference(size: tuple[int, int]) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     store = procedural_meshes(20)
     pack = procedural_pictures(6, 64, shapes=8)

@@ -40,7 +40,7 @@ def tensors(folder: Path, part: str) -> dict[str, Tensor]:
     return read_safetensors(folder / "state" / f"40.{part}.safetensors")
 
 
-def test_unpacked_run_is_the_run_within_its_rounding(run: Path, tmp_path: Path) -> None:
+def test_unpack_run_equals_run_within_rounding(run: Path, tmp_path: Path) -> None:
     pack_run(run, tmp_path / "packed")
     copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
     model = tensors(run, "model")
@@ -63,7 +63,7 @@ def test_unpacked_run_is_the_run_within_its_rounding(run: Path, tmp_path: Path) 
     assert all(torch.equal(value, weights[name]) for name, value in average.items())
 
 
-def test_packed_run_has_no_best_error(run: Path, tmp_path: Path) -> None:
+def test_unpack_run_has_no_best_error(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     pointer = tmp_path / "run/state/state.json"
     pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "best": 0.5}))
@@ -72,12 +72,12 @@ def test_packed_run_has_no_best_error(run: Path, tmp_path: Path) -> None:
     assert json.loads((copy / "state/state.json").read_text())["best"] is None
 
 
-def test_pack_run_deletes_no_file_of_others(run: Path, tmp_path: Path) -> None:
+def test_pack_run_refuses_folder_with_other_files(run: Path, tmp_path: Path) -> None:
     (tmp_path / "packed_by_hand.zip").write_text("")
     refuses("expected an empty folder or a packed run, got packed_by_hand.zip", pack_run, run, tmp_path)
 
 
-def test_packed_run_takes_3_7_bytes_per_parameter_in_files_of_limited_size(run: Path, tmp_path: Path) -> None:
+def test_pack_run_limits_size_of_files(run: Path, tmp_path: Path) -> None:
     files = pack_run(run, tmp_path / "packed", file_bytes=1 << 16)
     assert all(path.stat().st_size <= 1 << 16 for path in files)
     assert len(files) == 3
@@ -88,7 +88,7 @@ def test_packed_run_takes_3_7_bytes_per_parameter_in_files_of_limited_size(run: 
     assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == sorted(path.name for path in again)
 
 
-def test_training_continues_from_a_packed_run_as_from_the_run(run: Path, tmp_path: Path) -> None:
+def test_train_flow_continues_from_unpacked_run(run: Path, tmp_path: Path) -> None:
     pack_run(run, tmp_path / "packed")
     copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
     more = TRAINING.replace(steps=24, warmup=0.0)
@@ -102,7 +102,7 @@ def test_training_continues_from_a_packed_run_as_from_the_run(run: Path, tmp_pat
         assert packed == pytest.approx(exact, rel=min(noise, 0.03))
 
 
-def test_signed_values_and_logarithms_keep_their_blocks_range() -> None:
+def test_pack_signed_and_logarithms_limit_relative_error() -> None:
     draw = torch.Generator().manual_seed(3)
     values = torch.randn(7, 31, generator=draw) * 10.0 ** torch.randint(-9, 3, (7, 1), generator=draw)
     restored = _unpack_signed(*_pack_signed(values), [7, 31])
@@ -121,7 +121,7 @@ def test_signed_values_and_logarithms_keep_their_blocks_range() -> None:
     assert math.isinf(float(_pack_logarithms(torch.zeros(9, 9))[1][0]))
 
 
-def test_damaged_and_foreign_folders_are_refused(run: Path, tmp_path: Path) -> None:
+def test_unpack_run_refuses_damaged_and_other_folders(run: Path, tmp_path: Path) -> None:
     refuses("nothing: expected the folder of a run with a checkpoint", pack_run, tmp_path / "nothing", tmp_path / "p")
     packed = tmp_path / "packed"
     pack_run(run, packed)

@@ -39,14 +39,14 @@ def test_cut_squares_covers_picture(height: int, width: int, crops: int) -> None
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
 
-def test_small_pictures_are_mirrored_not_enlarged_without_end() -> None:
+def test_cut_squares_mirrors_small_pictures() -> None:
     (square,) = cut_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
     assert np.array_equal(square[:256], square[256:][::-1])
     assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
     assert not np.array_equal(square[:128], square[128:256][::-1])
 
 
-def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
+def test_load_pictures_refuses_damaged_packs(tmp_path: Path) -> None:
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no zip")
     refuses(r"bad\.zip: not a picture pack, or a damaged one", load_pictures, bad)
@@ -106,7 +106,7 @@ def test_procedural_pictures_depend_on_seed_alone() -> None:
     refuses(r"^seed: ", procedural_pictures, 1, 16, -1)
 
 
-def test_drawn_shapes_are_full_and_keep_the_margin() -> None:
+def test_procedural_shapes_fill_tile_except_margin() -> None:
     shapes = procedural_shapes(48, 5)
     covered = shapes.astype(bool)
     assert not covered[:, :MARGIN].any()
