@@ -70,7 +70,7 @@ class Null(Prepared):
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:  # noqa: ARG002
         return self.result.detach()
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> None:  # noqa: ARG002
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> None:  # noqa: ARG002
         return None
 
     def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:  # noqa: ARG002

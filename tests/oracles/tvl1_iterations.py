@@ -14,7 +14,7 @@ from fullfield.ops.tvl1.cuda.state import Level
 
 
 class Term(NamedTuple):
-    """A linearised data term and where the iterations start, float64: what ``reference.iterate`` takes."""
+    """A linearised data term and where the iterations start, float64: what ``reference.run_iteration`` takes."""
 
     gradient: Tensor  # [B, 2, H, W]
     difference: Tensor  # [B, H, W]: second frame at ``start``, less the first
@@ -85,7 +85,7 @@ def iterated(term: Term, iterations: int, config: TVL1Config) -> tuple[Tensor, T
         inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
         data = (gx, gy, difference - (gradient * flow).sum(0), inverse)
         for _ in range(iterations):
-            flow, dual = reference.iterate(flow, dual, data, config)
+            flow, dual = reference.run_iteration(flow, dual, data, config)
         flows.append(flow)
         duals.append(dual)
     return torch.stack(flows), torch.stack(duals)

@@ -28,7 +28,7 @@ from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
 from fullfield.ops.tvl1.cuda.pipeline import plan_passes
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.ops.tvl1.reference import iterate
+from fullfield.ops.tvl1.reference import run_iteration
 
 Row = dict[str, Any]
 
@@ -117,7 +117,7 @@ def expected(state: State, config: TVL1Config) -> Tensor:
     squared = (gradient**2).sum(0)
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / squared.clamp_min(GRADIENT_FLOOR), 0)
     for _ in range(config.iterations):
-        flow, dual = iterate(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
+        flow, dual = run_iteration(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
     return flow.float()
 
 

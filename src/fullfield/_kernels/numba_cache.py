@@ -147,7 +147,7 @@ def _warn_once_per_folder(folder: str, text: str) -> None:
 
 def is_cache_warm(folder: Path | None, name: str) -> bool:
     """Return whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
-    return folder is not None and _stamp_path(folder, name).exists()
+    return folder is not None and _get_stamp_path(folder, name).exists()
 
 
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
@@ -163,7 +163,7 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would be repeated
-            _stamp_path(folder, name).touch()
+            _get_stamp_path(folder, name).touch()
 
 
 class Kernels:
@@ -197,7 +197,7 @@ class Kernels:
 
         Only for programs whose main module can be imported again, as ``multiprocessing`` does.
         """
-        folder, warm = self.find_cache()
+        folder, warm = self.find_cache_and_check_warm()
         if folder is None or warm:
             return
         from multiprocessing import get_context
@@ -215,7 +215,7 @@ class Kernels:
         with self._lock:
             return self._process is not None and self._process.is_alive()
 
-    def find_cache(self) -> tuple[Path | None, bool]:
+    def find_cache_and_check_warm(self) -> tuple[Path | None, bool]:
         """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
         return folder, is_cache_warm(folder, self._label)
@@ -229,11 +229,11 @@ def _compile_into_cache(module: str, label: str) -> None:
         Kernels(module, label)()
 
 
-def _stamp_path(folder: Path, name: str) -> Path:
+def _get_stamp_path(folder: Path, name: str) -> Path:
     return folder / f"{name.replace(' ', '-')}.{_compute_cpu_digest()}.compiled"
 
 
-def has_instructions(feature: str) -> bool:
+def cpu_has_feature(feature: str) -> bool:
     """Return whether the processor has an instruction set, by LLVM's name such as ``"avx512f"``."""
     from llvmlite import binding
 

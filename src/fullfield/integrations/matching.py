@@ -31,10 +31,10 @@ class _StandIn:
         return "fullfield's matching in linear memory"
 
 
-def _build_recogniser(own: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
+def _build_recogniser(replacement: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
     def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
         check_by_trial(f"the {name} of {where}", None, _OPERATOR, lambda: trial(original))
-        return _StandIn(own)
+        return _StandIn(replacement)
 
     return recognise
 

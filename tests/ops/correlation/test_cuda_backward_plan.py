@@ -62,7 +62,7 @@ def test_allocate_sums_accepts_every_size(
     features = gradients_of(batch, size1, size2)
     sums = features.allocate_sums(*wanted)
     for _ in range(3):
-        features.add_lookup(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
+        features.add_lookup_gradient(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
     done = features.finish_gradients(sums)
     assert (done.fmap1 is not None, done.levels is not None) == wanted
     if done.fmap1 is not None:

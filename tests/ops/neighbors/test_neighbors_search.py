@@ -14,7 +14,7 @@ import torch
 from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 
 from fullfield import InputError
-from fullfield._kernels.numba_cache import has_instructions
+from fullfield._kernels.numba_cache import cpu_has_feature
 from fullfield.ops.neighbors import cpu, cuda, grid_downsample, knn_search, radius_search, spatial_order
 from fullfield.ops.neighbors.api import compute_morton_codes
 
@@ -115,9 +115,9 @@ def test_search_with_stray_point_keeps_precision() -> None:
 @pytest.mark.parametrize("packs", [False, True])
 def test_put_within_keeps_candidates_within_radius(packs: bool) -> None:
     numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
-    if packs and not has_instructions("avx512f"):
+    if packs and not cpu_has_feature("avx512f"):
         pytest.skip("needs AVX-512")
-    store_within, draw = simd.build_store_within(packs), np.random.default_rng(0)
+    store_within, draw = simd.build_store_within_intrinsic(packs), np.random.default_rng(0)
     pack = numba.njit(lambda near, x, given, into: store_within(near, 2, x, given, 3, into, 5))
     squares, who = draw.integers(0, 6, 19).astype(np.float32), np.arange(100, 120, dtype=np.int32)
     found = np.full(40, -1, np.int32)

@@ -119,7 +119,9 @@ def test_refine_flow_iteration_equals_loops() -> None:
                 p[2 * n, y, x], p[2 * n + 1, y, x] = a / over, b / over
     system = tuple(torch.from_numpy(part) for part in (m11, m12, m22, b1, b2))
     config = RefinementConfig(step=step)
-    found, dual_found = reference.iterate(*map(torch.from_numpy, (flow, dual)), system, torch.from_numpy(edge), config)
+    found, dual_found = reference.run_iteration(
+        *map(torch.from_numpy, (flow, dual)), system, torch.from_numpy(edge), config
+    )
     assert np.allclose(found, expected, atol=1e-12)
     assert np.allclose(dual_found, p, atol=1e-12)
 
@@ -137,7 +139,7 @@ def test_refine_flow_minimizes_energy_without_smoothing() -> None:
     system = reference.linearise(one, one, (xx, xy, yy), prior, prior, coupling, config)
     flow, dual, none = prior, torch.zeros(4, 24, 24, dtype=torch.float64), torch.zeros(24, 24, dtype=torch.float64)
     for _ in range(60):
-        flow, dual = reference.iterate(flow, dual, system, none + 1e-12, config)
+        flow, dual = reference.run_iteration(flow, dual, system, none + 1e-12, config)
     weight = config.lambda_ / math.sqrt(config.epsilon**2)
     inner = flow[:, 6:-6, 6:-6]
     for component, curvature in ((0, 0.4), (1, 0.2)):  # w h² u + c (u - prior) = 0
@@ -151,7 +153,7 @@ def test_refine_flow_boundary_threshold_is_exclusive() -> None:
     colours, fit = torch.rand(3, 12, 16, generator=torch.Generator().manual_seed(0)), torch.ones(12, 16)
     for threshold, same in ((0.25, True), (0.2499, False)):
         config = RefinementConfig(filter_threshold=threshold)
-        assert torch.equal(reference.weighted_median(flow, colours, fit, config), flow) is same
+        assert torch.equal(reference.filter_by_weighted_median(flow, colours, fit, config), flow) is same
 
 
 @pytest.mark.parametrize(("light", "share"), [(1.0, 0.6), (0.8, 0.85)])

@@ -198,7 +198,7 @@ class ReferenceIterations:
                 residual = residual - gx * origin[0] - gy * origin[1]
             for _ in range(iterations):
                 data = (gx, gy, residual, torch.where(squared > 0, 1 / squared, 0))
-                flow, dual = reference.iterate(flow, dual, data, config)
+                flow, dual = reference.run_iteration(flow, dual, data, config)
             level.front, front = 1 - level.front, level.front
             level.flow[item], level.dual[item] = flow - origin, dual * config.theta
             level.front = front

@@ -408,9 +408,9 @@ def _choose_kernels(device: torch.device, dtype: torch.dtype, precision: str) ->
 @functools.cache
 def choose_cpu_dtype() -> torch.dtype:
     """Return the fast form's dtype on this CPU: bfloat16 if it has instructions for it, else float32."""
-    from fullfield._kernels.numba_cache import has_instructions
+    from fullfield._kernels.numba_cache import cpu_has_feature
 
-    return torch.bfloat16 if has_instructions("avx512bf16") else torch.float32
+    return torch.bfloat16 if cpu_has_feature("avx512bf16") else torch.float32
 
 
 def explain_no_half_precision(device: torch.device) -> str | None:

@@ -61,7 +61,7 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _compute_union_row(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+def _compute_union_row_products(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
     """Compute one row of a union for all lanes, at most MOST positions at a time."""
     for column in range(0, n, MOST):
         at = column * LANES
@@ -69,7 +69,7 @@ def _compute_union_row(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[n
 
 
 @_helper
-def _compute_lane_row(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
+def _compute_lane_row_products(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
     """Compute one row of one lane's window, at most MOST positions at a time."""
     for column in range(0, n, MOST):
         compute_pixel_products(min(n - column, MOST), a, 0, b, j + column * LANES, stride, blocks, out, column)
@@ -153,7 +153,7 @@ def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, c
             store(cells, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _compute_union_row(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
+        _compute_union_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
         store(cells, at + (xe - xs) * LANES, zero)
 
 
@@ -170,7 +170,7 @@ def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, la
             xs, xe = _clip_range(lane_x[lane], window, width)
             ys, ye = _clip_range(lane_y[lane], window, height)
             for y in range(ys, ye):
-                _compute_lane_row(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
+                _compute_lane_row_products(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
                 at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
                     cells[at + k * LANES] = line[k]

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels.numba_cache import has_instructions
+from fullfield._kernels.numba_cache import cpu_has_feature
 from fullfield._kernels.simd import (
     FLOAT,
     INTEGERS,
@@ -38,7 +38,7 @@ _FLAGS = ("contract", "nsz")
 _REORDER = ("contract", "nsz", "reassoc")
 
 # How many 16-lane accumulators fit in registers: 32 of 512 bits with AVX-512, else the equivalent of 8.
-WIDE = has_instructions("avx512f")
+WIDE = cpu_has_feature("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 
@@ -193,7 +193,7 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
     return types.void(array, offsets, types.intp, float32x16), codegen
 
 
-def _build_add_products(width: int) -> Callable[..., None]:
+def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
     @intrinsic
     def add_products(
         typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
@@ -252,4 +252,4 @@ STEP = 16 if WIDE else 4
 # ADD_PRODUCTS: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] *
 # planes[position q, channel c], for STEP channels c from element p + r stride of a plane. Every row is summed
 # separately, then the rows.
-ADD_PRODUCTS = _build_add_products(STEP)
+ADD_PRODUCTS = _build_add_products_intrinsic(STEP)

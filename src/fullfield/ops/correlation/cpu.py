@@ -156,11 +156,11 @@ class Cpu(Prepared):
             self._run_kernel_over_tiles(_kernels().lookup_tiles, coords, out)
         return out.to(out_dtype)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         if any(grads.requested):
             self._accumulate_gradients(grad_out, coords, grads)
-        if not coords_grad:
+        if not needs_coords_grad:
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():

@@ -86,10 +86,10 @@ class Dense(in_pytorch.PreparedInPyTorch):
             raise TypeError("these accumulators were not made by the dense backend")
         return grads.levels
 
-    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        """Return accumulators whose ``levels`` are the gradient of the volumes."""
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
+        """Return accumulators whose ``needs_levels`` are the gradient of the volumes."""
         volumes = [torch.zeros_like(v) for v in self.state[: self.request.levels]]
-        return Gradients(None, volumes, (fmap1, levels))
+        return Gradients(None, volumes, (needs_fmap1, needs_levels))
 
     def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply the volumes' gradients with the features."""

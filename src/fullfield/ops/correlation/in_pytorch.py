@@ -156,16 +156,18 @@ class PreparedInPyTorch(Prepared):
             result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
             return convert_output(result, out_dtype, channels_last)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         with disable_autocast_and_grad(coords.device):
-            return self._add_gradients(grad_out, coords, grads, coords_grad)
+            return self._add_gradients(grad_out, coords, grads, needs_coords_grad)
 
-    def _add_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def _add_gradients(
+        self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool
+    ) -> Tensor | None:
         r = self.request
         taps = r.side**2
         flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixels, r.out_channels)
-        grad_coords = coords.new_zeros((self.pixels, 2)) if coords_grad else None
+        grad_coords = coords.new_zeros((self.pixels, 2)) if needs_coords_grad else None
         for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)

@@ -99,7 +99,7 @@ class Pair:
         if entry is None:
             grads = self.prepared.allocate_accumulators(*self._requested)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard_pass, task))
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard_accumulators, task))
         else:
             grads, last = entry
             if last == stream:
@@ -108,7 +108,7 @@ class Pair:
         self._open[task] = (grads, stream)
         return grads
 
-    def _discard_pass(self, task: int) -> None:
+    def _discard_accumulators(self, task: int) -> None:
         self._open.pop(task, None)
 
     def take_accumulators(self) -> Gradients | None:

@@ -212,22 +212,22 @@ class Prepared(ABC):
         """Return [B, L·(2r+1)², H1, W1] of ``out_dtype`` for checked coords [B, 2, H1, W1]; never part of a graph."""
 
     @abstractmethod
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads`` in place; return the gradient of ``coords`` if it is requested.
 
         ``grad_out`` has the shape and dtype of the lookup, any strides.
         """
 
-    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
         """Return zeroed accumulators, by default in the layout of a state that holds fmap1, then maps."""
 
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
 
         return Gradients(
-            zeros(self.state[0]) if fmap1 else None,
-            [zeros(level) for level in self.state[1:]] if levels else None,
-            (fmap1, levels),
+            zeros(self.state[0]) if needs_fmap1 else None,
+            [zeros(level) for level in self.state[1:]] if needs_levels else None,
+            (needs_fmap1, needs_levels),
         )
 
     def collect_gradients(self, grads: Gradients) -> Gradients:

@@ -21,10 +21,10 @@ CHUNK_BYTES = 32 << 20
 
 def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
     """Lay both maps out channels-last."""
-    return Reference(request, tuple(_flatten_rows(f) for f in (fmap1, *maps)))
+    return Reference(request, tuple(_copy_channels_last(f) for f in (fmap1, *maps)))
 
 
-def _flatten_rows(fmap: Tensor) -> Tensor:
+def _copy_channels_last(fmap: Tensor) -> Tensor:
     return fmap.detach().permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
 
 

@@ -23,7 +23,7 @@ from fullfield._kernels.simd import (
 )
 
 
-def build_store_within(uses_avx512: bool) -> Any:
+def build_store_within_intrinsic(uses_avx512: bool) -> Any:
     """Return the intrinsic; ``uses_avx512``: use AVX-512's instruction for this where numba's target has it."""
 
     @intrinsic
@@ -54,4 +54,4 @@ def build_store_within(uses_avx512: bool) -> Any:
 
 # store_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
 # squares[sn : sn + 16] are at most limit, and returns the end. It may overwrite found[at : at + 16].
-store_within = build_store_within(True)
+store_within = build_store_within_intrinsic(True)

@@ -48,9 +48,9 @@ class Cloud(NamedTuple):
         return torch.repeat_interleave(numbers, sizes, output_size=count)
 
 
-def check_distance(value: object, name: str) -> None:
+def check_distance(distance: object, name: str) -> None:
     """Check a length; InputError if float32 distances cannot be compared with it."""
-    _check.number(value, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
+    _check.number(distance, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
 
 def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:

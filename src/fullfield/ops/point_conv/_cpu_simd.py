@@ -9,7 +9,7 @@ from typing import Any
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels.numba_cache import has_instructions
+from fullfield._kernels.numba_cache import cpu_has_feature
 from fullfield._kernels.simd import (
     LANES,
     VECTOR,
@@ -24,13 +24,13 @@ from fullfield._kernels.simd import (
 _FLAGS = ("contract", "nsz")
 
 # With AVX-512, 24 of its 32 registers hold accumulators; elsewhere 16 lanes are two registers of 16.
-WIDE = has_instructions("avx512f")
+WIDE = cpu_has_feature("avx512f")
 PANEL = 2 if WIDE else 1  # vectors of 16 output channels worked on together
 MOST = 12 if WIDE else 6  # rows worked on together
 SQUARE = 8 if WIDE else 4  # divides 16
 
 
-def _build_accumulate_products(vectors: int, widths: tuple[int, ...]) -> Any:
+def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) -> Any:
     @intrinsic
     def accumulate(
         typingctx: Any, n: Any, depth: Any, a: Any, ai: Any, row: Any, step: Any,
@@ -81,5 +81,5 @@ def _build_accumulate_products(vectors: int, widths: tuple[int, ...]) -> Any:
 #     out[oi + places[p + r] + lane] += sum over s < depth of a[ai + r * row + s * step] * b[bi + offsets[s] + lane]
 # n is even and at most MOST, or SQUARE. offsets and places are int64 arrays.
 WIDTHS = tuple(sorted({*range(2, MOST + 1, 2), SQUARE}))
-accumulate_panel = _build_accumulate_products(PANEL, WIDTHS)
-accumulate_single = _build_accumulate_products(1, WIDTHS)
+accumulate_panel = _build_accumulate_products_intrinsic(PANEL, WIDTHS)
+accumulate_single = _build_accumulate_products_intrinsic(1, WIDTHS)

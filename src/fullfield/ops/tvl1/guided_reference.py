@@ -46,10 +46,10 @@ def refine_pair(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
             if warp == 0 and turn < JUDGED:
                 round_maps.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
-                flow, dual = iterate(flow, dual, tuple(system), edge, config)
+                flow, dual = run_iteration(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
-        flow = weighted_median(flow, colours, fit, config)
+        flow = filter_by_weighted_median(flow, colours, fit, config)
     return apply_flow_change(prior, flow, config.trust), compute_misfits(torch.stack(round_maps))
 
 
@@ -120,7 +120,7 @@ def linearise(
     return d * inverse, -b * inverse, a * inverse, (d * r1 - b * r2) * inverse, (a * r2 - b * r1) * inverse, fit
 
 
-def iterate(
+def run_iteration(
     flow: Tensor, dual: Tensor, system: tuple[Tensor, ...], edge: Tensor, config: RefinementConfig
 ) -> tuple[Tensor, Tensor]:
     """Run one iteration on flow [2, H, W] and dual [4, H, W]."""
@@ -137,7 +137,7 @@ def iterate(
     return flow, torch.stack(new_dual)
 
 
-def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
+def filter_by_weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
     """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps.
 
     The last two steps read the neighbours on the squares of one colour of a chessboard each, the last one those of the

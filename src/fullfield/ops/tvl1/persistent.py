@@ -196,10 +196,10 @@ class PersistentSolver:
 
     # ---- what is recorded
 
-    def _compute_flow(self, index: int, frames: int) -> None:
+    def _compute_flow(self, index: int, frame_count: int) -> None:
         """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``index`` and the flow to it."""
-        self._engine.build_pyramid(index, frames)
-        self._engine.solve(0 if frames == 2 else 1 - index)
+        self._engine.build_pyramid(index, frame_count)
+        self._engine.solve(0 if frame_count == 2 else 1 - index)
         if self.warm_start:
             self._engine.set_start_flow_to_last()
 

@@ -129,7 +129,7 @@ def _warp_and_iterate(
     squared = gx * gx + gy * gy
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
     for _ in range(config.iterations):
-        flow, dual = iterate(flow, dual, (gx, gy, constant, inverse), config)
+        flow, dual = run_iteration(flow, dual, (gx, gy, constant, inverse), config)
     if config.median:
         flow = median_filter(flow, config.median)
     return flow, dual
@@ -149,7 +149,7 @@ def forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
     return p[:-1, 1:] - u, p[1:, :-1] - u
 
 
-def iterate(
+def run_iteration(
     flow: Tensor, dual: Tensor, data: tuple[Tensor, Tensor, Tensor, Tensor], config: TVL1Config
 ) -> tuple[Tensor, Tensor]:
     """Run one iteration on flow [2, H, W], dual [4, H, W]; data: gradient x, y, residual constant, 1/|gradient|²."""

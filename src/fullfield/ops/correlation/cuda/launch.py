@@ -289,10 +289,10 @@ class Cuda(Prepared):
             self._features = FeatureGradients(self.request, self._config, self._device, self.state)
         return self._features
 
-    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
         """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
-            return self._get_feature_gradients().allocate_sums(fmap1, levels)
+            return self._get_feature_gradients().allocate_sums(needs_fmap1, needs_levels)
 
     def collect_gradients(self, grads: Gradients) -> Gradients:
         """Multiply out what a pass has left."""
@@ -302,12 +302,12 @@ class Cuda(Prepared):
             self._record_stream(raw_stream(self._device.index))
             return self._get_feature_gradients().finish_gradients(grads)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):
-                return self.backward(grad_out, coords, grads, coords_grad)
+                return self.backward(grad_out, coords, grads, needs_coords_grad)
         if grad_out.dtype not in CODES:
             grad_out = grad_out.to(torch.float32)
         stream = raw_stream(index)
@@ -316,8 +316,8 @@ class Cuda(Prepared):
         if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, GradientSums):
                 raise TypeError("these accumulators were not made by the cuda backend")
-            self._get_feature_gradients().add_lookup(grad_out, coords, grads, stream)
-        if not coords_grad:
+            self._get_feature_gradients().add_lookup_gradient(grad_out, coords, grads, stream)
+        if not needs_coords_grad:
             return None
         return compute_coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
 

@@ -73,7 +73,7 @@ class FeatureGradients:
         pair.p.scale = state[2].data_ptr()
         self._blocks = self._config.padded_channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
-        self._plan_launches(pair)
+        self._fill_targets_and_splits(pair)
         self._pair = pair
         source = gradient_sources(config, 0, device.shared)[1]
         self._kernels = _launching.load_kernels(LIBRARIES, source, device.index)
@@ -86,7 +86,7 @@ class FeatureGradients:
         max_blocks = self._blocks * (MIN_SPLITS * pair.p.tiles + request.batch * splits)
         self._multiply_blocks = max(1, min(each * device.processors, max_blocks))
 
-    def _plan_launches(self, pair: ctypes.Structure) -> None:
+    def _fill_targets_and_splits(self, pair: ctypes.Structure) -> None:
         request = self.request
         tiles = pair.p.tiles_x * pair.p.tiles_y
         counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
@@ -96,19 +96,19 @@ class FeatureGradients:
             pair.splits[level] = max(1, min(MAX_SPLITS, round(tiles / (4 * max(count, 1)))))
         self.target_tiles = request.batch * sum(counts)
 
-    def allocate_sums(self, fmap1: bool, levels: bool) -> GradientSums:
+    def allocate_sums(self, needs_fmap1: bool, needs_levels: bool) -> GradientSums:
         """Return the sums of a new pass for the requested gradients."""
         r, channels, pair = self.request, self._config.padded_channels, self._pair
         new, count = self._state[0].new_zeros, self._collected
         pixels, targets = r.batch * r.size1[0] * r.size1[1], r.batch * sum(h * w for h, w in r.sizes2)
-        first = new((pixels * channels if fmap1 else 0,), dtype=torch.float32)
-        second = new((targets * channels if levels else 0,), dtype=torch.float32)
+        first = new((pixels * channels if needs_fmap1 else 0,), dtype=torch.float32)
+        second = new((targets * channels if needs_levels else 0,), dtype=torch.float32)
         patches = first.new_empty((count * 64 * self._side**2,))
         notes = first.new_empty((count * (4 * 64 + 4 + 2) + pair.p.tiles,), dtype=torch.int32)
         tiles, spots = pair.p.tiles, self.target_tiles
         marks = new((WORK + tiles + spots * 4 + (tiles + spots) * self._blocks,), dtype=torch.int32)
         params = GradientParams.from_buffer_copy(pair)
-        params.want_first, params.want_second = fmap1, levels
+        params.want_first, params.want_second = needs_fmap1, needs_levels
         params.g1, params.g2, params.patches = first.data_ptr(), second.data_ptr(), patches.data_ptr()
         at, zeroed = notes.data_ptr(), marks.data_ptr()
         params.covered, at = at, at + 16 * 64 * count
@@ -124,7 +124,7 @@ class FeatureGradients:
         return GradientSums(
             first,
             [second],
-            (fmap1, levels),
+            (needs_fmap1, needs_levels),
             params,
             params.p,
             multiply=Launch(self._kernels, "multiply_out", self._multiply_blocks, 256, params, self._multiply_shared),
@@ -132,7 +132,7 @@ class FeatureGradients:
             stream=raw_stream(self.device.index),
         )
 
-    def add_lookup(self, grad_out: Tensor, coords: Tensor, sums: GradientSums, stream: int) -> None:
+    def add_lookup_gradient(self, grad_out: Tensor, coords: Tensor, sums: GradientSums, stream: int) -> None:
         """Add one lookup's gradient."""
         if self._collected == 0:
             return

@@ -14,7 +14,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
 from fullfield.ops.tvl1.cuda.passes import Passes, Planes, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import FLOW, Level, count_elements, row_pitch
+from fullfield.ops.tvl1.cuda.state import FLOW, Level, count_state_elements, row_pitch
 from fullfield.ops.tvl1.frames import compute_progress, level_sizes
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Engine:
         self.start = self._allocate((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
         self._strip = self._allocate((batch, FLOW, sizes[-1][0], pitches[0]))
         # The levels share one state, because that of a level is of no use to the next finer one.
-        self._state = self._allocate((count_elements(batch, *sizes[0], dtype),), dtype)
+        self._state = self._allocate((count_state_elements(batch, *sizes[0], dtype),), dtype)
         self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
         self._tilings = [
             fused.choose_fastest_tiling(batch, *size, config, self._about) if schedule is None else None
@@ -222,7 +222,7 @@ class Engine:
         )
 
     def _launch_fused_warp(
-        self, level_index: int, first_frame: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]
+        self, level_index: int, first_frame: int, flow: Tensor, target: Tensor, options: tuple[bool, bool, bool, bool]
     ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
         config, level, tiling = self.config, self._levels[level_index], self._tilings[level_index]
@@ -234,7 +234,7 @@ class Engine:
                 tiling, level, config, self._about,
                 fused.WarpBuffers(
                     self._images[level_index][first_frame], self._images[level_index][1 - first_frame], flow,
-                    self._describe_result_planes() if final else describe_planes(to, level.width),
+                    self._describe_result_planes() if final else describe_planes(target, level.width),
                     self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
                 ),
             )  # fmt: skip

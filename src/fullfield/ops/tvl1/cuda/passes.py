@@ -225,11 +225,11 @@ class Passes:
         return Launch(self._median, f"median{side}", blocks, _MEDIAN_THREADS, params)
 
 
-def _choose_tile(across: _Table) -> tuple[int, int, int]:
+def _choose_tile(horizontal_table: _Table) -> tuple[int, int, int]:
     """Return rows and columns of a block's tile, and the inputs that its columns need."""
-    rows, columns = 2 * _WARPS, 4 if across.taps > 32 else 32
-    while columns > 1 and _WARPS * across.max_inputs(columns) > _SUMS:
+    rows, columns = 2 * _WARPS, 4 if horizontal_table.taps > 32 else 32
+    while columns > 1 and _WARPS * horizontal_table.max_inputs(columns) > _SUMS:
         columns //= 2
-    while rows > 1 and rows * across.max_inputs(columns) > _SUMS:
+    while rows > 1 and rows * horizontal_table.max_inputs(columns) > _SUMS:
         rows //= 2
-    return rows, columns, across.max_inputs(columns)
+    return rows, columns, horizontal_table.max_inputs(columns)

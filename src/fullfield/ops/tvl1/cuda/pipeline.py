@@ -98,11 +98,11 @@ def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
 
 
-def fill_iteration_params(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
-    """Fill in the parameters of every iterating kernel: planes, from the front to set ``to``, sizes and constants."""
+def fill_iteration_params(params: Any, level: Level, config: TVL1Config, target_set: int, *, zero_dual: bool) -> None:
+    """Fill in the parameters of every iterating kernel: planes, from the front to ``target_set``, sizes and constants."""
     front, address = level.front, level.plane_address
-    params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(to))
-    params.dual, params.dual_out = address(level.dual_plane(front)), address(level.dual_plane(to))
+    params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(target_set))
+    params.dual, params.dual_out = address(level.dual_plane(front)), address(level.dual_plane(target_set))
     params.data = level.plane_address(level.data_plane)
     params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
     params.plane, params.item, params.pitch = level.plane_step, level.item_step, level.pitch

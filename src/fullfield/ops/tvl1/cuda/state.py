@@ -21,7 +21,7 @@ def count_planes(dtype: torch.dtype) -> int:
     return 2 * (FLOW + DUAL) + DATA + (ORIGIN if dtype == torch.float16 else 0)
 
 
-def count_elements(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
+def count_state_elements(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
     """Return the number of elements of a level."""
     return batch * count_planes(dtype) * height * row_pitch(width, dtype)
 
@@ -52,10 +52,10 @@ class Level:
         device: torch.device,
         memory: Tensor | None = None,
     ) -> None:
-        """Allocate the planes, or use ``memory``: at least ``count_elements(...)`` elements, aligned to 128 bytes."""
+        """Allocate the planes, or use ``memory``: at least ``count_state_elements(...)`` long, aligned to 128 bytes."""
         self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
         self.pitch = row_pitch(width, dtype)
-        size = count_elements(batch, height, width, dtype)
+        size = count_state_elements(batch, height, width, dtype)
         if memory is None:
             memory = torch.empty(size, dtype=dtype, device=device)
         self.memory = memory.view(-1)[:size].view(batch, count_planes(dtype), height, self.pitch)
