@@ -99,7 +99,7 @@ def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
 
 
 def fill_iteration_params(params: Any, level: Level, config: TVL1Config, target_set: int, *, zero_dual: bool) -> None:
-    """Fill in the parameters of every iterating kernel: planes, from the front to ``target_set``, sizes and constants."""
+    """Fill in the parameters of every iterating kernel: planes from the front to ``target_set``, sizes, constants."""
     front, address = level.front, level.plane_address
     params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(target_set))
     params.dual, params.dual_out = address(level.dual_plane(front)), address(level.dual_plane(target_set))
