@@ -302,7 +302,7 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("rank", "count"), [("x", "2"), ("0", ""), ("2", "2"), ("-1", "2"), ("0", "0")])
-def test_current_process_refuses_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
+def test_get_torchrun_process_refuses_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
     refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", get_torchrun_process)

@@ -254,7 +254,7 @@ def test_evaluate_scans_names_empty_cloud(pairs: Listed, tmp_path: Path) -> None
         evaluate_scans(Registrar(iterations=2000), pairs, tmp_path / "run")
 
 
-def test_true_overlap_refine_corrects_pose() -> None:
+def test_measure_true_overlap_refine_corrects_pose() -> None:
     first, second = room_scan(3), room_scan(3, scan=1)
     far = np.array([1e5, -2e5, 50.0])
     exact = pose(30, 2.0)

@@ -51,7 +51,7 @@ def test_evaluate_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_pa
     )
 
 
-def test_move_forward_equals_loop() -> None:
+def test_predict_next_flow_equals_loop() -> None:
     flow = torch.zeros(2, 7, 9)
     flow[0, 3, 2] = 4.0
     moved = predict_next_flow(flow)
@@ -85,7 +85,7 @@ def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.9])
-def test_move_forward_fills_holes_from_rim(share: float) -> None:
+def test_predict_next_flow_fills_holes_from_rim(share: float) -> None:
     generator = torch.Generator().manual_seed(4)
     known = torch.rand(23, 31, generator=generator) < share
     known[5, 7] = True
@@ -106,7 +106,7 @@ class Elements(TorchDispatchMode):
         return out
 
 
-def test_move_forward_work_grows_with_pixels() -> None:
+def test_predict_next_flow_work_grows_with_pixels() -> None:
     flow = torch.zeros(2, 64, 512)
     flow[0, :, :256] = 200.0
     with Elements() as elements:

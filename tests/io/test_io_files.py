@@ -52,7 +52,7 @@ def test_write_atomically_shows_file_at_end_of_block(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseException]) -> None:
+def test_write_atomically_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "a.flo"
     target.write_bytes(b"old")
 
@@ -68,7 +68,7 @@ def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseE
 
 
 @pytest.mark.unit
-def test_atomic_path_supports_two_writers(tmp_path: Path) -> None:
+def test_write_atomically_supports_two_writers(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with write_atomically(target) as first, write_atomically(target) as second:
         assert first != second
@@ -79,7 +79,7 @@ def test_atomic_path_supports_two_writers(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_atomic_path_mode_follows_umask(tmp_path: Path, mask: int) -> None:
+def test_write_atomically_mode_follows_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         for name in WRITERS:
@@ -90,7 +90,7 @@ def test_atomic_path_mode_follows_umask(tmp_path: Path, mask: int) -> None:
 
 
 @pytest.mark.unit
-def test_atomic_path_writes_through_links(tmp_path: Path) -> None:
+def test_write_atomically_writes_through_links(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.flo").symlink_to(tmp_path / "real" / "a.flo")
     write_flow(tmp_path / "link.flo", torch.zeros(2, 3, 4))
@@ -99,14 +99,14 @@ def test_atomic_path_writes_through_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_atomic_path_accepts_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomically_accepts_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_flow("a.flo", torch.zeros(2, 3, 4))
     assert (tmp_path / "a.flo").is_file()
 
 
 @pytest.mark.unit
-def test_atomic_path_accepts_long_name(tmp_path: Path) -> None:
+def test_write_atomically_accepts_long_name(tmp_path: Path) -> None:
     write_flow(tmp_path / ("n" * 251 + ".flo"), torch.zeros(2, 3, 4))
 
 
@@ -126,7 +126,7 @@ def test_write_atomically_names_unwritable_paths(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.unit
-def test_atomic_path_names_folder_without_permission(tmp_path: Path) -> None:
+def test_write_atomically_names_folder_without_permission(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
     if os.access(folder, os.W_OK):
@@ -136,7 +136,7 @@ def test_atomic_path_names_folder_without_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_atomic_path_refuses_devices() -> None:
+def test_write_atomically_refuses_devices() -> None:
     if not Path("/dev/null").exists():
         pytest.skip("no /dev/null here")
     with pytest.raises(InputError, match="regular file to replace"), write_atomically("/dev/null"):
@@ -199,7 +199,7 @@ os.waitpid(writer, 0)
 """
 
 
-def test_atomic_path_leaves_no_partial_file_when_killed(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_write_atomically_leaves_no_partial_file_when_killed(tmp_path: Path, forked: Callable[..., str]) -> None:
     target = tmp_path / "flow.exr"
     forked(KILLED, Path(__file__).parent, target)
     assert read_flow(target).flow.shape[1] in (300, 301)

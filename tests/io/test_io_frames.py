@@ -637,7 +637,7 @@ def test_read_frame_accepts_name_outside_utf8(tmp_path: Path) -> None:
         write_image(path, torch.zeros(3, 4, 4))
 
 
-def test_find_colour_prefers_flat_part(tmp_path: Path) -> None:
+def test_find_colour_channels_prefers_flat_part(tmp_path: Path) -> None:
     """OpenImageIO writes no file of both kinds; renderers do."""
 
     def make_part(index: int, name: str, deep: bool) -> Part:

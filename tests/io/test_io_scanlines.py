@@ -45,7 +45,7 @@ def planes(count: int, height: int = 7, width: int = 9) -> np.ndarray:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("window", [None, WINDOW])
 @pytest.mark.parametrize("names", [("u",), ("v", "u"), ("forward.u", "forward.v", "occlusion.forward")])
-def test_write_scanlines_equals_openimageio(
+def test_write_and_verify_scanlines_equals_openimageio(
     tmp_path: Path, names: tuple[str, ...], window: FrameWindow | None, half: bool
 ) -> None:
     found = planes(len(names))
@@ -60,7 +60,7 @@ def test_write_scanlines_equals_openimageio(
     assert without_time(tmp_path / "ours.exr") == without_time(tmp_path / "theirs.exr")
 
 
-def test_write_scanlines_keeps_frame_metadata(tmp_path: Path) -> None:
+def test_write_and_verify_scanlines_keeps_frame_metadata(tmp_path: Path) -> None:
     pixels = np.zeros((4, 5, 3), np.float16)
     plate = tmp_path / "plate.exr"
     write_and_verify_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
@@ -73,7 +73,9 @@ def test_write_scanlines_keeps_frame_metadata(tmp_path: Path) -> None:
     }
 
 
-def test_write_scanlines_refuses_file_changed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_and_verify_scanlines_refuses_file_changed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = pack_lines([Channel("u", np.ones((6, 5), np.float32))], False)
     real = Path.open
 
@@ -106,7 +108,7 @@ def test_write_scanlines_refuses_file_changed_meanwhile(tmp_path: Path, monkeypa
         write_and_verify_scanlines(tmp_path / "mv.exr", lines)
 
 
-def test_lay_out_lines_reuses_fitting_buffer_only() -> None:
+def test_pack_lines_reuses_fitting_buffer_only() -> None:
     flow = planes(2)
     room = np.empty((7, HEAD + 2 * 9 * 4), np.uint8)
     channels = exr.build_vector_channels("forward", flow)
@@ -117,7 +119,7 @@ def test_lay_out_lines_reuses_fitting_buffer_only() -> None:
 
 @pytest.mark.parametrize("dtype", [None, "half"])
 @pytest.mark.parametrize("y", ["up", "down"])
-def test_lay_out_on_device_equals_host_bytes(dtype: str | None, y: str) -> None:
+def test_pack_vector_lines_on_device_equals_host_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
     names, body, good = pack_vector_lines_on_device(parts, dtype, y)
@@ -129,7 +131,7 @@ def test_lay_out_on_device_equals_host_bytes(dtype: str | None, y: str) -> None:
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(float("nan"), None), (float("inf"), None), (7e4, "half")])
-def test_lay_out_vectors_refuses_values_beyond_half(value: float, dtype: str | None) -> None:
+def test_pack_vector_lines_refuses_values_beyond_half(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
     assert not bool(pack_vector_lines_on_device({"forward": flow}, dtype, "up")[2])

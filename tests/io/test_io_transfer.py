@@ -140,7 +140,7 @@ def test_read_frame_converts_primaries(tmp_path: Path) -> None:
     assert np.allclose(grey.numpy(), srgb(np.array(0.5)), atol=1e-3)
 
 
-def test_choose_curve_knows_every_short_name() -> None:
+def test_choose_display_curve_knows_every_short_name() -> None:
     for name in TRANSFERS:
         choose_display_curve(name, "srgb")
     assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_ocio_color_spaces(
@@ -216,7 +216,7 @@ def test_read_frame_refuses_infinite_light(tmp_path: Path) -> None:
         read_frame(path, transfer="cineon")
 
 
-def test_decode_srgb_is_inverse_of_encode_srgb() -> None:
+def test_decode_srgb_in_place_is_inverse_of_encoding() -> None:
     encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
     light = encoded.copy()
     decode_srgb_in_place(light)
@@ -225,7 +225,7 @@ def test_decode_srgb_is_inverse_of_encode_srgb() -> None:
     assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
 
 
-def test_encode_srgb_is_independent_of_position() -> None:
+def test_encode_srgb_in_place_is_independent_of_position() -> None:
     light = samples((100_003,))
     whole = light.copy()
     encode_srgb_in_place(whole)
@@ -235,7 +235,7 @@ def test_encode_srgb_is_independent_of_position() -> None:
         assert np.array_equal(piece, whole[start:stop:step])
 
 
-def test_choose_curve_returns_none_for_identity() -> None:
+def test_choose_display_curve_returns_none_for_identity() -> None:
     assert choose_display_curve("srgb", "linear") is None
     assert choose_display_curve("auto", "srgb") is None
     assert choose_display_curve("auto", "linear") is encode_srgb_in_place

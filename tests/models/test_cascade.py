@@ -68,7 +68,7 @@ def interior(error: Tensor, levels: int) -> Tensor:
     return error[..., margin:-margin, margin:-margin]
 
 
-def test_cascade_sizes_returns_quarter_levels() -> None:
+def test_compute_cascade_sizes_returns_quarter_levels() -> None:
     assert compute_cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
     assert compute_cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
     assert compute_cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
@@ -163,7 +163,7 @@ def test_cascade_refuses_bad_arguments() -> None:
     refuses("network: expected something that is called like a network", Cascade, "raft")
 
 
-def test_more_confident_selects_flow_by_log_scale() -> None:
+def test_select_more_confident_flow_follows_log_scale() -> None:
     own = FlowWithLogScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
     large = FlowWithLogScale(
         torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10)
@@ -178,7 +178,7 @@ def test_more_confident_selects_flow_by_log_scale() -> None:
     assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
 
 
-def test_more_confident_limits_correction_to_four_cells() -> None:
+def test_select_more_confident_flow_limits_correction() -> None:
     own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5))
     large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.full((1, 1, 6, 10), -3.0))
     large.flow[:, 0] = 2 * 31.9
@@ -191,7 +191,7 @@ def test_more_confident_limits_correction_to_four_cells() -> None:
 
 @pytest.mark.parametrize("which", ["own", "large"])
 @pytest.mark.parametrize("surest", [-1.0, 1.0])
-def test_more_confident_keeps_nonfinite_values(which: str, surest: float) -> None:
+def test_select_more_confident_flow_keeps_nonfinite_values(which: str, surest: float) -> None:
     own = FlowWithLogScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
     large = FlowWithLogScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large

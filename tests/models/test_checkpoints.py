@@ -167,7 +167,7 @@ def test_load_weights_reads_pytorch_files(tmp_path: Path, tensors: dict[str, Ten
     assert same(state, tensors)
 
 
-def test_read_state_keeps_tensor_names(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_read_state_dict_keeps_tensor_names(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     path = tmp_path / "w.pth"
     save_file(tensors, path)
     state, _ = read_state_dict(path)
@@ -178,7 +178,7 @@ def test_read_state_keeps_tensor_names(tmp_path: Path, tensors: dict[str, Tensor
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_read_state_removes_prefixes_and_wrappers(tensors: dict[str, Tensor], prefix: str) -> None:
+def test_read_state_dict_removes_prefixes_and_wrappers(tensors: dict[str, Tensor], prefix: str) -> None:
     wrapped = {"epoch": 3, "state_dict": {prefix + key: value for key, value in tensors.items()}}
     assert same(read_state_dict(wrapped)[0], tensors)  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ class Evil:
         return (print, ("opened",))
 
 
-def test_read_state_refuses_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_state_dict_refuses_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.ones(1), "b": Evil()}, path)
     refuses(r"w\.pth: expected plain weights, got a pickle that also holds code", read_state_dict, path)
@@ -203,7 +203,7 @@ def test_read_state_refuses_code(tmp_path: Path, capsys: pytest.CaptureFixture[s
     refuses("TorchScript", read_state_dict, path)
 
 
-def test_read_state_refuses_other_files(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_read_state_dict_refuses_other_files(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     whole = tmp_path / "whole.pth"
     torch.save(tensors, whole)
     held = whole.read_bytes()
@@ -250,7 +250,7 @@ def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_read_state_refuses_damaged_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
+def test_read_state_dict_refuses_damaged_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
     whole = path.read_bytes()
@@ -332,7 +332,7 @@ def _deep() -> dict[str, Any]:
     ],
     ids=["meta", "coo", "nested", "quantised", "complex"],
 )
-def test_read_state_refuses_unsupported_tensors(tmp_path: Path, odd: Tensor, words: str) -> None:
+def test_read_state_dict_refuses_unsupported_tensors(tmp_path: Path, odd: Tensor, words: str) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a.weight": odd}, path)
     for source in (path, {"a.weight": odd}):
@@ -340,7 +340,7 @@ def test_read_state_refuses_unsupported_tensors(tmp_path: Path, odd: Tensor, wor
         assert caught.endswith("at 'a.weight'")
 
 
-def test_read_state_refuses_deep_wrappers(tmp_path: Path) -> None:
+def test_read_state_dict_refuses_deep_wrappers(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"state_dict": torch.ones(1)}, path)
     refuses("expected named tensors, got dict nested too deeply at 'wrapper'", read_state_dict, _deep())

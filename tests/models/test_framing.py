@@ -60,7 +60,7 @@ def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("mode", ["sintel", "kitti"])
 @pytest.mark.parametrize("frame", [(64, 96), (70, 91), (129, 63)])
 @pytest.mark.parametrize("own", [(64, 96), (70, 91), (35, 47), (9, 12), (18, 23), (140, 182)])
-def test_resample_to_grid_samples_cell_centres(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
+def test_resample_flow_to_cells_samples_cell_centres(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
     padding = choose_padding(*frame, mode)
     start = resample_flow_to_cells(linear(*own, frame), *frame, padding)
     rows, columns = start.shape[-2:]
@@ -73,7 +73,7 @@ def test_resample_to_grid_samples_cell_centres(frame: tuple[int, int], own: tupl
     torch.testing.assert_close(start[0], truth, rtol=1e-5, atol=1e-5)
 
 
-def test_resample_to_grid_averages_quarter_to_eighth() -> None:
+def test_resample_flow_to_cells_averages_quarter_to_eighth() -> None:
     quarter = torch.randn(2, 2, 32, 40, generator=torch.Generator().manual_seed(0))
     start = resample_flow_to_cells(quarter, 128, 160, choose_padding(128, 160))
     half = 0.5 * functional.interpolate(quarter, scale_factor=0.5, mode="bilinear")

@@ -49,7 +49,7 @@ def test_sea_raft_equals_ptlflow(ptlflow: Any) -> None:
         assert (ours(frame1, frame2, 3) - expected).abs().max() > 1e-2  # the last update counts
 
 
-def test_is_moving_requires_cells_beyond_one_pixel() -> None:
+def test_is_unconverged_requires_moving_cells() -> None:
     before = torch.zeros(3, 2, 10, 10)
     after = before.clone()
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
@@ -160,7 +160,7 @@ def test_flow_with_info_returns_info_of_last_update() -> None:
         torch.testing.assert_close(first, model(*pictures, updates=1))
 
 
-def test_expected_log_scale_equals_mixture_mean() -> None:
+def test_compute_expected_log_scale_equals_mixture_mean() -> None:
     info = torch.tensor([0.0, 0.0, 3.0, -2.0]).view(1, 4, 1, 1)
     assert compute_expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(
         1.5

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import test_global_matching_on_turing_equals_reference as matching
+import test_matching as matching
 import test_neighbors_cuda as neighbors
 import test_passes as passes
 import test_point_conv_cuda as point_conv
 import test_point_norm as point_norm
-import test_spatial_correlation_on_turing_equals_reference as spatial
+import test_spatial_correlation as spatial
 import test_tvl1_cuda as tvl1
 import torch
 from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_level

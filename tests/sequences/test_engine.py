@@ -226,7 +226,7 @@ def test_open_plates_pins_frames_for_gpu(shot: Path, monkeypatch: pytest.MonkeyP
     assert torch.equal(frame, plain)
 
 
-def test_reduce_frame_equals_pytorch_averages() -> None:
+def test_shrink_to_grey_equals_pytorch_averages() -> None:
     for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
         frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))
         found = shrink_to_grey(frame)

@@ -296,7 +296,7 @@ def test_follow_on_two_devices_equals_one() -> None:
 
 @pytest.mark.usefixtures("plates")
 @pytest.mark.long
-def test_follow_on_devices_refuses_unusable_method() -> None:
+def test_run_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
     settled, plan = job.compare_with_files(job.build_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
@@ -320,14 +320,14 @@ def test_follow_device_process_sends_errors(monkeypatch: pytest.MonkeyPatch, err
     assert str(error) in content
 
 
-def test_split_into_sides_shares_no_frames() -> None:
+def test_split_at_reference_shares_no_frames() -> None:
     assert split_at_reference([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
     assert split_at_reference([5, 4], 9) == [[4, 5]]
     assert split_at_reference([], 9) == []
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])
-def test_list_sources_covers_sources_of_later_frames(step: int) -> None:
+def test_list_source_steps_covers_sources_of_later_frames(step: int) -> None:
     sources = list_source_steps(step)
     assert sources[0] == step - 1
     assert all(0 <= source < step for source in sources)

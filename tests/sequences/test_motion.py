@@ -101,14 +101,14 @@ def test_read_all_channels_premultiplies_png_alpha(tmp_path: Path, depth: str) -
     )
 
 
-def test_add_flows_equals_composition() -> None:
+def test_chain_flows_equals_composition() -> None:
     total = chain_flows(steady(1.5, 0.5), steady(2.0, -1.0))
     inner = total[:, 2:-2, 2:-4]
     torch.testing.assert_close(inner, steady(3.5, -0.5)[:, 2:-2, 2:-4])
     assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
 
 
-def test_accumulate_flow_stops_at_missing_flow() -> None:
+def test_accumulate_flow_to_reference_stops_at_missing_flow() -> None:
     def backward(number: int) -> torch.Tensor:
         if number == 13:
             raise InputError("mv.0013.exr: no such file")

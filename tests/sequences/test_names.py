@@ -74,7 +74,7 @@ def test_pattern_refuses_other_text(text: str) -> None:
     "text",
     ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
 )
-def test_find_frames_accepts_every_spelling(shot: Path, text: str) -> None:
+def test_find_frame_files_accepts_every_spelling(shot: Path, text: str) -> None:
     assert names_several_frames(text)
     found = find_frame_files(text)
     assert list(found.files) == [998, 999, 1000, 1001]
@@ -91,13 +91,13 @@ def test_find_frames_accepts_every_spelling(shot: Path, text: str) -> None:
     ["plate.999-1001####.exr", "plate.999-1001@@@@.exr", "plate.999-1001#.exr", "plate.%04d.exr 999-1001",
      "plate.####.exr 999,1000-1001", "plate.999-1001%04d.exr"],
 )  # fmt: skip
-def test_choose_frames_reads_frames_in_name(shot: Path, text: str) -> None:  # noqa: ARG001
+def test_select_frames_reads_frames_in_name(shot: Path, text: str) -> None:  # noqa: ARG001
     assert select_frames(find_frame_files(text), None) == [999, 1000, 1001]
     assert select_frames(find_frame_files(text), "1001") == [1001]
 
 
 @pytest.mark.unit
-def test_find_frames_requires_exact_padding(tmp_path: Path) -> None:
+def test_find_frame_files_requires_exact_padding(tmp_path: Path) -> None:
     for name in ("a.1.png", "a.02.png", "a.0003.png", "a.10.png"):
         (tmp_path / name).touch()
     assert list(find_frame_files(f"{tmp_path}/a.%d.png").files) == [1, 10]
@@ -110,14 +110,14 @@ def test_find_frames_requires_exact_padding(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_find_frames_numbers_unnumbered_files(tmp_path: Path) -> None:
+def test_find_frame_files_numbers_unnumbered_files(tmp_path: Path) -> None:
     for name in ("c.png", "a.png", "b.png", ".hidden.png"):
         (tmp_path / name).touch()
     assert [path.name for path in find_frame_files(str(tmp_path)).files.values()] == ["a.png", "b.png", "c.png"]
 
 
 @pytest.mark.unit
-def test_find_frames_refuses_two_sequences(tmp_path: Path) -> None:
+def test_find_frame_files_refuses_two_sequences(tmp_path: Path) -> None:
     for name in ("left.0001.png", "right.0001.png"):
         (tmp_path / name).touch()
     refuses("expected one sequence, got 2", find_frame_files, str(tmp_path))
@@ -127,7 +127,7 @@ def test_find_frames_refuses_two_sequences(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_find_frames_refuses_bad_names(shot: Path) -> None:
+def test_find_frame_files_refuses_bad_names(shot: Path) -> None:
     refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frame_files, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
         select_frames(find_frame_files("plate.%04d.exr"), "1-5")
@@ -202,7 +202,7 @@ def test_format_frames_and_parse_frames_are_inverse(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["job#12", "a@b", "take%d", "shot[1]", "50%", "v$F"])
-def test_find_frames_accepts_pattern_signs_in_folder(
+def test_find_frame_files_accepts_pattern_signs_in_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,6 +225,6 @@ def test_pattern_prefers_explicit_frame_field() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
 @pytest.mark.parametrize("name", ["film.mp4", "plate.png", "plate.0001.exr"])
-def test_find_frames_refuses_pipe(tmp_path: Path, name: str) -> None:
+def test_find_frame_files_refuses_pipe(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     refuses(f"{name}: expected a regular file, got a device, pipe or socket", find_frame_files, str(tmp_path / name))

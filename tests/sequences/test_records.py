@@ -171,7 +171,7 @@ def test_flow_keeps_files_of_other_programs(cli: CommandLine) -> None:
     assert cli(*pair, "plate.0013.png", "--overwrite", *QUICK)[0] == 0
 
 
-def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> None:
+def test_remove_abandoned_temporary_files_keeps_running_ones(tmp_path: Path) -> None:
     week = time.time() - 7 * 24 * 3600
     with write_atomically(tmp_path / f"{'n' * 70}.exr") as mine:
         mine.write_bytes(b"x")

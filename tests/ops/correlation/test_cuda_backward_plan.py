@@ -109,7 +109,7 @@ def test_allocate_sums_splits_coarse_levels() -> None:
         (4, 8192, "8192 channels need more shared memory than the 64 KiB of a block here"),
     ],
 )
-def test_fit_lookup_refuses_plans_beyond_turing_memory(
+def test_fit_lookup_config_refuses_plans_beyond_turing_memory(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launching, "gpu_from_device", lambda _: TURING)

@@ -86,7 +86,7 @@ def test_radius_search_shared_buckets_equal_reference(monkeypatch: pytest.Monkey
 
 
 @emulated
-def test_search_radii_equals_single_searches() -> None:
+def test_run_radius_searches_equals_single_searches() -> None:
     """Those in the same points with the same radius share their buckets."""
     points, offsets, none = surface(300), torch.tensor([0, 300]), torch.zeros(0, 3)
     parts = torch.tensor([0, 100, 300])

@@ -113,7 +113,7 @@ def test_search_with_stray_point_keeps_precision() -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_put_within_keeps_candidates_within_radius(packs: bool) -> None:
+def test_store_within_keeps_candidates_within_radius(packs: bool) -> None:
     numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
     if packs and not cpu_has_feature("avx512f"):
         pytest.skip("needs AVX-512")
@@ -274,7 +274,7 @@ def test_spatial_order_groups_neighbors_within_clouds(far: float) -> None:
     assert torch.equal(order[1500:], spatial_order(points[1500:]) + 1500)
 
 
-def test_morton_code_interleaves_bits() -> None:
+def test_compute_morton_codes_interleaves_bits() -> None:
     cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3], [2**21 - 1] * 3])
     assert compute_morton_codes(cells).tolist() == [1, 2, 4, 63, 2**63 - 1]
 

@@ -460,7 +460,7 @@ def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callabl
 
 
 @pytest.mark.usefixtures("machine")
-def test_run_pass_with_fewer_rounds_equals_smaller_config() -> None:
+def test_refine_in_one_pass_with_fewer_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
