@@ -25,7 +25,7 @@ def test_check_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypa
     assert check.commands("long", [])[0][-2:] == ["-m", "long"]
     monkeypatch.setattr(check, "GPU", True)
     alone, others = check.commands("tests", ["-k", "tvl1"])
-    assert alone == ["-m", "pytest", "-m", "alone", "-k", "tvl1"]
+    assert alone == ["-m", "pytest", *check.LIMIT, "-m", "alone", "-k", "tvl1"]
     assert others[-4:] == ["-m", "not alone and not long", "-k", "tvl1"]
     assert "--dist=worksteal" in others
     assert len(check.commands("tests", ["-m", "slow"])) == 1
