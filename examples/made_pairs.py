@@ -7,10 +7,11 @@ Generate frames with known flow and occlusion; nothing is downloaded.
 
 from fullfield.io import write_image
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import procedural_pictures
+from fullfield.training.flow.pictures import create_procedural_pictures
 from fullfield.viz import flow_scale, flow_to_image, frame_to_image, sheet, wheel_legend
 
-pictures = procedural_pictures(20, size=128, seed=1, shapes=40)  # a pack of photos: load_pictures("pack.zip")
+# A pack of photos: load_picture_pack("pack.zip").
+pictures = create_procedural_pictures(20, size=128, seed=1, shapes=40)
 pairs = PairGenerator((64, 96), seed=8, pictures=pictures)
 batch = pairs.batch(0, 2)  # on a GPU: device="cuda", and 32 at a time
 

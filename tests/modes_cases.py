@@ -45,11 +45,11 @@ from fullfield.sequences import ShotSettings, follow_frames, warp_image
 from fullfield.sequences.estimation import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import flow as learning
-from fullfield.training.descriptor import compute_matching_ratio, contrastive_loss
+from fullfield.training.descriptor import compute_mutual_match_precision, contrastive_loss
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.loss import mean_end_point_error
 from fullfield.training.flow.pictures import PicturePack
-from fullfield.training.flow.stepping import Stepper
+from fullfield.training.flow.stepping import TrainingStepper
 from fullfield.viz.errors import create_error_colors, draw_error_legend
 from fullfield.viz.points import draw_alignment_legend
 from fullfield.viz.wheel import FlowColors, create_color_wheel
@@ -425,11 +425,11 @@ def _() -> Any:
     first, second = (torch.nn.functional.normalize(noise(40, 8, seed=seed), dim=1) for seed in (1, 2))
     matches = torch.arange(20, device=DEVICE)[:, None].expand(20, 2)
     places = noise(40, 3) * 4
-    rate = compute_matching_ratio(first, second, places, places)
+    rate = compute_mutual_match_precision(first, second, places, places)
     return graded(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
 
 
-@case("training.train_descriptor", "training.cut_pair", "training.synthetic_scene")
+@case("training.train_descriptor", "training.cut_overlapping_pair", "training.synthetic_scene")
 def _() -> Any:
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
@@ -600,13 +600,13 @@ def _() -> list[Tensor]:
     return [*learning.Augmented(Source(), change, seed=3).batch(1, 2)]
 
 
-@case(*(f"training.flow.{name}" for name in ("Stepper", "AveragedWeights", "train_flow", "FlowValidation")))
+@case(*(f"training.flow.{name}" for name in ("TrainingStepper", "AveragedWeights", "train_flow", "FlowValidation")))
 def _() -> list[Tensor]:
     """What needs gradients: outside of inference mode, as any learning."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         model = Small()
-        stepper = Stepper(model, learning.FlowTraining(batch=2))
-        stepper.run_step(batch(), 0, rate=1e-3)
+        stepper = TrainingStepper(model, learning.FlowTraining(batch=2))
+        stepper.train_on_batch(batch(), 0, rate=1e-3)
         average = learning.AveragedWeights(model)
         average.update_average(1)
         with tempfile.TemporaryDirectory() as folder:
@@ -783,7 +783,7 @@ LOWER = (
     "ops.point_conv.triplet_geometry",  # its case convolves
     "training.contrastive_loss",
     "training.matching_ratio",  # of the same case
-    "training.flow.Stepper",  # a network
+    "training.flow.TrainingStepper",  # a network
     "training.flow.AveragedWeights",
     "training.flow.train_flow",
     "training.flow.FlowValidation",

@@ -43,10 +43,10 @@ from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import PairSource
 from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
-from fullfield.training.flow.loop import BatchesAhead
-from fullfield.training.flow.pictures import load_pictures
+from fullfield.training.flow.loop import BatchPrefetcher
+from fullfield.training.flow.pictures import load_picture_pack
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import Stepper, check_finite, choose_precision
+from fullfield.training.flow.stepping import TrainingStepper, check_steps_finite, choose_precision
 
 DATA = data_folder()
 RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
@@ -170,7 +170,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
     if args.cut is not None and any(cut > side for cut, side in zip(args.cut, args.size, strict=True)):
         full, cut = (f"{width}x{height}" for height, width in (args.size, args.cut))
         raise InputError(f"--cut: expected at most {full}, the --size, got {cut}")
-    pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
+    pictures: Any = None if args.pictures is None else load_picture_pack(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
     for style, share in map(style_of, args.mixture):
@@ -219,7 +219,7 @@ class Scores:
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         self.result: dict[str, Any] = {"settings": settings, "gpu": gpu, "torch": torch.__version__, "scores": []}
 
-    def add(self, step: int, seconds: float, rate: float, stepper: Stepper) -> None:
+    def add(self, step: int, seconds: float, rate: float, stepper: TrainingStepper) -> None:
         """Score the weights and their average after ``step`` steps."""
         (updates, *others), batch = self._args.scored_updates, self._args.batch
         networks = {"weights": copy.deepcopy(stepper.model).eval(), "average": stepper.average.model}
@@ -271,27 +271,27 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device(args.device)
     network = started(args).to(device).train()
     source, training = mixture(args, device), training_of(args, device)
-    stepper = Stepper(network, training)
+    stepper = TrainingStepper(network, training)
     scores = Scores(args, device, source)
     scores.add(0, 0.0, 0.0, stepper)
     due = sorted(share for share in args.score_at if 0 < share < 1)
-    pairs = BatchesAhead(source, args.batch, device, Ranks())
+    pairs = BatchPrefetcher(source, args.batch, device, Ranks())
     step, done, seconds = 0, 0.0, 0.0
     start = time.perf_counter()
     while done < 1.0:
         rate = training.compute_learning_rate(done)
-        stepper.run_step(pairs.take_batch(step), step, rate=rate, occluded=done >= training.visible)
+        stepper.train_on_batch(pairs.take_batch(step), step, rate=rate, occluded=done >= training.visible)
         step += 1
         pairs.start_batch(step)
-        share = training.completed_fraction(step, seconds)
+        share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
             reading = stepper.read_means()  # waits for the device, so that the clock is right
-            check_finite(reading, step, training)
+            check_steps_finite(reading, step, training)
             seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:
                 print(f"step {step} of {training.steps}, {seconds:.0f} s, {reading}", file=sys.stderr, flush=True)
-        done = training.completed_fraction(step, seconds)
+        done = training.compute_completed_fraction(step, seconds)
         if scored or done >= 1.0:
             due = [share for share in due if share > done]
             scores.add(step, seconds, rate, stepper)

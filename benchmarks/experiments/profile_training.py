@@ -25,10 +25,10 @@ from fullfield.models.weights import build_random_model
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE
-from fullfield.training.flow.loop import BatchesAhead
-from fullfield.training.flow.pictures import load_pictures
+from fullfield.training.flow.loop import BatchPrefetcher
+from fullfield.training.flow.pictures import load_picture_pack
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import Stepper
+from fullfield.training.flow.stepping import TrainingStepper
 
 _KERNELS = 90  # listed in the result
 
@@ -88,21 +88,21 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     device = torch.device(args.device)
-    stepper = Stepper(build_random_model(name).to(device).train(), training)
+    stepper = TrainingStepper(build_random_model(name).to(device).train(), training)
     batch: FlowBatch = source.batch(0, args.batch)
     start = time.perf_counter()
     for number in range(16):
-        stepper.run_step(batch, number, rate=1e-4)
+        stepper.train_on_batch(batch, number, rate=1e-4)
     wait()
     result["first_16_steps_s"] = round(time.perf_counter() - start, 1)
     result["reading"] = stepper.read_means()._asdict()
-    result["step"] = timed(lambda number: stepper.run_step(batch, number, rate=1e-4), args.steps)
+    result["step"] = timed(lambda number: stepper.train_on_batch(batch, number, rate=1e-4), args.steps)
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-    result["step_kernels"] = kernels(lambda number: stepper.run_step(batch, number, rate=1e-4), 9)
-    ahead = BatchesAhead(source, args.batch, device, Ranks())
+    result["step_kernels"] = kernels(lambda number: stepper.train_on_batch(batch, number, rate=1e-4), 9)
+    ahead = BatchPrefetcher(source, args.batch, device, Ranks())
 
     def both(number: int) -> None:
-        stepper.run_step(ahead.take_batch(number), number, rate=1e-4)
+        stepper.train_on_batch(ahead.take_batch(number), number, rate=1e-4)
         ahead.start_batch(number + 1)
 
     timed(both, 12)  # the processes that draw scenes start
@@ -138,7 +138,7 @@ def main() -> None:
         "mixture": args.mixture,
         "cases": [],
     }
-    pictures: Any = load_pictures(args.pictures)
+    pictures: Any = load_picture_pack(args.pictures)
     mixture = {style: float(share) for style, _, share in (text.partition("=") for text in args.mixture)}
     for text in args.cases:
         parts = []

@@ -75,9 +75,9 @@ def test_evaluate_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -
 def test_train_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield._check.device", torch.device)
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
-    assert ranks.choose_own_device("auto") == ranks.choose_own_device("cuda") == torch.device("cuda:0")
+    assert ranks.choose_rank_device("auto") == ranks.choose_rank_device("cuda") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert ranks.choose_own_device("auto") == ranks.choose_own_device("cuda") == torch.device("cuda:3")
-    assert ranks.choose_own_device("cuda:1") == torch.device("cuda:1")
+    assert ranks.choose_rank_device("auto") == ranks.choose_rank_device("cuda") == torch.device("cuda:3")
+    assert ranks.choose_rank_device("cuda:1") == torch.device("cuda:1")
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cpu"))
-    assert ranks.choose_own_device("auto") == torch.device("cpu")
+    assert ranks.choose_rank_device("auto") == torch.device("cpu")

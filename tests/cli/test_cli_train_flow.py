@@ -15,7 +15,7 @@ from fullfield.cli import train_flow
 from fullfield.cli.main import build_parser
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_random_model
-from fullfield.training.checkpoint import write_tensors
+from fullfield.training.checkpoint import write_safetensors
 from fullfield.training.flow import PairGenerator, SceneStyle, pictures
 from fullfield.training.flow.config import MIXTURE, PRESETS
 from known_scenes import known_scene
@@ -47,8 +47,8 @@ def test_train_flow_default_pairs_mix_styles() -> None:
 
 
 def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = pictures.procedural_pictures(count=4, size=64, shapes=4)
-    monkeypatch.setattr(pictures, "procedural_pictures", lambda **_options: few)
+    few = pictures.create_procedural_pictures(count=4, size=64, shapes=4)
+    monkeypatch.setattr(pictures, "create_procedural_pictures", lambda **_options: few)
     for name in ("usual", "figures"):  # exposures of twelve instants take seconds
         monkeypatch.setitem(PRESETS, name, PRESETS[name].replace(instants=2))
     makers: list[tuple[int, SceneStyle]] = []
@@ -109,7 +109,7 @@ def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkey
 def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> None:
     torch.manual_seed(11)
     start = build_random_model("raft-small").state_dict()
-    write_tensors(pairs / "start.safetensors", start)
+    write_safetensors(pairs / "start.safetensors", start)
     slow = ("--learning-rate", "1e-12", "--weight-decay", "0", "--data", "pairs:mine")
     ran = cli("train", "flow", "-o", "tuned", *RAFT, *TINY, *slow, "--init", "start.safetensors")
     assert ran.code == 0, ran.err
@@ -150,7 +150,7 @@ def test_train_flow_exits_with_1_on_divergence(cli: Any, pairs: Path) -> None:
 def test_train_flow_init_refuses_nonfinite_weights(refused: Any, pairs: Path) -> None:
     state = build_random_model("raft-small").state_dict()
     state["fnet.conv1.weight"][0, 0, 0, 0] = float("nan")
-    write_tensors(pairs / "nan.safetensors", state)
+    write_safetensors(pairs / "nan.safetensors", state)
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--init", "nan.safetensors")
     assert "nan.safetensors: expected finite numbers, got NaN in fnet.conv1.weight" in refused(*command)
     assert not (pairs / "run").exists()

@@ -11,8 +11,8 @@ from emulator import Emulator
 
 from fullfield.training.flow import SceneStyle
 from fullfield.training.flow.layered import PictureAtlas, cuda, render_pairs
-from fullfield.training.flow.mesh_shapes import procedural_meshes
-from fullfield.training.flow.scene import draw_scenes
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
+from fullfield.training.flow.scene import sample_scenes
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def atlas() -> PictureAtlas:
     pictures = torch.randint(0, 256, (5, 16, 16, 3), generator=draw, dtype=torch.uint8)
     shapes = torch.randint(0, 256, (3, 12, 12), generator=draw, dtype=torch.uint8)
     shapes[:, 2:10, 2:10] |= 128
-    return PictureAtlas(pictures, shapes, procedural_meshes(5))
+    return PictureAtlas(pictures, shapes, create_procedural_meshes(5))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_renderer_kernels_equal_reference(size: tuple[int, int], style: str) -> 
     held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)
     assert held.meshes is not None
     counts = {"pictures": held.count, "shapes": len(held.shapes), "meshes": held.meshes.table}
-    scenes = draw_scenes(range(6), size, seed=4, style=style_of_scenes, **counts)
+    scenes = sample_scenes(range(6), size, seed=4, style=style_of_scenes, **counts)
     found, expected = (render_pairs(scenes, held, size, backend=backend) for backend in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()

@@ -179,8 +179,8 @@ def of_networks(arch: str) -> Limits:
 
 def of_training(arch: str) -> Limits:
     del arch
-    yield loss.convex_loss_source(torch.bfloat16), "", 255, 0
-    yield layered.renderer_source(), "", 128, 0
+    yield loss.get_convex_loss_source(torch.bfloat16), "", 255, 0
+    yield layered.get_renderer_source(), "", 128, 0
 
 
 def of_matching(arch: str) -> Limits:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.training.flow.mesh_shapes import procedural_meshes
-from fullfield.training.flow.pictures import load_pictures, read_licence_list
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
+from fullfield.training.flow.pictures import load_picture_pack, read_licence_list
 from tools.__main__ import main
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import reduce_model
@@ -108,7 +108,7 @@ def test_model_meshes_have_few_poses_in_unit_sphere(tmp_path: Path) -> None:
 
 
 def test_model_with_many_triangles_is_reduced(tmp_path: Path) -> None:
-    store = procedural_meshes(1)
+    store = create_procedural_meshes(1)
     points, faces = store.vertices.float().numpy(), store.triangles.numpy().astype(np.uint16)
     data = points.tobytes() + faces.tobytes()
     sizes = [(0, points.nbytes, 5126, "VEC3", len(points)), (points.nbytes, faces.nbytes, 5123, "SCALAR", faces.size)]
@@ -180,7 +180,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     assert [line.split(":")[0] for line in lines if "equals" not in line] == ["cut.glb", "text.glb"]
     (entry,) = read_licence_list("pack.zip")["meshes"]
     assert (entry["author"], entry["licence"], entry["poses"]) == ("Me", "CC0-1.0", [6])
-    pack = load_pictures("pack.zip", size=64, drawn_shapes=1)
+    pack = load_picture_pack("pack.zip", size=64, drawn_shapes=1)
     assert pack.meshes is not None
     assert pack.meshes.table.pose_counts[:2].tolist() == [6, 1]  # procedural ones follow
     pack.meshes.check()
@@ -189,7 +189,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     again = WORDS.replace("pictures.zip", "pack.zip").replace("-o pack.zip", "-o more.zip")
     assert main([*again.split(), "--skip", "same|cut|text"]) == 0
     assert len(read_licence_list("more.zip")["meshes"]) == 2
-    assert load_pictures("pictures.zip", size=64, drawn_shapes=1).meshes is None
+    assert load_picture_pack("pictures.zip", size=64, drawn_shapes=1).meshes is None
 
 
 @pytest.mark.usefixtures("folder")
@@ -199,7 +199,7 @@ def test_load_pictures_refuses_damaged_mesh_pack() -> None:
         for name in old.namelist():
             new.writestr(name, old.read(name)[:-3] if name == "meshes.bin" else old.read(name))
     with pytest.raises(InputError, match=r"^bad\.zip: "):
-        load_pictures("bad.zip", size=64)
+        load_picture_pack("bad.zip", size=64)
 
 
 @pytest.mark.usefixtures("folder")

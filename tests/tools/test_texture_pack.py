@@ -17,8 +17,8 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
-from fullfield.training.flow.pictures import format_licences, load_pictures, read_licence_list, unpack_masks
-from fullfield.training.flow.procedural import MARGIN, procedural_shapes
+from fullfield.training.flow.pictures import format_licences, load_picture_pack, read_licence_list, unpack_masks
+from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from tools.textures.pack import (
     build_pack,
     fingerprint,
@@ -95,7 +95,7 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
 
 def cutout(seed: int) -> np.ndarray:
     """Colour and alpha [200, 240, 4] of a polygon."""
-    mask = Image.fromarray(procedural_shapes(8 * seed + 1, 0)[-1]).resize((240, 200))
+    mask = Image.fromarray(create_procedural_shapes(8 * seed + 1, 0)[-1]).resize((240, 200))
     return np.dstack([photo(seed, 200, 240), np.asarray(mask)])
 
 
@@ -175,7 +175,7 @@ def test_build_pack_reads_debian_archive(tmp_path: Path) -> None:
     assert "- `data/free/` a.png, leaf.png" in text
     assert "shared" not in text
 
-    loaded = load_pictures(tmp_path / "pack.zip", size=128, drawn_shapes=5)
+    loaded = load_picture_pack(tmp_path / "pack.zip", size=128, drawn_shapes=5)
     assert loaded.pictures.shape == (8, 128, 128, 3)  # 200 × 260: four crops of each
     assert loaded.pictures.dtype == torch.uint8
     assert loaded.shapes.shape == (6, 128, 128)
@@ -217,7 +217,7 @@ def test_build_pack_reads_wheel_and_npm_package(tmp_path: Path) -> None:
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 1 of 2"),
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 2 of 2"),
     ]
-    mapped = load_pictures(tmp_path / "pack.zip", size=128, drawn_shapes=0).pictures[1].float()
+    mapped = load_picture_pack(tmp_path / "pack.zip", size=128, drawn_shapes=0).pictures[1].float()
     assert 60 < mapped.median() < 190  # exposed for the middle
 
 
@@ -255,7 +255,7 @@ def test_is_duplicate_detects_resized_pictures() -> None:
     assert is_duplicate(fingerprint(shrunk), seen)
     assert not is_duplicate(fingerprint(photo(3)), seen)
     assert not is_duplicate(fingerprint(photo(1)), seen[:0])
-    shapes = procedural_shapes(10, 0)
+    shapes = create_procedural_shapes(10, 0)
     seen = np.stack([shape_fingerprint(s) for s in shapes[:9]])
     assert is_same_shape(shape_fingerprint(shapes[1][:, ::-1]), seen)
     assert not is_same_shape(shape_fingerprint(shapes[9]), seen)

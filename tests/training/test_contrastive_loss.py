@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.training.descriptor import compute_matching_ratio, contrastive_loss
+from fullfield.training.descriptor import compute_mutual_match_precision, contrastive_loss
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -52,8 +52,8 @@ def test_contrastive_loss_and_matching_ratio_equal_loops() -> None:
     alike = (first @ second.T).numpy()
     forth, back = alike.argmax(1), alike.argmax(0)
     right = [float((moved[i] - places[j]).norm()) <= 2.0 for i, j in enumerate(forth.tolist()) if back[j] == i]
-    assert compute_matching_ratio(first, second, moved, places) == pytest.approx(np.mean(right))
-    assert compute_matching_ratio(second, second, places, places) == 1.0
+    assert compute_mutual_match_precision(first, second, moved, places) == pytest.approx(np.mean(right))
+    assert compute_mutual_match_precision(second, second, places, places) == 1.0
 
 
 def test_contrastive_loss_gradients_reach_descriptors() -> None:

@@ -22,10 +22,10 @@ from fullfield.registration import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
 from fullfield.testing import room_scan
 from fullfield.training import DescriptorTraining, descriptor, train_descriptor
-from fullfield.training.batches import ExampleExecutor, cut_example, describe_pairs, iterate_batches
+from fullfield.training.batches import ExampleExecutor, compute_pair_descriptors, generate_example, iterate_batches
 from fullfield.training.checkpoint import DivergedError
-from fullfield.training.descriptor import compute_matching_ratio, contrastive_loss
-from fullfield.training.pairs import cut_pair
+from fullfield.training.descriptor import compute_mutual_match_precision, contrastive_loss
+from fullfield.training.pairs import cut_overlapping_pair
 from refusals import refuses
 
 SMALL = DescriptorConfig(channels=8, layers=1)
@@ -62,13 +62,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory, room: np.ndarray) -> Path:
 
 
 def test_train_descriptor_reduces_loss() -> None:
-    pair = cut_example(TINY, (), (0, 1))
+    pair = generate_example(TINY, (), (0, 1))
     torch.manual_seed(0)
     model = DescriptorNetwork(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, ratios = [], []
     for step in range(25):
-        [(first, second)] = describe_pairs(model, [pair])
+        [(first, second)] = compute_pair_descriptors(model, [pair])
         assert torch.allclose(first.norm(dim=1), torch.ones(len(first)), atol=1e-5)
         loss = contrastive_loss(first, second, pair.matches, pair.moved, pair.places)
         optimizer.zero_grad()
@@ -81,7 +81,7 @@ def test_train_descriptor_reduces_loss() -> None:
         optimizer.step()
         losses.append(loss.item())
         if step in (0, 24):
-            ratios.append(compute_matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
+            ratios.append(compute_mutual_match_precision(first.detach(), second.detach(), pair.moved, pair.places))
     assert losses[-1] < 0.7 * losses[0]
     assert ratios[-1] > ratios[0]
 
@@ -243,14 +243,14 @@ def test_descriptor_training_names_bad_values(change: dict[str, Any], message: s
 
 def test_descriptor_training_learning_rate_follows_schedule() -> None:
     training = DescriptorTraining(steps=1000, learning_rate=1.0)
-    rates = [training.compute_learning_rate(training.completed_fraction(step, 0.0)) for step in range(1001)]
+    rates = [training.compute_learning_rate(training.compute_completed_fraction(step, 0.0)) for step in range(1001)]
     assert rates[0] == pytest.approx(0.05)
     assert max(rates) == rates[20] == pytest.approx(1.0)
     assert rates[:21] == sorted(rates[:21])
     assert rates[20:] == sorted(rates[20:], reverse=True)
     assert rates[-1] == pytest.approx(0.01)
     timed = DescriptorTraining(steps=1000, seconds=50.0, learning_rate=1.0)
-    assert [timed.completed_fraction(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [
+    assert [timed.compute_completed_fraction(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [
         0.0,
         0.1,
         0.5,
@@ -297,7 +297,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
     found = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
     assert np.isfinite(found.history[-1].loss)
     draw = np.random.default_rng(0)
-    pair = cut_pair(room, draw, 300, other + 0.0)
+    pair = cut_overlapping_pair(room, draw, 300, other + 0.0)
     assert pair is not None
     with pytest.raises(InputError, match=r"scans\[0\]\[2\]: expected a finite 4×4 matrix"):
         train_descriptor(tmp_path / "bad", only, scans=[(source, other, np.zeros((3, 3)))])
@@ -315,13 +315,13 @@ def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
 
 def test_restore_run_refuses_deeply_nested_recipe(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
-    from fullfield.training.checkpoint import freeze_recipe, restore_run
+    from fullfield.training.checkpoint import restore_run, write_or_check_recipe
 
     deep = "[" * 200_000
     (tmp_path / "recipe.json").write_text(deep)
     with pytest.raises(InputError, match=r"recipe\.json: expected JSON"):
-        freeze_recipe(tmp_path / "recipe.json", {}, begun=True)
+        write_or_check_recipe(tmp_path / "recipe.json", {}, begun=True)
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text(deep)
     with pytest.raises(InputError, match="expected the state of a run, cannot be read"):
-        restore_run(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.Row)
+        restore_run(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.DescriptorRow)

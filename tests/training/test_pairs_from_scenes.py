@@ -10,20 +10,20 @@ from fullfield.registration.descriptors import describe_surfaces
 from fullfield.testing import room_scan
 from fullfield.training.pairs import (
     PARTNER,
-    Pair,
-    _is_seen,
-    _keep_probability,
-    cut_pair,
+    OverlappingPair,
+    _compute_keep_probability,
+    _is_visible_from,
+    cut_overlapping_pair,
     draw_synthetic_scene,
-    match_points,
+    match_mutual_nearest_points,
 )
 
 Floats = NDArray[np.float64]
 
 
-def pair_of(seed: int, cells: int = 600) -> Pair:
+def pair_of(seed: int, cells: int = 600) -> OverlappingPair:
     draw = np.random.default_rng(seed)
-    pair = cut_pair(draw_synthetic_scene(draw, 20_000), draw, cells)
+    pair = cut_overlapping_pair(draw_synthetic_scene(draw, 20_000), draw, cells)
     assert pair is not None
     return pair
 
@@ -75,13 +75,13 @@ def test_cut_pair_depends_on_seed_alone() -> None:
     assert np.array_equal(first.truth, again.truth)
     assert not np.allclose(first.truth, other.truth)
     cloud = room_scan(3)
-    near = cut_pair(cloud, np.random.default_rng(0), 500)
-    far = cut_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
+    near = cut_overlapping_pair(cloud, np.random.default_rng(0), 500)
+    far = cut_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
     assert abs(len(near.source.rows) - len(far.source.rows)) < 5
     assert np.allclose(near.truth, far.truth, atol=1e-3)
     draw = np.random.default_rng(0)
-    assert cut_pair(np.zeros((5000, 3)), draw) is None
-    assert cut_pair(draw.random((40, 3)), draw) is None
+    assert cut_overlapping_pair(np.zeros((5000, 3)), draw) is None
+    assert cut_overlapping_pair(draw.random((40, 3)), draw) is None
 
 
 def test_match_points_returns_mutual_pairs() -> None:
@@ -91,21 +91,21 @@ def test_match_points_returns_mutual_pairs() -> None:
     wanted = [
         [i, j] for i in range(80) if apart[:, j := int(apart[i].argmin())].argmin() == i and apart[i, j] <= PARTNER
     ]
-    assert match_points(first, second).tolist() == wanted
-    assert match_points(first[:0], second).shape == (0, 2)
+    assert match_mutual_nearest_points(first, second).tolist() == wanted
+    assert match_mutual_nearest_points(first[:0], second).shape == (0, 2)
 
 
 def test_is_seen_excludes_points_behind_wall() -> None:
     draw = np.random.default_rng(2)
     wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
     wall[:, 0], behind[:, 0] = 0.0, -1.0
-    seen = _is_seen(np.concatenate([wall, 0.5 * behind]), np.array([1.0, 0.0, 0.0]))
+    seen = _is_visible_from(np.concatenate([wall, 0.5 * behind]), np.array([1.0, 0.0, 0.0]))
     assert seen[:4000].mean() > 0.95
     assert seen[4000:].mean() < 0.05
 
 
 def test_keep_probability_is_uniform_or_falls() -> None:
     points = np.random.default_rng(3).random((500, 3))
-    shares = [_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
+    shares = [_compute_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
     assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)
     assert 3 < sum(np.ptp(share) > 0.05 for share in shares) < 17

@@ -14,14 +14,15 @@ import torch
 
 from fullfield.training import DescriptorTraining, batches
 from fullfield.training.flow.batch import PrefetchedBatches
-from fullfield.training.workers import end_with_the_parent
+from fullfield.training.workers import exit_with_parent_process
 
 SCRIPT = """
 import os, sys, time
 from concurrent.futures import ProcessPoolExecutor
-from fullfield.training.workers import create_worker_context, end_with_the_parent
+from fullfield.training.workers import create_worker_context, exit_with_parent_process
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, create_worker_context(), initializer=end_with_the_parent, initargs=(sys.argv[1],))
+    context = create_worker_context()
+    pool = ProcessPoolExecutor(1, context, initializer=exit_with_parent_process, initargs=(sys.argv[1],))
     print(pool.submit(os.getpid).result(), flush=True)
     time.sleep(60)
 """
@@ -59,10 +60,10 @@ def test_data_worker_ends_when_parent_is_killed(tmp_path: Path) -> None:
 
 def test_data_loader_workers_end_with_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(batches, "end_with_the_parent", seen.append)
+    monkeypatch.setattr(batches, "exit_with_parent_process", seen.append)
     monkeypatch.setattr(batches, "_arguments", None, raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    batches._start_worker(DescriptorTraining(), (), "sockets")
+    batches._initialize_worker(DescriptorTraining(), (), "sockets")
     assert seen == ["sockets"]
     loader = PrefetchedBatches(os.path.join, 1, pin=False)._create_loader(iter(()))
-    assert loader.worker_init_fn.func is end_with_the_parent  # type: ignore[union-attr]
+    assert loader.worker_init_fn.func is exit_with_parent_process  # type: ignore[union-attr]

@@ -17,8 +17,8 @@ from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
 from fullfield.training.flow import FlowTraining
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import procedural_pictures
-from fullfield.training.flow.stepping import Stepper
+from fullfield.training.flow.pictures import create_procedural_pictures
+from fullfield.training.flow.stepping import TrainingStepper
 
 _NEAR = 0.02  # relative difference of the first step's loss: half precision
 _BEFORE = 4
@@ -41,7 +41,7 @@ class Plan:
 
 def cases(plan: Plan, note: Note) -> Cases:
     """One case for each size and network."""
-    pictures = procedural_pictures(32)
+    pictures = create_procedural_pictures(32)
     for size, batch in plan.problems:
         for network in plan.networks:
             label = f"{network} {size[1]}x{size[0]}, batch {batch}"
@@ -84,8 +84,8 @@ def _timed(plan: Plan, network: str, name: str, pairs: FlowBatch) -> Result:
         graph=plan.graph,
         updates=plan.updates or _UPDATES[network],
     )
-    stepper = Stepper(model, training)
-    step = partial(stepper.run_step, pairs, 0, rate=0.0)  # always the same step
+    stepper = TrainingStepper(model, training)
+    step = partial(stepper.train_on_batch, pairs, 0, rate=0.0)  # always the same step
     step()
     result: Result = {"first_loss": stepper.read_means().loss}
     if plan.device.type == "cuda":

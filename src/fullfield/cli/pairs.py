@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator
-    from fullfield.training.flow.pictures import load_pictures
+    from fullfield.training.flow.pictures import load_picture_pack
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         style = SceneStyle.preset(args.style)
         progress(0.0, "reading pictures")
-        pictures = load_pictures(args.textures)
+        pictures = load_picture_pack(args.textures)
         watch.add_lap("pictures")
         args.device = methods.resolve_auto(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)

@@ -149,14 +149,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
     from fullfield.training.flow import FlowRun, train_flow
-    from fullfield.training.flow.ranks import choose_own_device, join_ranks
+    from fullfield.training.flow.ranks import choose_rank_device, join_process_group
     from fullfield.training.flow.stepping import choose_precision
 
     methods.use_threads(args.threads)
     words = report.map_arguments_to_options(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with rename_in_errors(**words):
-        device = choose_own_device(args.device)
+        device = choose_rank_device(args.device)
         precision = choose_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
         fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
@@ -178,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
-    with join_ranks(device) as team:
+    with join_process_group(device) as team:
         with ProgressBar("train", quiet=args.quiet or not team.is_first) as progress, rename_in_errors(**words):
             trained = train_flow(
                 args.output, model, source, training, run=settings, validation=validation, progress=progress
@@ -194,7 +194,7 @@ def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEA
     import torch
 
     from fullfield.ops.correlation.protocol import BACKENDS
-    from fullfield.training.checkpoint import check_finite
+    from fullfield.training.checkpoint import check_tensors_finite
 
     with rename_in_errors(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
@@ -205,7 +205,7 @@ def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEA
     if args.init is not None:
         with rename_in_errors(weights="--init", source="--init"):
             load_weights(model, args.init)
-            check_finite(model.state_dict(), args.init)
+            check_tensors_finite(model.state_dict(), args.init)
     return model.to(device)
 
 
@@ -287,14 +287,14 @@ class _Generators:
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
         from fullfield.training.flow.pairs import PairGenerator
-        from fullfield.training.flow.pictures import load_pictures
+        from fullfield.training.flow.pictures import load_picture_pack
 
         if self._pictures is None:
             if self._args.pictures is None and not self._args.quiet:
                 report.print_note(
                     "drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some"
                 )
-            self._pictures = load_pictures(self._args.pictures)
+            self._pictures = load_picture_pack(self._args.pictures)
         how: dict[str, Any] = {"pictures": self._pictures, "style": style, "workers": workers}
         pairs = PairGenerator(self._args.size, seed=seed, device=self._device, **how)
         self._pictures = pairs.atlas

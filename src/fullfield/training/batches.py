@@ -19,8 +19,8 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import Levels, join_batch, prepare_network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import cut_pair, draw_synthetic_scene
-from fullfield.training.workers import create_worker_context, end_with_the_parent
+from fullfield.training.pairs import cut_overlapping_pair, draw_synthetic_scene
+from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
@@ -44,7 +44,7 @@ class Example(NamedTuple):
         return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
 
 
-def cut_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
+def generate_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
     """Return the pair of the random numbers ``stream``.
 
     Raises InputError where no pair can be cut from the clouds.
@@ -53,10 +53,12 @@ def cut_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int,
     synthetic = not scenes or stream[0] == _VALIDATION
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
-            pair = cut_pair(draw_synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells)
+            pair = cut_overlapping_pair(
+                draw_synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells
+            )
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]
-            pair = cut_pair(points, draw, training.cells, other)
+            pair = cut_overlapping_pair(points, draw, training.cells, other)
         if pair is None:
             continue
         matches = pair.matches
@@ -79,15 +81,15 @@ class ExampleExecutor:
         self._pool: Executor
         if workers == 1:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
-            self._cut: Callable[[tuple[int, ...]], Example] = partial(cut_example, training, scenes)
+            self._cut: Callable[[tuple[int, ...]], Example] = partial(generate_example, training, scenes)
             return
         self._pool = ProcessPoolExecutor(
             workers,
             create_worker_context(__name__),
-            initializer=_start_worker,
+            initializer=_initialize_worker,
             initargs=(training, scenes, multiprocessing.util.get_temp_dir()),
         )
-        self._cut = _cut_in_worker
+        self._cut = _generate_example_in_worker
 
     def __call__(self, *stream: int) -> Future[Example]:
         """Return a future of the pair of these random numbers."""
@@ -101,15 +103,15 @@ class ExampleExecutor:
 _arguments: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 
-def _start_worker(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
+def _initialize_worker(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
     global _arguments
-    end_with_the_parent(folder)
+    exit_with_parent_process(folder)
     _arguments = training, scenes
     torch.set_num_threads(1)
 
 
-def _cut_in_worker(stream: tuple[int, ...]) -> Example:
-    return cut_example(*_arguments, stream)
+def _generate_example_in_worker(stream: tuple[int, ...]) -> Example:
+    return generate_example(*_arguments, stream)
 
 
 def iterate_batches(
@@ -151,7 +153,7 @@ def submit_validation_pairs(cutter: ExampleExecutor, count: int) -> list[Future[
     return [cutter(_VALIDATION, number) for number in range(count)]
 
 
-def describe_pairs(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
+def compute_pair_descriptors(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
     descriptors = model(*join_batch(sides, gradient=torch.is_grad_enabled()))

@@ -31,7 +31,7 @@ class DivergedError(InputError):
     exit_code = 1
 
 
-class Restored(NamedTuple):
+class RestoredRun(NamedTuple):
     """State of a run at its last checkpoint."""
 
     history: list[Any]  # rows
@@ -63,7 +63,7 @@ class TrainingFolder:
         self._fields = tuple(get_type_hints(row))
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
         begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{POINTER}", WEIGHTS))
-        freeze_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
+        write_or_check_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
         if weights and not begun:
             start = " (weights to begin with: --init)" if "after" in recipe else ""  # a network of flow
             raise InputError(
@@ -85,13 +85,13 @@ class TrainingFolder:
         """Store everything that the next step depends on.
 
         The parameters of the optimizer, AdamW, are those of ``modules["model"]``. ``history`` has one row at least,
-        and ``notes`` are further values for :class:`Restored`, as JSON can hold them.
+        and ``notes`` are further values for :class:`RestoredRun`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
-        states: dict[str, dict[str, Tensor]] = {name: copy_tensors(module) for name, module in modules.items()}
-        states |= _collect_moments(modules["model"], optimizer)
+        states: dict[str, dict[str, Tensor]] = {name: copy_state_dict(module) for name, module in modules.items()}
+        states |= _collect_adam_moments(modules["model"], optimizer)
         for name, state_dict in states.items():
-            write_tensors(state / f"{step}.{name}.safetensors", state_dict)
+            write_safetensors(state / f"{step}.{name}.safetensors", state_dict)
         rows = [[None if value != value else value for value in row] for row in history]
         write_notes(state / POINTER, {"step": step, **(notes or {}), "history": rows})
         self.write_history(history)
@@ -110,7 +110,7 @@ class TrainingFolder:
             temporary.write_text(text.getvalue(), "utf-8")
 
 
-class StateCheck:
+class FiniteStateCheck:
     """Check that everything a run stores is finite.
 
     Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time. Arguments are as of
@@ -122,26 +122,26 @@ class StateCheck:
     ) -> None:
         self._modules, self._optimizer = modules, optimizer
         self._left_out = {
-            name: list_unbounded_buffers(module) if buffers else list(_list_buffers(module))
+            name: list_non_finite_buffers(module) if buffers else list(_list_buffers(module))
             for name, module in modules.items()
         }
 
     def __call__(self, step: int) -> None:
         """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
-        states = [_leave_out(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
-        for state in (*states, *_collect_moments(self._modules["model"], self._optimizer).values()):
-            for name in list_not_finite(state)[:1]:
+        states = [_exclude_tensors(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
+        for state in (*states, *_collect_adam_moments(self._modules["model"], self._optimizer).values()):
+            for name in list_non_finite_tensors(state)[:1]:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
-def has_state(folder: Path) -> bool:
+def has_checkpoint(folder: Path) -> bool:
     """Return whether the folder has the state of a run to continue from."""
     return (folder / STATE / POINTER).is_file()
 
 
 def restore_run(
     folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
-) -> Restored | None:
+) -> RestoredRun | None:
     """Load what :meth:`TrainingFolder.save` stored in the folder of any run of this network; None for a new run.
 
     Raises:
@@ -149,37 +149,37 @@ def restore_run(
     """
     state = folder / STATE
     pointer = state / POINTER
-    if not has_state(folder):
+    if not has_checkpoint(folder):
         return None
     try:
         notes = read_notes(pointer, "the state of a run")
-        step, history = int(notes.pop("step")), [_parse_row(values, row) for values in notes.pop("history")]
+        step, history = int(notes.pop("step")), [_restore_history_row(values, row) for values in notes.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
         step, history = 0, []
     if not history:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
     stored: dict[str, Mapping[str, Tensor]] = {}
-    left_out = {name: list_unbounded_buffers(module) for name, module in modules.items()}
+    left_out = {name: list_non_finite_buffers(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
     for name, path in files.items():
         if not path.is_file():
             raise InputError(f"{path}: is named by {POINTER}, but is not there")
         stored[name] = read_safetensors(path)
-        check_finite(_leave_out(stored[name], left_out.get(name, ())), str(path))
+        check_tensors_finite(_exclude_tensors(stored[name], left_out.get(name, ())), str(path))
     for name, module in modules.items():
         load_state_into(module, stored[name], str(files[name]), "this run")
-    _restore_moments(modules["model"], optimizer, stored, files)
-    return Restored(history, notes)
+    _restore_adam_moments(modules["model"], optimizer, stored, files)
+    return RestoredRun(history, notes)
 
 
-def _parse_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
+def _restore_history_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
     """Return a row of the history as it was; missing values were NaN."""
     numbers = (math.nan if value is None else float(value) for value in values)
     kinds = get_type_hints(row).values()
     return row(*(int(n) if kind is int else n for n, kind in zip(numbers, kinds, strict=True)))  # type: ignore[no-any-return]
 
 
-def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
+def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
     """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
     file, advice = SettingsFile(path, "the configuration of a training run"), "use another folder"
     stored = file.read() if begun else None
@@ -189,7 +189,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
     file.write_or_check(recipe, has_results=lambda: begun, advice=advice)
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save
 
@@ -199,12 +199,12 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
         temporary.write_bytes(content)
 
 
-def copy_tensors(module: nn.Module) -> dict[str, Tensor]:
+def copy_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """Return a copy of a state dict whose tensors share no memory."""
     return {key: value.detach().clone() for key, value in module.state_dict().items()}
 
 
-def list_not_finite(named: Mapping[str, Tensor]) -> list[str]:
+def list_non_finite_tensors(named: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
     floating = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
     devices: dict[torch.device, dict[str, Tensor]] = {}
@@ -217,9 +217,9 @@ def list_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     return [name for name in floating if name in damaged]
 
 
-def list_unbounded_buffers(module: nn.Module) -> list[str]:
+def list_non_finite_buffers(module: nn.Module) -> list[str]:
     """Return the names of the buffers that hold NaN or infinity."""
-    return list_not_finite(_list_buffers(module))
+    return list_non_finite_tensors(_list_buffers(module))
 
 
 def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -227,19 +227,19 @@ def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_buffers(remove_duplicate=False))
 
 
-def _leave_out(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
+def _exclude_tensors(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
     """Return the tensors but those named in ``left_out``."""
     return {name: value for name, value in named.items() if name not in left_out}
 
 
-def check_finite(named: Mapping[str, Tensor], file: str) -> None:
+def check_tensors_finite(named: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    for name in list_not_finite(named)[:1]:
+    for name in list_non_finite_tensors(named)[:1]:
         kind = "NaN" if bool(named[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {kind} in {name}")
 
 
-def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+def _collect_adam_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Return Adam's moments by part; the counts of steps, one number each, are with the first moments."""
     moments: dict[str, dict[str, Tensor]] = {kind: {} for kind in _MOMENTS}
     for name, parameter in model.named_parameters():
@@ -250,13 +250,13 @@ def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     return moments
 
 
-def _restore_moments(
+def _restore_adam_moments(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     stored: Mapping[str, Mapping[str, Tensor]],
     files: Mapping[str, Path],
 ) -> None:
-    """Load the moments that :func:`_collect_moments` returned; a parameter that never had a gradient has none."""
+    """Load the moments that :func:`_collect_adam_moments` returned; a parameter that never had a gradient has none."""
     moments = stored["exp_avg"] | stored["exp_avg_sq"]  # type: ignore[operator]  # dictionaries
     for key, parameter in model.named_parameters():
         own = {kind: moments[f"{kind}.{key}"] for kind in ("step", *_MOMENTS) if f"{kind}.{key}" in moments}

@@ -65,7 +65,7 @@ class DescriptorTraining(Config):
         for name in ("temperature", "reach"):
             _check.number(getattr(self, name), name, above=0.0)
 
-    def completed_fraction(self, step: int, seconds: float) -> float:
+    def compute_completed_fraction(self, step: int, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))

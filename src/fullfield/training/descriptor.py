@@ -27,11 +27,11 @@ from fullfield.registration.scan import take_finite_points
 from fullfield.training.batches import (
     Example,
     ExampleExecutor,
-    describe_pairs,
+    compute_pair_descriptors,
     iterate_batches,
     submit_validation_pairs,
 )
-from fullfield.training.checkpoint import DivergedError, StateCheck, TrainingFolder, restore_run
+from fullfield.training.checkpoint import DivergedError, FiniteStateCheck, TrainingFolder, restore_run
 from fullfield.training.config import DescriptorTraining
 
 
@@ -83,7 +83,7 @@ def _compute_infonce(
 
 
 @torch.no_grad()
-def compute_matching_ratio(
+def compute_mutual_match_precision(
     first: Tensor, second: Tensor, moved: Tensor, places: Tensor, *, reach: float = 2.0
 ) -> float:
     """Return the share of mutual nearest descriptors within ``reach``; shapes as in :func:`contrastive_loss`.
@@ -105,7 +105,7 @@ _LONGEST = 1.0  # of a step's gradient
 _MIN_POINTS = 1000
 
 
-class Row(NamedTuple):
+class DescriptorRow(NamedTuple):
     """Row of the history, written at a checkpoint."""
 
     step: int
@@ -114,11 +114,11 @@ class Row(NamedTuple):
     seconds: float  # of training so far
 
 
-class Trained(NamedTuple):
+class TrainedDescriptor(NamedTuple):
     """Result of :func:`train_descriptor`."""
 
     descriptor: LearnedDescriptor
-    history: list[Row]
+    history: list[DescriptorRow]
 
 
 # Whatever mode the caller is in.
@@ -136,7 +136,7 @@ def train_descriptor(
     workers: int = 1,
     every: int = 500,
     progress: Progress | None = None,
-) -> Trained:
+) -> TrainedDescriptor:
     """Train a descriptor on pairs cut from ``clouds`` and from synthetic scenes; a stopped run continues.
 
     On the CPU the same configuration gives the same weights, bit for bit, with any stops and any number of workers,
@@ -164,13 +164,13 @@ def train_descriptor(
     _check.number(workers, "workers", integer=True, low=1, high=1024)
     _check.number(every, "every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
-        (_check_finite(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
+        (_load_finite_points(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
     ]
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
         truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else orthonormalize_pose(pose, f"{name}[2]")
-        aligned = apply_transform(truth, _check_finite(source, f"{name}[0]"))
-        real.append((aligned, _check_finite(target, f"{name}[1]")))
+        aligned = apply_transform(truth, _load_finite_points(source, f"{name}[0]"))
+        real.append((aligned, _load_finite_points(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
@@ -180,25 +180,25 @@ def train_descriptor(
     del settings["start"]  # the file's checksum counts, not its path
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
-        recipe["start"] = _load_start(
+        recipe["start"] = _load_initial_weights(
             model, fetch_descriptor() if training.start == "learned" else Path(training.start)
         )
-    digests = [[_digest_points(points) for points in pair if points is not None] for pair in real]
-    training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
+    digests = [[_fingerprint_points(points) for points in pair if points is not None] for pair in real]
+    training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, DescriptorRow)
     model.to(target_device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
-    check = StateCheck({"model": model}, optimizer)
-    checkpoint = restore_run(training_folder.folder, {"model": model}, optimizer, Row)
-    history: list[Row] = [] if checkpoint is None else checkpoint.history
+    check = FiniteStateCheck({"model": model}, optimizer)
+    checkpoint = restore_run(training_folder.folder, {"model": model}, optimizer, DescriptorRow)
+    history: list[DescriptorRow] = [] if checkpoint is None else checkpoint.history
     if history:
         training_folder.write_history(history)  # a stop may have kept it and the weights from being written
         descriptor.save(training_folder.weights)
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
-    step, fraction = first, training.completed_fraction(first, before)
+    step, fraction = first, training.compute_completed_fraction(first, before)
     if fraction >= 1.0:
         model.eval()
-        return Trained(descriptor, history)
+        return TrainedDescriptor(descriptor, history)
     started, losses = time.perf_counter(), list[float]()
     with closing(ExampleExecutor(training, real, workers)) as cutter:
         coming = submit_validation_pairs(cutter, _VALIDATION_PAIRS)
@@ -206,23 +206,28 @@ def train_descriptor(
         while fraction < 1.0:
             losses.append(_train_step(model, optimizer, training, step, fraction, next(cut)))
             seconds, step = before + time.perf_counter() - started, step + 1
-            fraction = training.completed_fraction(step, seconds)
+            fraction = training.compute_completed_fraction(step, seconds)
             if progress is not None:
                 progress(fraction, f"step {step}, loss {losses[-1]:.3f}")
             if step % every == 0 or fraction >= 1.0:
                 check(step)
                 unseen = [pair.result().to(target_device) for pair in coming]
                 history.append(
-                    Row(step, statistics.fmean(losses), _mean_matching_ratio(model, unseen, training.reach), seconds)
+                    DescriptorRow(
+                        step,
+                        statistics.fmean(losses),
+                        _compute_mean_match_precision(model, unseen, training.reach),
+                        seconds,
+                    )
                 )
                 losses.clear()
                 training_folder.save({"model": model}, optimizer, history)
                 descriptor.save(training_folder.weights)
     model.eval()
-    return Trained(descriptor, history)
+    return TrainedDescriptor(descriptor, history)
 
 
-def _load_start(model: DescriptorNetwork, file: Path) -> str:
+def _load_initial_weights(model: DescriptorNetwork, file: Path) -> str:
     """Load the weights of another descriptor; return the beginning of the file's checksum."""
     start = LearnedDescriptor.load(file)
     mine, other = model.config, start.config
@@ -248,7 +253,7 @@ def _train_step(
         contrastive_loss(
             *pair, seen.matches, seen.moved, seen.places, temperature=training.temperature, reach=training.reach
         )
-        for seen, pair in zip(cut, describe_pairs(model, cut), strict=True)
+        for seen, pair in zip(cut, compute_pair_descriptors(model, cut), strict=True)
     ]
     loss = torch.stack(losses).mean()
     optimizer.zero_grad()
@@ -264,21 +269,21 @@ def _train_step(
 
 
 @torch.no_grad()
-def _mean_matching_ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
+def _compute_mean_match_precision(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
     """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
-    pairs = [describe_pairs(model, [pair])[0] for pair in unseen]
+    pairs = [compute_pair_descriptors(model, [pair])[0] for pair in unseen]
     model.train()
     ratios = [
-        compute_matching_ratio(*pair, seen.moved, seen.places, reach=reach)
+        compute_mutual_match_precision(*pair, seen.moved, seen.places, reach=reach)
         for seen, pair in zip(unseen, pairs, strict=True)
     ]
     return statistics.fmean(0.0 if math.isnan(ratio) else ratio for ratio in ratios)
 
 
-def _check_finite(value: Any, name: str) -> Floats:
+def _load_finite_points(value: Any, name: str) -> Floats:
     return take_finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
 
 
-def _digest_points(points: Floats) -> dict[str, Any]:
+def _fingerprint_points(points: Floats) -> dict[str, Any]:
     return {"points": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()[:16]}

@@ -25,7 +25,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.notes import read_notes, write_notes
 from fullfield.models.state import read_safetensors
-from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_state, write_tensors
+from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_checkpoint, write_safetensors
 
 INDEX = "packed.json"
 _FILE = "packed-{}.safetensors"
@@ -52,7 +52,7 @@ def pack_run(
     """
     folder, target = Path(folder), Path(target)
     _check.number(file_bytes, "file_bytes", integer=True, low=1 << 16)
-    if not has_state(folder):
+    if not has_checkpoint(folder):
         raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
     target.mkdir(parents=True, exist_ok=True)
     earlier = [target / INDEX, *target.glob(_FILE.format("*"))]
@@ -73,7 +73,7 @@ def pack_run(
         path.unlink(missing_ok=True)
     names = [_FILE.format(number) for number in range(len(files))]
     for name, content in zip(names, files, strict=True):
-        write_tensors(target / name, content)
+        write_safetensors(target / name, content)
     history = folder / HISTORY
     index = {
         "files": names,
@@ -117,8 +117,8 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         raise InputError(unreadable) from None
     (folder / STATE).mkdir(parents=True, exist_ok=True)
     for kind, tensors in states.items():
-        write_tensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
-    write_tensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
+        write_safetensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
+    write_safetensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
     write_notes(folder / RECIPE, recipe)
     (folder / HISTORY).write_text(history, "utf-8")
     write_notes(folder / STATE / POINTER, pointer)
@@ -140,12 +140,12 @@ def _pack_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
                 rounded[name] = value.half()
                 yield f"{key}/half", rounded[name]
             elif state == _SECOND:
-                for kind_name, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
+                for kind_name, packed in zip(("codes", "lowest", "span"), _quantize_logarithms(value), strict=True):
                     yield f"{key}/{kind_name}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
             else:
                 change = value - rounded[name].to(value.dtype) if state == _AVERAGE else value
-                for kind_name, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
+                for kind_name, packed in zip(("codes", "scale"), _quantize_signed(change), strict=True):
                     yield f"{key}/{kind_name}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
 
@@ -167,52 +167,54 @@ def _unpack_tensors(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor
             elif "half" in packed:
                 value = packed["half"].float()
             elif "span" in packed:
-                value = _unpack_logarithms(packed["codes"], packed["lowest"], packed["span"], packed["shape"].tolist())
+                value = _dequantize_logarithms(
+                    packed["codes"], packed["lowest"], packed["span"], packed["shape"].tolist()
+                )
             else:
-                value = _unpack_signed(packed["codes"], packed["scale"], packed["shape"].tolist())
+                value = _dequantize_signed(packed["codes"], packed["scale"], packed["shape"].tolist())
                 if state == _AVERAGE:
                     value = value + states[_MODEL][name]
             states.setdefault(state, {})[name] = value
     return states
 
 
-def _to_blocks(values: Tensor) -> Tensor:
+def _split_into_blocks(values: Tensor) -> Tensor:
     """Return the values as rows of a block each; the last value fills the last row."""
     flat = values.detach().float().reshape(1, -1)
     return functional.pad(flat, (0, -flat.shape[1] % _BLOCK), mode="replicate").view(-1, _BLOCK)
 
 
-def _join_codes(codes: Tensor) -> Tensor:
+def _pack_4bit_codes(codes: Tensor) -> Tensor:
     """Return two codes of 4 bits in each byte."""
     pairs = codes.to(torch.uint8).view(-1, 2)
     return pairs[:, 0] | (pairs[:, 1] << 4)
 
 
-def _split_codes(codes: Tensor) -> Tensor:
-    """Return the codes of :func:`_join_codes` as rows of a block each."""
+def _unpack_4bit_codes(codes: Tensor) -> Tensor:
+    """Return the codes of :func:`_pack_4bit_codes` as rows of a block each."""
     return torch.stack((codes & 15, codes >> 4), 1).view(-1, _BLOCK).float()
 
 
-def _from_blocks(blocks: Tensor, shape: list[int]) -> Tensor:
+def _join_blocks(blocks: Tensor, shape: list[int]) -> Tensor:
     count = torch.Size(shape).numel()
     return blocks.reshape(-1)[:count].reshape(shape)
 
 
-def _pack_signed(values: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize_signed(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes and the highest magnitude of each block."""
-    blocks = _to_blocks(values)
+    blocks = _split_into_blocks(values)
     scale = blocks.abs().amax(1).bfloat16()
     unit = torch.where(scale > 0, scale.float(), 1.0)[:, None] / _TOP
-    return _join_codes((blocks / unit).round().clamp(-_TOP, _TOP) + _TOP), scale
+    return _pack_4bit_codes((blocks / unit).round().clamp(-_TOP, _TOP) + _TOP), scale
 
 
-def _unpack_signed(codes: Tensor, scale: Tensor, shape: list[int]) -> Tensor:
-    return _from_blocks((_split_codes(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
+def _dequantize_signed(codes: Tensor, scale: Tensor, shape: list[int]) -> Tensor:
+    return _join_blocks((_unpack_4bit_codes(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
 
 
-def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, and the lowest logarithm to base 2 and the span of each block; the lowest is -inf for zeros."""
-    blocks = _to_blocks(values)
+    blocks = _split_into_blocks(values)
     highest = blocks.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     logarithms = torch.log2(torch.maximum(blocks, highest * 2.0**-_LOGARITHMS))
     lowest = logarithms.amin(1).half()
@@ -220,10 +222,10 @@ def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unit = torch.where(span > 0, span.float(), 1.0)[:, None] / _STEPS
     codes = ((logarithms - lowest.float()[:, None]) / unit).round().clamp(0, _STEPS)
     zero = blocks.amax(1) == 0
-    return _join_codes(codes), torch.where(zero, -torch.inf, lowest.float()).half(), torch.where(zero, 0.0, span)
+    return _pack_4bit_codes(codes), torch.where(zero, -torch.inf, lowest.float()).half(), torch.where(zero, 0.0, span)
 
 
-def _unpack_logarithms(codes: Tensor, lowest: Tensor, span: Tensor, shape: list[int]) -> Tensor:
-    return _from_blocks(
-        torch.exp2(lowest.float()[:, None] + _split_codes(codes) * (span.float()[:, None] / _STEPS)), shape
+def _dequantize_logarithms(codes: Tensor, lowest: Tensor, span: Tensor, shape: list[int]) -> Tensor:
+    return _join_blocks(
+        torch.exp2(lowest.float()[:, None] + _unpack_4bit_codes(codes) * (span.float()[:, None] / _STEPS)), shape
     )

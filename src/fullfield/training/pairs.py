@@ -59,7 +59,7 @@ def _build_room(draw: Draw) -> list[Surface]:
         _draw_ball,
         _draw_plant,
         _draw_blanket,
-        _draw_steps,
+        _draw_stairs,
     )
     for _ in range(draw.integers(6, 22)):
         at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), 0.0])
@@ -86,7 +86,7 @@ def _build_street(draw: Draw) -> list[Surface]:
                     position = position + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
                     surfaces += _build_box(draw, position, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
             at += front + draw.uniform(0.0, 5.0)
-    things = (_draw_crate, _draw_column, _draw_plant, _draw_plant, _draw_ball, _draw_steps)
+    things = (_draw_crate, _draw_column, _draw_plant, _draw_plant, _draw_ball, _draw_stairs)
     for _ in range(draw.integers(10, 30)):
         spot = np.array([draw.uniform(-0.5, 0.5) * length, draw.uniform(-0.45, 0.45) * width, 0.0])
         surfaces += things[draw.integers(len(things))](draw, spot, draw.uniform(1.5, 4.0))
@@ -236,7 +236,7 @@ def _draw_blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     return [_build_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
 
 
-def _draw_steps(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_stairs(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
     surfaces = []
     for step in range(draw.integers(2, 6)):
@@ -256,18 +256,18 @@ _MAX_POINTS = 40  # a cell
 _WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels: amount, shortest, longest; how many
 
 
-class Side(NamedTuple):
+class CloudSide(NamedTuple):
     """Cloud of a pair, in voxels around its own middle."""
 
     fine: Floats  # [F, 3], one point per half voxel
     rows: Ints  # [N], those that are described
 
 
-class Pair(NamedTuple):
+class OverlappingPair(NamedTuple):
     """Two clouds of one scene."""
 
-    source: Side
-    target: Side
+    source: CloudSide
+    target: CloudSide
     truth: Floats  # [4, 4], source into target
     matches: Ints  # [K, 2] into the two rows: mutual nearest within PARTNER
 
@@ -277,7 +277,9 @@ class Pair(NamedTuple):
         return apply_transform(self.truth, self.source.fine[self.source.rows])
 
 
-def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None) -> Pair | None:
+def cut_overlapping_pair(
+    points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None
+) -> OverlappingPair | None:
     """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.
 
     With ``other`` [M, 3], a second scan of the same place in the same frame, the second part is of that.
@@ -288,10 +290,10 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
     state of ``draw`` gives the same pair.
     """
     middle = (points.min(0) + points.max(0)) / 2
-    scans = [_subsample(points, draw, _MAX_POINTS * cells) - middle]
-    scans.append(scans[0] if other is None else _subsample(other, draw, _MAX_POINTS * cells) - middle)
+    scans = [_subsample_points(points, draw, _MAX_POINTS * cells) - middle]
+    scans.append(scans[0] if other is None else _subsample_points(other, draw, _MAX_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_cut_part(scan, draw) for scan in scans]
+        views = [_cut_random_part(scan, draw) for scan in scans]
         if min(len(view) for view in views) < MIN_MATCHES:
             continue
         edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * draw.uniform(0.75, 1.25))
@@ -301,26 +303,28 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
         sides, poses = [], []
         for view in views:
             turn = _draw_rotation(draw)
-            cloud = _bend_points(view / edge, draw) @ turn.T
+            cloud = _distort_points(view / edge, draw) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_per_cell(cloud, 0.5)]
-            sides.append(Side(fine, select_per_cell(fine, 1.0)))
+            sides.append(CloudSide(fine, select_per_cell(fine, 1.0)))
             pose = np.eye(4)
             pose[:3, :3], pose[:3, 3] = turn, -centre
             poses.append(pose)
         truth = poses[1] @ np.linalg.inv(poses[0])
-        matches = match_points(apply_transform(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
+        matches = match_mutual_nearest_points(
+            apply_transform(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows]
+        )
         if len(matches) >= max(MIN_MATCHES, _SHARED * min(len(side.rows) for side in sides)):
-            return Pair(sides[0], sides[1], truth, matches)
+            return OverlappingPair(sides[0], sides[1], truth, matches)
     return None
 
 
-def _subsample(points: Floats, draw: Draw, max_points: int) -> Floats:
+def _subsample_points(points: Floats, draw: Draw, max_points: int) -> Floats:
     return points if len(points) <= max_points else points[draw.choice(len(points), max_points, replace=False)]
 
 
-def match_points(moved: Floats, target: Floats) -> Ints:
+def match_mutual_nearest_points(moved: Floats, target: Floats) -> Ints:
     """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
@@ -338,11 +342,11 @@ def _draw_rotation(draw: Draw) -> Floats:
     return turned
 
 
-def _cut_part(points: Floats, draw: Draw) -> Floats:
-    cloud = points[draw.random(len(points)) < _keep_probability(points, draw)]
+def _cut_random_part(points: Floats, draw: Draw) -> Floats:
+    cloud = points[draw.random(len(points)) < _compute_keep_probability(points, draw)]
     if len(cloud) and draw.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside
-        cloud = cloud[_is_seen(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
+        cloud = cloud[_is_visible_from(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
     if len(cloud) and draw.random() < _CROPPED:
         direction = draw.normal(size=3)
         along = cloud @ direction
@@ -350,7 +354,7 @@ def _cut_part(points: Floats, draw: Draw) -> Floats:
     return cloud
 
 
-def _bend_points(points: Floats, draw: Draw) -> Floats:
+def _distort_points(points: Floats, draw: Draw) -> Floats:
     """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
     bent = points.copy()
     for max_amount, shortest, longest, waves in _WAVES:
@@ -363,7 +367,7 @@ def _bend_points(points: Floats, draw: Draw) -> Floats:
     return bent
 
 
-def _keep_probability(points: Floats, draw: Draw) -> Floats:
+def _compute_keep_probability(points: Floats, draw: Draw) -> Floats:
     """Return the keep probability [N]: uniform, or falling along one direction."""
     highest = draw.uniform(0.35, 0.95)
     if draw.random() < 0.5:
@@ -376,7 +380,7 @@ def _keep_probability(points: Floats, draw: Draw) -> Floats:
     return thinned
 
 
-def _is_seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
+def _is_visible_from(points: Floats, eye: Floats) -> NDArray[np.bool_]:
     """Return which points [N] are about as near as the nearest in their direction, of about five points."""
     offsets = points - eye
     depth = np.maximum(np.linalg.norm(offsets, axis=1), 1e-9)

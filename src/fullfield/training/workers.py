@@ -19,16 +19,16 @@ def create_worker_context(*modules: str) -> BaseContext:
     return context
 
 
-def end_with_the_parent(folder: str, _worker: int = 0) -> None:
+def exit_with_parent_process(folder: str, _worker: int = 0) -> None:
     """Let this process end when the one that trains does.
 
     A killed parent sends no signal. Its ``folder`` of sockets would remain, and this process would wait for work
     forever and hold its semaphores.
     """
-    threading.Thread(target=_wait_for_parent_end, args=(folder,), daemon=True).start()
+    threading.Thread(target=_exit_when_parent_ends, args=(folder,), daemon=True).start()
 
 
-def _wait_for_parent_end(folder: str) -> None:
+def _exit_when_parent_ends(folder: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

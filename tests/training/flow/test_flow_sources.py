@@ -94,7 +94,7 @@ def test_dataset_pairs_read_ahead_equal_direct_reads(dataset: Pairs, workers: in
     random = torch.get_rng_state()  # which workers do not take: a run that stopped would go on with others
     plain = DatasetPairs(dataset, (24, 32))
     ahead = DatasetPairs(dataset, (24, 32), workers=workers)
-    ahead.ahead(4, 3, lambda index: index % 2 + 1)
+    ahead.prefetch(4, 3, lambda index: index % 2 + 1)
     read: list[int] = []
     make = ahead._windows._make  # what is not announced is read by this process
     ahead._windows._make = lambda index, count: read.append(index) or make(index, count)  # type: ignore[func-returns-value]
@@ -173,7 +173,7 @@ class Numbered:
         self.number = number
         self.told: list[int] = []
 
-    def ahead(self, index: int, stride: int, counts: object) -> None:
+    def prefetch(self, index: int, stride: int, counts: object) -> None:
         self.told = [counts(index + stride * n) for n in range(4)]  # type: ignore[operator]
 
     def batch(self, index: int, count: int) -> FlowBatch:
@@ -198,7 +198,7 @@ def test_mixture_keeps_weights(count: int) -> None:
             assert abs(numbers.count(number) - weight * count) < 1 + 1e-9
     for number, weight in ((0, 0.6), (1, 0.3), (2, 0.1)):
         assert seen[number] / (400 * count) == pytest.approx(weight, abs=0.01)
-    mixture.ahead(5, 2, lambda _: count)
+    mixture.prefetch(5, 2, lambda _: count)
     for number, (source, _) in enumerate(parts):
         asked = [math.ceil(round((0.6, 0.3, 0.1)[number] * count, 9)) for _ in range(4)]
         some = [mixture.count_pairs_by_source(5 + 2 * n, count)[number] for n in range(4)]

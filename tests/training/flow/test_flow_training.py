@@ -36,7 +36,7 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.curves import FlowRow
 from fullfield.training.flow.loss import laplace_mixture_loss
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import AveragedWeights, Objective, Stepper
+from fullfield.training.flow.stepping import AveragedWeights, Objective, TrainingStepper
 from refusals import refuses
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
@@ -59,14 +59,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def steps(stepper: Stepper, source: Scenes, count: int, first: int = 0) -> None:
+def steps(stepper: TrainingStepper, source: Scenes, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
-        stepper.run_step(source.batch(number, 2), number, rate=5e-3)
+        stepper.train_on_batch(source.batch(number, 2), number, rate=5e-3)
 
 
 def test_train_flow_reduces_loss(scenes: Scenes) -> None:
     for kind in (Tiny, Plain):
-        stepper = Stepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
+        stepper = TrainingStepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
         assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
         steps(stepper, scenes, 5)
         early = stepper.read_means()
@@ -91,7 +91,7 @@ class _NoWaiting(TorchDispatchMode):
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_stepper_does_not_synchronize(scenes: Scenes, precision: str) -> None:
-    stepper = Stepper(network().train(), TRAINING.replace(precision=precision))
+    stepper = TrainingStepper(network().train(), TRAINING.replace(precision=precision))
     with _NoWaiting():
         steps(stepper, scenes, 3)
     assert stepper.read_means().steps == 3
@@ -114,12 +114,12 @@ def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> None:
     found = []
     for graph in (False, True):
-        stepper = Stepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
+        stepper = TrainingStepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
         for number in range(12):
             batch = scenes.batch(number, 2).to(torch.device("cuda"))
             if number == 9:
                 batch.frame1[0, 0, 0, 0] = float("nan")
-            stepper.run_step(batch, number, rate=1e-3 * (1 + number))
+            stepper.train_on_batch(batch, number, rate=1e-3 * (1 + number))
         found.append(([*stepper.average.model.state_dict().values()], stepper.read_means()))
         assert (stepper._recorded is not None) == graph
     (weights, told), (recorded, retold) = found
@@ -130,14 +130,16 @@ def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> N
 
 def test_stepper_equals_adamw_with_clipping(scenes: Scenes) -> None:
     training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
-    stepper = Stepper(network(norm=False).train(), training)  # a bias before a norm has a gradient of rounding alone
+    stepper = TrainingStepper(
+        network(norm=False).train(), training
+    )  # a bias before a norm has a gradient of rounding alone
     other = network(norm=False).train()
     optimizer = torch.optim.AdamW(other.parameters(), lr=5e-3, weight_decay=0.1)
     average = {key: value.clone() for key, value in other.state_dict().items()}
     objective = Objective(other, training)
     for number in range(4):
         batch = scenes.batch(number, 2)
-        stepper.run_step(batch, number, rate=5e-3 * (number + 1))
+        stepper.train_on_batch(batch, number, rate=5e-3 * (number + 1))
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (number + 1)
         optimizer.zero_grad()
@@ -180,7 +182,7 @@ def test_averaged_weights_follow_buffers() -> None:
     assert torch.allclose(average.model.encode.weight, network().encode.weight / 2 + 2)  # type: ignore[operator]
 
 
-def state_of(stepper: Stepper) -> dict[str, Tensor]:
+def state_of(stepper: TrainingStepper) -> dict[str, Tensor]:
     state = {key: value.clone() for key, value in stepper.model.state_dict().items()}
     for name, parameter in stepper.model.named_parameters():
         state |= {f"{name}.{part}": value.clone() for part, value in stepper.optimizer.state.get(parameter, {}).items()}
@@ -189,7 +191,7 @@ def state_of(stepper: Stepper) -> dict[str, Tensor]:
 
 def test_stepper_nonfinite_step_changes_nothing() -> None:
     source = spoilt(2)
-    stepper = Stepper(network().train(), TRAINING)
+    stepper = TrainingStepper(network().train(), TRAINING)
     steps(stepper, source, 2)
     before = state_of(stepper)
     assert any(key.endswith("exp_avg") for key in before)
@@ -232,7 +234,7 @@ def test_train_flow_without_finite_step_stops(tmp_path: Path) -> None:
 
 
 def test_stepper_half_precision_scales_loss() -> None:
-    stepper = Stepper(network().train(), TRAINING.replace(precision="float16"))
+    stepper = TrainingStepper(network().train(), TRAINING.replace(precision="float16"))
     source = spoilt(1)
     scale = float(stepper.scaling[0])
     assert scale > 1
@@ -243,9 +245,9 @@ def test_stepper_half_precision_scales_loss() -> None:
     stepper.scaling[1] = 999.0
     steps(stepper, source, 1, first=2)
     assert stepper.scaling.tolist() == [scale, 0.0]
-    plain = Stepper(network().train(), TRAINING)
+    plain = TrainingStepper(network().train(), TRAINING)
     steps(plain, Scenes(), 1)
-    fine, half = plain.read_means(), Stepper(network().train(), TRAINING.replace(precision="float16"))
+    fine, half = plain.read_means(), TrainingStepper(network().train(), TRAINING.replace(precision="float16"))
     steps(half, Scenes(), 1)
     assert half.read_means().norm == pytest.approx(fine.norm, rel=0.02)
 
@@ -340,15 +342,17 @@ def test_train_flow_continues_every_kind_of_run(
         assert found["mask"].tolist() == [0.0, float("-inf")]
     if kind is Updated:
         assert set(whole.seen) == {1, 2, 3}
-        assert whole.seen == [training.draw_updates(step) for step in range(8)]
+        assert whole.seen == [training.choose_update_count(step) for step in range(8)]
         assert resumed.seen == whole.seen[4:]
 
 
 def test_draw_updates_is_uniform_and_seeded() -> None:
     training = TRAINING.replace(updates=(1, 3))
-    drawn, other = ([each.draw_updates(step) for step in range(8)] for each in (training, training.replace(seed=4)))
+    drawn, other = (
+        [each.choose_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))
+    )
     assert drawn != other
-    drawn = [FlowTraining(updates=(4, 12)).draw_updates(step) for step in range(2000)]
+    drawn = [FlowTraining(updates=(4, 12)).choose_update_count(step) for step in range(2000)]
     assert set(drawn) == set(range(4, 13))
     assert min(drawn.count(number) for number in range(4, 13)) > 150
 
@@ -442,19 +446,19 @@ def test_train_flow_failed_process_ends_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
-    monkeypatch.setattr(ranks_module, "_rendezvous_store", lambda *_: torch.distributed.HashStore())
+    monkeypatch.setattr(ranks_module, "_create_rendezvous_store", lambda *_: torch.distributed.HashStore())
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for name in calls:
         monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(ranks_module, "_failed", False)
-    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.join_ranks(torch.device(device)):
+    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.join_process_group(torch.device(device)):
         if fails:
             raise InputError("folder: another run")
     assert calls == {"init_process_group": 1, "destroy_process_group": closed}
     if not closed:
-        refuses("torchrun: expected a new process", ranks_module.join_ranks(torch.device("cpu")).__enter__)
+        refuses("torchrun: expected a new process", ranks_module.join_process_group(torch.device("cpu")).__enter__)
 
 
 def test_train_flow_stops_after_time_limit(tmp_path: Path) -> None:
@@ -482,7 +486,7 @@ def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
     assert history[1].pairs_per_second > 2 * 4 * TRAINING.batch
 
 
-def restored(folder: Path, stepper: Stepper) -> dict[str, Any]:
+def restored(folder: Path, stepper: TrainingStepper) -> dict[str, Any]:
     """Load a run's state into a stepper; return what else was stored."""
     modules = {"model": stepper.model, "average": stepper.average.model}
     found = restore_run(folder, modules, stepper.optimizer, FlowRow)
@@ -509,7 +513,7 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
     assert averaged == [reached, reached + 1]  # the average does not begin anew
     assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
     assert second.history[-1].rate == TRAINING.learning_rate
-    stepper = Stepper(network().train(), TRAINING)
+    stepper = TrainingStepper(network().train(), TRAINING)
     kept = restored(tmp_path / "second", stepper)
     assert kept["batches"] == reached
     assert float(stepper.optimizer.state[stepper.model.encode.weight]["step"]) == reached + 2
@@ -541,7 +545,7 @@ def test_train_flow_keeps_best_validated_weights(tmp_path: Path) -> None:
 
     found = train_flow(tmp_path, network(), Scenes(), TRAINING, run=RUN, validation=validation)
     assert [row.validation for row in found.history] == [3.0, 1.0, 2.0, 4.0]
-    stepper = Stepper(network(), TRAINING)
+    stepper = TrainingStepper(network(), TRAINING)
     stepper.model.load_state_dict(load_file(tmp_path / "best.safetensors"))
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
 
@@ -626,14 +630,14 @@ def test_stepper_compiles_network_parts_once(
     reset()
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module, backend=backend))
     training = TRAINING.replace(updates=(1, 4), compile="default")
-    stepper = Stepper(network(Many).train(), training)
+    stepper = TrainingStepper(network(Many).train(), training)
     steps(stepper, scenes, 24)
-    assert {training.draw_updates(step) for step in range(24)} == {1, 2, 3, 4}
+    assert {training.choose_update_count(step) for step in range(24)} == {1, 2, 3, 4}
     assert len(compiled) == 1
     first, second = messages()
     assert first == "compiling the network (torch.compile, default); this may take a minute, or longer ..."
     assert re.fullmatch(r"compiled in \d+\.\d s", second)
-    plain = Stepper(network(Many).train(), training.replace(compile=None))
+    plain = TrainingStepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 24)
     assert len(messages()) == 2
     assert torch.allclose(stepper.model.part.inner.weight, plain.model.part.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
@@ -656,7 +660,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     assert "cnet.layer2.0.downsample.0.bias" in names
     before = model.eval()(batch.frame1, batch.frame2)
     model.train()
-    stepper = Stepper(model, TRAINING)
+    stepper = TrainingStepper(model, TRAINING)
     for network_ in (model.eval(), stepper.average.model):
         assert torch.allclose(network_(batch.frame1, batch.frame2), before, rtol=1e-3, atol=1e-4)
     model.train()
@@ -667,7 +671,7 @@ def test_stepper_folds_biases_into_norms(scenes: Scenes) -> None:
     stepper.close()
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
-    loop.freeze_norms(frozen)
+    loop.freeze_batch_norm_statistics(frozen)
     assert frozen.find_convolutions_with_cancelled_bias() == []
 
 
@@ -683,7 +687,7 @@ def test_stepper_compiled_sea_raft_accepts_any_updates(scenes: Scenes, monkeypat
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", lambda part, **_: compile_(part, backend=backend))
     training = TRAINING.replace(updates=(1, 3), compile="default")
-    stepper, plain = (Stepper(small_network(), training.replace(compile=mode)) for mode in ("default", None))
+    stepper, plain = (TrainingStepper(small_network(), training.replace(compile=mode)) for mode in ("default", None))
     for one in (stepper, plain):
         steps(one, scenes, 5)
     assert len(compiled) == 2
@@ -698,9 +702,9 @@ def test_stepper_recorded_steps_of_any_updates_equal_eager(scenes: Scenes) -> No
     results = []
     for graph in (False, True):
         training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True)
-        stepper = Stepper(small_network().cuda(), training)
+        stepper = TrainingStepper(small_network().cuda(), training)
         for number in range(20):
-            stepper.run_step(scenes.batch(number, 2).to(torch.device("cuda")), number, rate=1e-4)
+            stepper.train_on_batch(scenes.batch(number, 2).to(torch.device("cuda")), number, rate=1e-4)
         results.append([*stepper.average.model.state_dict().values()])
         if graph:
             assert stepper._recorded is not None
@@ -765,7 +769,7 @@ def test_train_flow_stores_no_nonfinite_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int
 ) -> None:
     """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
-    monkeypatch.setattr(loop, "join_ranks", lambda _: nullcontext(Ranks(rank)))
+    monkeypatch.setattr(loop, "join_process_group", lambda _: nullcontext(Ranks(rank)))
     model, errors = network(), iter([3.0, 2.0, 1.0])
 
     def spoiled(index: int, batch: FlowBatch) -> FlowBatch:
@@ -853,4 +857,4 @@ def test_flow_training_learning_rate_follows_schedule() -> None:
     assert stable.replace(decay=0.0).compute_learning_rate(1.0) == 1.0
     timed = FlowTraining(steps=1000, seconds=50.0)
     places = ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))
-    assert [timed.completed_fraction(*place) for place in places] == [0.0, 0.1, 0.5, 1.0]
+    assert [timed.compute_completed_fraction(*place) for place in places] == [0.0, 0.1, 0.5, 1.0]

@@ -13,8 +13,8 @@ from fullfield.ops._positions import pixel_positions
 from fullfield.training.flow.config import PRESETS, SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, LIGHT, PAINT, SOFTNESS, TEXTURE
-from fullfield.training.flow.mesh_shapes import procedural_meshes
-from fullfield.training.flow.scene import draw_scenes
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
+from fullfield.training.flow.scene import sample_scenes
 from refusals import refuses
 
 HEIGHT, WIDTH = 24, 32
@@ -132,9 +132,11 @@ def test_render_pairs_names_bad_arguments() -> None:
 @pytest.mark.parametrize("style", PRESETS.values(), ids=PRESETS)
 def test_render_pairs_on_gpu_equals_reference(style: SceneStyle) -> None:
     held = atlas("cuda")
-    meshes = procedural_meshes(5)
+    meshes = create_procedural_meshes(5)
     held.meshes = meshes.to("cuda")
-    scenes = draw_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1, meshes=meshes.table, style=style).to("cuda")
+    scenes = sample_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1, meshes=meshes.table, style=style).to(
+        "cuda"
+    )
     found, expected = (render_pairs(scenes, held, (96, 130), backend=backend) for backend in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()

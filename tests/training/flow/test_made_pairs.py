@@ -16,8 +16,8 @@ from fullfield.training.flow.config import MIXTURE, PRESETS, SceneStyle
 from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import PicturePack, procedural_pictures
-from fullfield.training.flow.scene import draw_scenes
+from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.scene import sample_scenes
 from refusals import refuses
 
 SIZE = (40, 56)
@@ -28,7 +28,7 @@ STYLE = SceneStyle(blur=0, noise=0, gamma=1, instants=2)
 
 @pytest.fixture(scope="module")
 def pictures() -> PicturePack:
-    return procedural_pictures(4, 32, shapes=4)
+    return create_procedural_pictures(4, 32, shapes=4)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_scene_style_motion_scales_generated_motion() -> None:
     kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
 
     def shift(style: SceneStyle) -> float:
-        scenes = draw_scenes(numbers, (368, 496), style=style, **kwargs)
+        scenes = sample_scenes(numbers, (368, 496), style=style, **kwargs)
         middle = torch.tensor([0.0, 0.0, 1.0])
         there = scenes.to_frame[..., :3] @ middle
         here = torch.linalg.inv(scenes.to_card[:, 0, 0].double()).float() @ middle
@@ -123,11 +123,11 @@ HANGS_ON = dict.fromkeys(UPPER, BODY) | {9: 5, 10: 6, 11: 7}
 
 
 def drawn(count: int, **style: float) -> Drawn:
-    """``draw_scenes``, watched."""
-    with mock.patch.object(scene, "_order_layers", wraps=scene._order_layers) as ordered:
-        scenes = draw_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
+    """``sample_scenes``, watched."""
+    with mock.patch.object(scene, "_sort_layers_by_depth", wraps=scene._sort_layers_by_depth) as ordered:
+        scenes = sample_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
     bodies, _, _, paint, ids, *_ = ordered.call_args.args
-    return Drawn(scenes, bodies, bodies.compute_matrices(), paint, ids)
+    return Drawn(scenes, bodies, bodies.compute_card_to_frame_matrices(), paint, ids)
 
 
 def with_a_figure(found: Drawn, plain: Drawn) -> NDArray[np.bool_]:
@@ -267,8 +267,8 @@ def test_scene_style_presets_differ() -> None:
 def test_scene_style_bodies_keep_cards_unchanged() -> None:
     numbers = range(40)
     kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
-    plain = draw_scenes(numbers, (48, 64), style=SceneStyle(), **kwargs)
-    lively = draw_scenes(numbers, (48, 64), style=SceneStyle(bodies=0.5), **kwargs)
+    plain = sample_scenes(numbers, (48, 64), style=SceneStyle(), **kwargs)
+    lively = sample_scenes(numbers, (48, 64), style=SceneStyle(bodies=0.5), **kwargs)
     is_solid = (lively.ids[..., 1] == ELLIPSOID) & (torch.arange(lively.ids.shape[1]) < lively.counts[:, None])
     assert 12 <= int(is_solid.any(1).sum()) <= 28
     for number in numbers:

@@ -20,16 +20,16 @@ from fullfield.training.flow.layered.meshes import (
     MeshPlacement,
     MeshStore,
     SceneTriangles,
-    build_store,
-    build_triangles,
+    build_mesh_store,
+    build_scene_triangles,
 )
 from fullfield.training.flow.layered.scene import COLOURS, PAINT, SOFTNESS, TEXTURE
 from fullfield.training.flow.mesh_scene import MESHES
-from fullfield.training.flow.mesh_shapes import procedural_meshes
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.pictures import PicturePack, procedural_pictures
-from fullfield.training.flow.scene import draw_scenes
-from fullfield.training.flow.scene_draw import rotation_matrices
+from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.scene import sample_scenes
+from fullfield.training.flow.scene_draw import compute_rotation_matrices
 from refusals import refuses
 
 HEIGHT, WIDTH, FOCAL = 48, 64, 60.0
@@ -81,7 +81,7 @@ def placement(poses: Floats, store: MeshStore, layers: list[int]) -> MeshPlaceme
 
 def pose(turn: tuple[float, float, float], size: float, centre: tuple[float, float, float]) -> Floats:
     """Return the map [3, 4] from a mesh to the camera."""
-    return np.concatenate([rotation_matrices(np.array(turn)) * size, np.array(centre)[:, None]], 1)
+    return np.concatenate([compute_rotation_matrices(np.array(turn)) * size, np.array(centre)[:, None]], 1)
 
 
 def on_screen(x: float, y: float, half_width: float = 40, half_height: float = 30) -> Floats:
@@ -127,11 +127,11 @@ def two_meshes() -> tuple[Floats, MeshStore]:
             [pose((1.0, 0.2, 0.1), 1.2, (-0.6, 0.3, 4.4)), pose((0.6, 0.4, -0.2), 1.2, (-0.5, 0.1, 4.2))],
         ]
     )
-    return poses, build_store([mesh_of(procedural_meshes(5), index) for index in (1, 2)])
+    return poses, build_mesh_store([mesh_of(create_procedural_meshes(5), index) for index in (1, 2)])
 
 
 def mesh_of(store: MeshStore, index: int) -> tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return a mesh of a store as :func:`build_store` takes it."""
+    """Return a mesh of a store as :func:`build_mesh_store` takes it."""
     row, vertices, _, first, count = (int(column[index]) for column in store.table)
     points = store.vertices[row : row + vertices].float().numpy()[None]
     part = slice(first, first + count)
@@ -243,18 +243,18 @@ def test_render_pairs_exposure_averages_instants() -> None:
 def test_build_triangles_places_and_projects_vertices() -> None:
     generator = np.random.default_rng(0)
     poses = generator.standard_normal((2, 3, 3)).astype(np.float32)
-    store = build_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
+    store = build_mesh_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
     places = np.array([[pose((0.1, 0.2, 0.3), 0.5, (0.1, 0.2, 5.0)), pose((0.4, 0.0, 0.1), 0.6, (0.3, 0.0, 4.0))]])
     meshes = placement(places, store, [0])
     meshes.rows[0, :] = torch.tensor([0, 3])
     meshes.blend[0] = torch.tensor([0.25, 0.75])
     meshes.deformation[0, 1, -1] = 0.4
-    built = build_triangles(meshes, store, meshes.totals)
+    built = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
     rest = poses.astype(np.float16).astype(np.float64)
     for frame, share in enumerate((0.25, 0.75)):
         own = rest[0] + share * (rest[1] - rest[0])
         for corner in range(3):
-            point = rotation_matrices(np.array([0.0, 0.4 * frame * own[corner, 1], 0.0])) @ own[corner]
+            point = compute_rotation_matrices(np.array([0.0, 0.4 * frame * own[corner, 1], 0.0])) @ own[corner]
             seen = CAMERA @ (places[0, frame, :, :3] @ point + places[0, frame, :, 3])
             np.testing.assert_allclose(built.points[corner, frame], seen, rtol=1e-5)
     assert built.owners.tolist() == [[0, 0, 3]]
@@ -264,19 +264,21 @@ def test_build_triangles_places_and_projects_vertices() -> None:
 def test_build_triangles_ignores_autocast() -> None:
     poses, store = two_meshes()
     meshes = placement(poses, store, [0, 0])
-    exact = build_triangles(meshes, store, meshes.totals)
+    exact = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
     with torch.autocast("cpu", torch.bfloat16):
-        same = build_triangles(meshes, store, meshes.totals)
+        same = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
     for name, one, other in zip(exact._fields, exact, same, strict=True):
         assert torch.equal(one, other), name
 
 
 def triangle(points: list[list[float]], lamp: list[float], flat: float) -> SceneTriangles:
     """Return two triangles at an edge, 4 before the camera, under a lamp."""
-    store = build_store([([np.array([points], np.float32)], np.array([[0, 1, 2], [2, 1, 3]]), np.zeros(2, np.uint8))])
+    store = build_mesh_store(
+        [([np.array([points], np.float32)], np.array([[0, 1, 2], [2, 1, 3]]), np.zeros(2, np.uint8))]
+    )
     meshes = placement(np.array([[pose((0, 0, 0), 1.0, (0, 0, 4))] * 2]), store, [0])
     meshes.light[..., 0], meshes.light[..., 1:] = 0.2, torch.tensor(lamp)
-    return build_triangles(meshes._replace(flat=torch.tensor([flat])), store, meshes.totals)
+    return build_scene_triangles(meshes._replace(flat=torch.tensor([flat])), store, meshes.vertex_and_triangle_counts)
 
 
 def test_render_pairs_light_follows_visible_normals() -> None:
@@ -292,7 +294,7 @@ def test_render_pairs_light_follows_visible_normals() -> None:
 
 
 def test_procedural_meshes_are_closed_in_unit_sphere() -> None:
-    store, more = procedural_meshes(6), procedural_meshes(7)
+    store, more = create_procedural_meshes(6), create_procedural_meshes(7)
     assert torch.equal(store.vertices, more.vertices[: len(store.vertices)])
     for index in range(6):
         (points,), faces, materials = mesh_of(store, index)
@@ -305,7 +307,7 @@ def test_procedural_meshes_are_closed_in_unit_sphere() -> None:
 
 @pytest.fixture(scope="module")
 def pictures() -> PicturePack:
-    return procedural_pictures(4, 32, shapes=4)._replace(meshes=procedural_meshes(5))
+    return create_procedural_pictures(4, 32, shapes=4)._replace(meshes=create_procedural_meshes(5))
 
 
 STYLE = replace(SceneStyle.preset("meshes"), instants=3, noise=0)
@@ -322,14 +324,14 @@ def test_pair_generator_mesh_pair_is_independent_of_batch(pictures: PicturePack)
 def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
     assert pictures.meshes is not None
     table = pictures.meshes.table
-    scenes = draw_scenes(range(40), (368, 496), seed=1, pictures=4, shapes=4, meshes=table, style=STYLE)
+    scenes = sample_scenes(range(40), (368, 496), seed=1, pictures=4, shapes=4, meshes=table, style=STYLE)
     assert scenes.meshes is not None
     counts = torch.bincount(scenes.meshes.scene, minlength=40)
     assert int(counts.max()) <= MESHES
     assert float((counts > 0).float().mean()) > 0.8
     layers = scenes.ids[scenes.meshes.scene, scenes.meshes.layer, 1]
     assert bool((layers == MESH).all())
-    built = build_triangles(scenes.meshes, pictures.meshes, scenes.meshes.totals)
+    built = build_scene_triangles(scenes.meshes, pictures.meshes, scenes.meshes.vertex_and_triangle_counts)
     assert float(built.points[..., 2].min()) > 0.1
     at = built.points[..., :2] / built.points[..., 2:]
     inside = ((at >= 0) & (at <= torch.tensor([495.0, 367.0]))).all(-1).float().mean(0)
@@ -340,7 +342,7 @@ def test_pair_generator_meshes_face_both_cameras(pictures: PicturePack) -> None:
 def test_pair_generator_photograph_parts_match_backdrop() -> None:
     """Objects and backdrop have the same texels at the same pixels of the first frame, and other motion."""
     style = replace(SceneStyle(), photographs=1.0)
-    scenes = draw_scenes(range(60), (48, 64), seed=5, pictures=1 << 24, shapes=4, style=style)
+    scenes = sample_scenes(range(60), (48, 64), seed=5, pictures=1 << 24, shapes=4, style=style)
     pixel = torch.tensor([20.0, 11.0, 1.0], dtype=torch.float64)
 
     def on_cards(frame: int) -> Tensor:
@@ -366,7 +368,7 @@ def test_pair_generator_photograph_parts_match_backdrop() -> None:
 def test_pair_generator_refuses_mesh_style_without_meshes(pictures: PicturePack) -> None:
     refuses(
         "^meshes: expected a table of meshes for this style, got none",
-        lambda: draw_scenes(range(2), (40, 56), seed=0, pictures=1, shapes=0, style=STYLE),
+        lambda: sample_scenes(range(2), (40, 56), seed=0, pictures=1, shapes=0, style=STYLE),
     )
     bare = atlas(None)
     refuses("^pictures: expected an atlas with meshes", PairGenerator, (40, 56), pictures=bare, style=STYLE)
@@ -390,10 +392,10 @@ def _textures(of: PictureAtlas) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("size", [(96, 130), (368, 496)], ids=str)
 def test_render_pairs_mesh_kernels_on_gpu_equal_reference(size: tuple[int, int]) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
-    store = procedural_meshes(20)
-    pack = procedural_pictures(6, 64, shapes=8)
+    store = create_procedural_meshes(20)
+    pack = create_procedural_pictures(6, 64, shapes=8)
     with_meshes = PictureAtlas(pack.pictures.cuda(), pack.shapes.cuda(), store.to("cuda"))
-    scenes = draw_scenes(
+    scenes = sample_scenes(
         range(6), size, seed=2, pictures=6, shapes=8, meshes=store.table, style=SceneStyle.preset("meshes")
     ).to("cuda")
     found, expected = (render_pairs(scenes, with_meshes, size, backend=name) for name in ("cuda", "reference"))

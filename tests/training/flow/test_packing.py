@@ -15,10 +15,10 @@ from torch import Tensor
 from fullfield.models.state import read_safetensors
 from fullfield.training.flow import FlowRun, FlowTraining, train_flow
 from fullfield.training.packing import (
-    _pack_logarithms,
-    _pack_signed,
-    _unpack_logarithms,
-    _unpack_signed,
+    _dequantize_logarithms,
+    _dequantize_signed,
+    _quantize_logarithms,
+    _quantize_signed,
     pack_run,
     unpack_run,
 )
@@ -105,20 +105,20 @@ def test_train_flow_continues_from_unpacked_run(run: Path, tmp_path: Path) -> No
 def test_pack_signed_and_logarithms_limit_relative_error() -> None:
     draw = torch.Generator().manual_seed(3)
     values = torch.randn(7, 31, generator=draw) * 10.0 ** torch.randint(-9, 3, (7, 1), generator=draw)
-    restored = _unpack_signed(*_pack_signed(values), [7, 31])
+    restored = _dequantize_signed(*_quantize_signed(values), [7, 31])
     blocks = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).view(-1, 64).abs().amax(1)
     limits = blocks.repeat_interleave(64)[: values.numel()].view(7, 31)
     assert ((values - restored).abs() <= limits / 13).all()
     squares = values.square()
     squares[2] = 0
     squares[:, 3] = 0
-    restored = _unpack_logarithms(*_pack_logarithms(squares), [7, 31])
+    restored = _dequantize_logarithms(*_quantize_logarithms(squares), [7, 31])
     ratio = (restored / squares)[squares > limits.square() * 2.0**-19]
     assert (ratio.log2().abs() <= 20 / 15 / 2 + 0.05).all()
     assert (restored >= 0).all()
     assert restored.isfinite().all()
-    assert (_unpack_logarithms(*_pack_logarithms(torch.zeros(9, 9)), [9, 9]) == 0).all()
-    assert math.isinf(float(_pack_logarithms(torch.zeros(9, 9))[1][0]))
+    assert (_dequantize_logarithms(*_quantize_logarithms(torch.zeros(9, 9)), [9, 9]) == 0).all()
+    assert math.isinf(float(_quantize_logarithms(torch.zeros(9, 9))[1][0]))
 
 
 def test_unpack_run_refuses_damaged_and_other_folders(run: Path, tmp_path: Path) -> None:

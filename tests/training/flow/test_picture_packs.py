@@ -15,12 +15,12 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.training.flow.pictures import (
     PicturePack,
-    cut_squares,
-    load_pictures,
-    procedural_pictures,
+    create_procedural_pictures,
+    crop_squares,
+    load_picture_pack,
     read_licence_list,
 )
-from fullfield.training.flow.procedural import MARGIN, procedural_shapes
+from fullfield.training.flow.procedural import MARGIN, create_procedural_shapes
 from refusals import refuses
 
 
@@ -35,12 +35,12 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
     [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
 )
 def test_cut_squares_covers_picture(height: int, width: int, crops: int) -> None:
-    found = cut_squares(photo(2, height, width), 512)
+    found = crop_squares(photo(2, height, width), 512)
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
 
 def test_cut_squares_mirrors_small_pictures() -> None:
-    (square,) = cut_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
+    (square,) = crop_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
     assert np.array_equal(square[:256], square[256:][::-1])
     assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
     assert not np.array_equal(square[:128], square[128:256][::-1])
@@ -49,24 +49,24 @@ def test_cut_squares_mirrors_small_pictures() -> None:
 def test_load_pictures_refuses_damaged_packs(tmp_path: Path) -> None:
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no zip")
-    refuses(r"bad\.zip: not a picture pack, or a damaged one", load_pictures, bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one", load_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("other", "")
-    for reader in (load_pictures, read_licence_list):
+    for reader in (load_picture_pack, read_licence_list):
         refuses(r"bad\.zip: not a picture pack", reader, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 99}')
-    refuses("format 1, got another", load_pictures, bad)
+    refuses("format 1, got another", load_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
         file.writestr("shapes.bin", b"123")
-    refuses("expected 8192 bytes of silhouettes, got 3", load_pictures, bad)
+    refuses("expected 8192 bytes of silhouettes, got 3", load_picture_pack, bad)
     with zipfile.ZipFile(bad, "w") as file:
         entry = '{"file": "a.jpg", "package": "p", "path": "a", "view": "whole"}'
         file.writestr("manifest.json", f'{{"format": 1, "pictures": [{entry}], "shapes": []}}')
         file.writestr("shapes.bin", b"")
         file.writestr("a.jpg", b"none")
-    refuses(r"bad\.zip: not a picture pack, or a damaged one \(a picture in it", load_pictures, bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one \(a picture in it", load_picture_pack, bad)
     for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
         with zipfile.ZipFile(bad, "w", method) as file:
             file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
@@ -77,11 +77,11 @@ def test_load_pictures_refuses_damaged_packs(tmp_path: Path) -> None:
             broken[bit // 8] ^= 1 << bit % 8
             bad.write_bytes(broken)
             with suppress(InputError):  # whatever else it raises fails
-                load_pictures(bad, drawn_shapes=0)
+                load_picture_pack(bad, drawn_shapes=0)
             with suppress(InputError):
                 read_licence_list(bad)
     with pytest.raises(FileNotFoundError):
-        load_pictures(tmp_path / "absent.zip")
+        load_picture_pack(tmp_path / "absent.zip")
 
 
 def digest(pack: PicturePack) -> str:
@@ -89,25 +89,27 @@ def digest(pack: PicturePack) -> str:
 
 
 def test_procedural_pictures_depend_on_seed_alone() -> None:
-    assert digest(procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
-    assert digest(procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
-    pack = procedural_pictures(20, 64, 3, shapes=8)
+    assert digest(create_procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
+    assert digest(create_procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
+    pack = create_procedural_pictures(20, 64, 3, shapes=8)
     assert pack.pictures.shape == (20, 64, 64, 3)
     assert len(set(pack.names)) == 20
-    few = procedural_pictures(4, 64, 3, shapes=2)
+    few = create_procedural_pictures(4, 64, 3, shapes=2)
     assert torch.equal(few.pictures, pack.pictures[:4])
     assert torch.equal(few.shapes, pack.shapes[:2])
-    assert torch.equal(load_pictures(None, size=16, drawn_shapes=8).shapes, procedural_pictures(1, 16, shapes=8).shapes)
+    assert torch.equal(
+        load_picture_pack(None, size=16, drawn_shapes=8).shapes, create_procedural_pictures(1, 16, shapes=8).shapes
+    )
     spread = pack.pictures.float().mean(-1).flatten(1).std(1)
     assert (spread > 0.5).all()  # none is one colour
     assert (spread > 20).sum() >= 8
-    refuses(r"^size: ", load_pictures, None, size=4)
-    refuses(r"^count: ", procedural_pictures, 0)
-    refuses(r"^seed: ", procedural_pictures, 1, 16, -1)
+    refuses(r"^size: ", load_picture_pack, None, size=4)
+    refuses(r"^count: ", create_procedural_pictures, 0)
+    refuses(r"^seed: ", create_procedural_pictures, 1, 16, -1)
 
 
 def test_procedural_shapes_fill_tile_except_margin() -> None:
-    shapes = procedural_shapes(48, 5)
+    shapes = create_procedural_shapes(48, 5)
     covered = shapes.astype(bool)
     assert not covered[:, :MARGIN].any()
     assert not covered[:, -MARGIN:].any()

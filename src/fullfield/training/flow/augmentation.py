@@ -13,7 +13,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._config import Config
 from fullfield.ops.consistency import flow_targets
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, announce_batches
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, prefetch_batches_if_possible
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -84,9 +84,9 @@ class Augmented:
     def __init__(self, source: PairSource, augmentation: Augmentation, seed: int = 0) -> None:
         self._source, self._augmentation, self._seed = source, augmentation, seed
 
-    def ahead(self, index: int, stride: int, counts: Counts) -> None:
-        """Announce batches to the source."""
-        announce_batches(self._source, index, stride, counts)
+    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
+        """Let the source prefetch batches, if it can."""
+        prefetch_batches_if_possible(self._source, index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` augmented pairs of the source."""
@@ -172,13 +172,13 @@ def _change_colours(batch: FlowBatch, augmentation: Augmentation, draw: list[Ten
     own = (draw[10] < augmentation.apart).float()
     second = [torch.lerp(a, b, own) for a, b in zip(draw[:4], draw[5:9], strict=True)]
     frame1, frame2 = (
-        _tint_frame(frame, [2 * number - 1 for number in numbers], augmentation.colour)
+        _jitter_frame_colours(frame, [2 * number - 1 for number in numbers], augmentation.colour)
         for frame, numbers in ((batch.frame1, draw[:4]), (batch.frame2, second))
     )
     return batch._replace(frame1=frame1, frame2=frame2)
 
 
-def _tint_frame(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
+def _jitter_frame_colours(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
     """Change brightness, contrast, saturation and hue by numbers in -1 ... 1, on the CPU."""
     device = frame.device
     bright, contrast, saturation = (1 + strength * number for number in draw[:3])

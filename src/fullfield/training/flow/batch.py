@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import flow_targets
-from fullfield.training.workers import create_worker_context, end_with_the_parent
+from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 Counts: TypeAlias = Callable[[int], int]
 
@@ -46,7 +46,8 @@ class FlowBatch(NamedTuple):
 class PairSource(Protocol):
     """Source that makes or reads pairs.
 
-    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`announce_batches`.
+    A source that reads files may also have ``prefetch(index, stride, counts)``, which
+    :func:`prefetch_batches_if_possible` calls.
 
     A loop of R processes calls ``batch(step · R + rank, count)``, so that no two processes see the same pairs and no
     source has to know of processes.
@@ -74,25 +75,25 @@ def check_batch(batch: FlowBatch) -> FlowBatch:
     return batch
 
 
-def join_batches(batches: list[FlowBatch]) -> FlowBatch:
+def concatenate_batches(batches: list[FlowBatch]) -> FlowBatch:
     """Join batches of one size."""
     if len(batches) == 1:
         return batches[0]
     return FlowBatch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True)))
 
 
-def announce_batches(source: PairSource, index: int, stride: int, counts: Counts) -> None:
-    """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
+def prefetch_batches_if_possible(source: PairSource, index: int, stride: int, counts: Counts) -> None:
+    """Let the source prefetch the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
 
     Nothing happens with a source that does not read ahead.
     """
-    ahead: Callable[[int, int, Counts], None] | None = getattr(source, "ahead", None)
-    if ahead is not None:
-        ahead(index, stride, counts)
+    prefetch: Callable[[int, int, Counts], None] | None = getattr(source, "prefetch", None)
+    if prefetch is not None:
+        prefetch(index, stride, counts)
 
 
 class PrefetchedBatches(Generic[T]):
-    """Results of ``make(index, count)``, made ahead by worker processes once :meth:`start` has announced them.
+    """Results of ``make(index, count)``, which worker processes make ahead after :meth:`start_prefetching`.
 
     ``make`` must be picklable. Without workers this process makes everything on request.
     """
@@ -104,7 +105,7 @@ class PrefetchedBatches(Generic[T]):
         self._next: _Request | None = None
         self._following: Iterator[_Request] = iter(())
 
-    def start(self, index: int, stride: int, counts: Counts) -> None:
+    def start_prefetching(self, index: int, stride: int, counts: Counts) -> None:
         """Start to make batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
 
         def requests() -> Iterator[_Request]:
@@ -115,7 +116,7 @@ class PrefetchedBatches(Generic[T]):
             self._next = next(self._following)
             self._coming = iter(self._create_loader(requests()))
 
-    def take(self, index: int, count: int) -> T:
+    def take_batch(self, index: int, count: int) -> T:
         """Return the batch; one that was not announced is made now."""
         if self._coming is not None and self._next == (index, count):
             batch = next(self._coming)
@@ -125,7 +126,7 @@ class PrefetchedBatches(Generic[T]):
 
     def _create_loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
         return DataLoader(
-            _Batches(self._make),  # type: ignore[arg-type]  # one without a base class
+            _BatchDataset(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
             sampler=requests,  # without an end, and used once
             num_workers=self._workers,
@@ -133,12 +134,12 @@ class PrefetchedBatches(Generic[T]):
             multiprocessing_context=create_worker_context(type(self).__module__, self._make.__module__),
             prefetch_factor=_AHEAD,
             generator=torch.Generator(),  # else it would take numbers from the training's
-            worker_init_fn=partial(end_with_the_parent, multiprocessing.util.get_temp_dir()),
+            worker_init_fn=partial(exit_with_parent_process, multiprocessing.util.get_temp_dir()),
         )
 
 
 @dataclass(frozen=True)
-class _Batches(Generic[T]):
+class _BatchDataset(Generic[T]):
     """Map-style data set of batches for a DataLoader's workers."""
 
     make: Callable[[int, int], T]
@@ -157,7 +158,7 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
         InputError: for samples without truth or of several sizes.
     """
     _check.require(len(samples) > 0, "samples", "one at least", "none")
-    pairs = [_sample_to_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
+    pairs = [_convert_sample_to_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
     sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
     if len(sizes) > 1:
         listed = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
@@ -171,10 +172,10 @@ def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = 
     A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
     counts as occluded. The same numbers ``seed`` give the same place. InputError for a sample without truth.
     """
-    return _cut_at_random(_sample_to_pair(sample), size, seed)
+    return _cut_random_window(_convert_sample_to_pair(sample), size, seed)
 
 
-def _cut_at_random(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
+def _cut_random_window(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
     height, width = pair.frame1.shape[-2:]
     below, right = max(0, size[0] - height), max(0, size[1] - width)
     draw = np.random.default_rng(tuple(seed))
@@ -197,7 +198,7 @@ def _cut_at_random(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) 
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 
-def _sample_to_pair(sample: FlowSample) -> FlowBatch:
+def _convert_sample_to_pair(sample: FlowSample) -> FlowBatch:
     """Return a sample as a pair with the truth that a loss takes."""
     if sample.flow is None:
         raise InputError(f"{sample.name}: has no true flow to train on")
@@ -243,20 +244,20 @@ class DatasetPairs:
         with_truth = [index for index, record in enumerate(dataset.records) if record.flow is not None]
         if not with_truth:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
-        windows = _Windows(dataset, with_truth, size, min_size, seed)
+        windows = _WindowDataset(dataset, with_truth, size, min_size, seed)
         self._windows = PrefetchedBatches(windows, workers, pin=self.device.type == "cuda")
 
-    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
         """Begin to read the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
-        self._windows.start(index, stride, counts)
+        self._windows.start_prefetching(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """Return ``count`` windows; those that :meth:`ahead` did not announce are read now."""
-        return self._windows.take(index, count).to(self.device, non_blocking=True)
+        """Return ``count`` windows; those that :meth:`prefetch` did not announce are read now."""
+        return self._windows.take_batch(index, count).to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
-class _Windows:
+class _WindowDataset:
     """Windows of some pairs of a data set, by a batch's index and count."""
 
     dataset: FlowDataset
@@ -276,7 +277,7 @@ class _Windows:
         if len(sizes) > 1:
             height, width = (min(sides) for sides in zip(*sizes, strict=True))
             windows = [
-                _cut_at_random(window, (height, width), (self.seed, index, slot, 1))
+                _cut_random_window(window, (height, width), (self.seed, index, slot, 1))
                 for slot, window in enumerate(windows)
             ]
         return collate_flow(windows)
@@ -315,16 +316,16 @@ class Mixture:
         sources = np.minimum(np.searchsorted(self._bounds, positions, side="right"), len(self._sources) - 1)
         return [int(number) for number in np.bincount(sources, minlength=len(self._sources))]
 
-    def ahead(self, index: int, stride: int, counts: Counts) -> None:
-        """Announce to the sources that can read ahead which batches will be requested."""
+    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
+        """Let the sources that can prefetch do so for the batches that will be requested."""
         for number, source in enumerate(self._sources):
-            announce_batches(source, index, stride, partial(self._count_announced, number, counts))
+            prefetch_batches_if_possible(source, index, stride, partial(self._count_prefetched_pairs, number, counts))
 
-    def _count_announced(self, number: int, counts: Counts, index: int) -> int:
+    def _count_prefetched_pairs(self, number: int, counts: Counts, index: int) -> int:
         count = counts(index)
-        return self._count_requested(number, count, self.count_pairs_by_source(index, count)[number])
+        return self._count_pairs_to_request(number, count, self.count_pairs_by_source(index, count)[number])
 
-    def _count_requested(self, number: int, count: int, some: int) -> int:
+    def _count_pairs_to_request(self, number: int, count: int, some: int) -> int:
         """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
         return max(some, math.ceil(self._shares[number] * count - 1e-6)) if some else 0
 
@@ -335,6 +336,6 @@ class Mixture:
             zip(self._sources, self.count_pairs_by_source(index, count), strict=True)
         ):
             if some:
-                batch = source.batch(index, self._count_requested(number, count, some))
+                batch = source.batch(index, self._count_pairs_to_request(number, count, some))
                 batches.append(FlowBatch(*(tensor[:some] for tensor in batch)))
-        return join_batches(batches)
+        return concatenate_batches(batches)

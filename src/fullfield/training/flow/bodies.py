@@ -15,16 +15,16 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     ROOTS,
     Floats,
+    compute_rotation_matrices,
     draw_motion_lengths,
-    multiply_vectors,
-    rotation_matrices,
+    multiply_matrix_vector,
 )
 
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
 _UNIFORM, _NORMAL = 24, 20
 
 
-class Bodies(NamedTuple):
+class Ellipsoids(NamedTuple):
     """Ellipsoids of B scenes: the unit sphere s maps to shape · s + centre in the first camera's coordinates."""
 
     on: NDArray[np.bool_]  # [B, N]
@@ -34,9 +34,9 @@ class Bodies(NamedTuple):
     same_look: NDArray[np.bool_]  # [B, N]: whether a part looks like its core
 
 
-def draw_bodies(
+def sample_ellipsoids(
     numbers: Sequence[int], size: tuple[int, int], focal: Floats, *, seed: int, unit: float, style: SceneStyle
-) -> Bodies:
+) -> Ellipsoids:
     """Draw the bodies of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
     streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
     uniform = iter(np.moveaxis(np.stack([stream.random((BODIES, _UNIFORM, PARTS)) for stream in streams]), 2, 0))
@@ -48,7 +48,7 @@ def draw_bodies(
 
     def draw_one_per_body(low: float, high: float) -> Floats:
         """Return a uniform number for each body [B, BODIES]."""
-        return _scale_uniform(next(uniform)[..., 0], low, high)
+        return _scale_to_range(next(uniform)[..., 0], low, high)
 
     def draw_lengths(normal_number: Floats, chance: Floats) -> Floats:
         return draw_motion_lengths(chance, normal_number, style.object_motion, unit, style)
@@ -66,7 +66,9 @@ def draw_bodies(
     shape = np.empty((*depth.shape, PARTS, 2, 3, 3))
     centre = np.empty((*depth.shape, PARTS, 2, 3))
     stretch = np.exp(0.3 * next(normal)[..., 0, :])
-    shape[..., 0, 0, :, :] = rotation_matrices(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
+    shape[..., 0, 0, :, :] = (
+        compute_rotation_matrices(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
+    )
     centre[..., 0, 0, :] = core
     moves = draw_one_per_body(0, 1) < 0.85
     motion = draw_lengths(next(normal)[..., 0, 0], draw_one_per_body(0, 1)) * depth / focal * moves
@@ -77,14 +79,16 @@ def draw_bodies(
         np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(draw_one_per_body(0, 1) < 0.15, 3, 1)[..., None]
     )
     bulge = np.exp(0.05 * next(normal)[..., 0, :])
-    shape[..., 0, 1, :, :] = rotation_matrices(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
+    shape[..., 0, 1, :, :] = (
+        compute_rotation_matrices(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
+    )
     centre[..., 0, 1, :] = core + shift
 
-    limb_directions = _normalize(next(normal))  # [B, BODIES, PARTS, 3]
+    limb_directions = _normalize_vectors(next(normal))  # [B, BODIES, PARTS, 3]
     bend = next(normal)
-    length = radius[..., None] * np.exp(_scale_uniform(next(uniform), math.log(0.5), math.log(1.5)))
-    thick = length * np.exp(_scale_uniform(next(uniform), math.log(0.12), math.log(0.55)))
-    axis = _normalize(next(normal))
+    length = radius[..., None] * np.exp(_scale_to_range(next(uniform), math.log(0.5), math.log(1.5)))
+    thick = length * np.exp(_scale_to_range(next(uniform), math.log(0.12), math.log(0.55)))
+    axis = _normalize_vectors(next(normal))
     swing = draw_lengths(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
     swing = np.clip(swing, 0, 0.9) * (next(uniform) < 0.8)
     limbs = next(uniform) < 0.75
@@ -93,23 +97,25 @@ def draw_bodies(
         before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
         if bone == 0:
             point = 0.8 * limb_directions[..., section, :]
-            ahead = _normalize(multiply_vectors(before, point) + 0.4 * radius[..., None] * bend[..., section, :])
+            ahead = _normalize_vectors(
+                multiply_matrix_vector(before, point) + 0.4 * radius[..., None] * bend[..., section, :]
+            )
         else:
             point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), limb_directions[..., section, :].shape)
-            ahead = _normalize(_normalize(before[..., :, 0]) + 0.5 * bend[..., section, :])
+            ahead = _normalize_vectors(_normalize_vectors(before[..., :, 0]) + 0.5 * bend[..., section, :])
             limbs[..., section] &= limbs[..., bone]
-        joint = centre[..., bone, 0, :] + multiply_vectors(before, point)
+        joint = centre[..., bone, 0, :] + multiply_matrix_vector(before, point)
         half, across = length[..., section] / 2, thick[..., section] / 2
-        frame = _orthonormal_axes(ahead, limb_directions[..., section - 1, :])
+        frame = _build_orthonormal_axes(ahead, limb_directions[..., section - 1, :])
         own = frame * np.stack([half, across, across], -1)[..., None, :]
         joint_motion = (
-            rotation_matrices(axis[..., section, :] * swing[..., section, None]) @ after @ np.linalg.inv(before)
+            compute_rotation_matrices(axis[..., section, :] * swing[..., section, None]) @ after @ np.linalg.inv(before)
         )
         shape[..., section, 0, :, :], shape[..., section, 1, :, :] = own, joint_motion @ own
         out = ahead * (0.9 * half)[..., None]
         centre[..., section, 0, :] = joint + out
         centre[..., section, 1, :] = (
-            centre[..., bone, 1, :] + multiply_vectors(after, point) + multiply_vectors(joint_motion, out)
+            centre[..., bone, 1, :] + multiply_matrix_vector(after, point) + multiply_matrix_vector(joint_motion, out)
         )
     limbs[..., 0] = True
     on = present[..., None] & limbs
@@ -120,20 +126,20 @@ def draw_bodies(
     def flatten(values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values.reshape(len(numbers), BODIES * PARTS, *values.shape[3:])
 
-    return Bodies(*(flatten(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
+    return Ellipsoids(*(flatten(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
 
 
-def _scale_uniform(uniform: Floats, low: float, high: float) -> Floats:
+def _scale_to_range(uniform: Floats, low: float, high: float) -> Floats:
     return low + (high - low) * uniform
 
 
-def _normalize(vector: Floats) -> Floats:
+def _normalize_vectors(vector: Floats) -> Floats:
     length = np.linalg.norm(vector, axis=-1, keepdims=True)
     unit: Floats = vector / np.maximum(length, 1e-12)
     return unit
 
 
-def _orthonormal_axes(first: Floats, other: Floats) -> Floats:
+def _build_orthonormal_axes(first: Floats, other: Floats) -> Floats:
     """Return orthonormal axes in columns [..., 3, 3], the first as given."""
-    second = _normalize(np.cross(first, other))
+    second = _normalize_vectors(np.cross(first, other))
     return np.stack([first, second, np.cross(first, second)], -1)

@@ -77,14 +77,14 @@ class FlowTraining(Config):
         _check.number(self.gamma, "gamma", above=0.0, high=1.0)
         if isinstance(self.updates, (tuple, list)):
             object.__setattr__(self, "updates", tuple(self.updates))
-            _check_range(self.updates)
+            _check_updates_range(self.updates)
         elif self.updates is not None:
             _check.number(self.updates, "updates", integer=True, low=0)
         _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
-    def draw_updates(self, step: int) -> int | None:
+    def choose_update_count(self, step: int) -> int | None:
         """Return the number of updates of step ``step``; None where the network decides."""
         if not isinstance(self.updates, tuple):
             return self.updates
@@ -92,7 +92,7 @@ class FlowTraining(Config):
         drawn = hashlib.sha256(f"updates {self.seed} {step}".encode()).digest()[:8]
         return low + int.from_bytes(drawn, "big") % (high - low + 1)
 
-    def completed_fraction(self, step: float, seconds: float) -> float:
+    def compute_completed_fraction(self, step: float, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
@@ -110,7 +110,7 @@ class FlowTraining(Config):
         return self.learning_rate * (self.last + (1 - self.last) * (1 - math.sqrt(1 - left)))
 
 
-def _check_range(updates: tuple[int, ...]) -> None:
+def _check_updates_range(updates: tuple[int, ...]) -> None:
     """Raise InputError unless ``updates`` is a range from which each step can draw."""
     expected = "two numbers, the lower first"
     _check.require(len(updates) == 2, "updates", expected, updates)

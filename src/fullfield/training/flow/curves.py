@@ -63,7 +63,7 @@ def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> No
         figure.savefig(temporary, dpi=100)
 
 
-class Board:
+class TensorBoardWriter:
     """Writer of a history's rows for TensorBoard, into the folder ``tensorboard`` of a run."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Board:
             ) from None
         self._writer: Any = SummaryWriter(os.fspath(folder / "tensorboard"))
 
-    def add(self, row: FlowRow) -> None:
+    def write_row(self, row: FlowRow) -> None:
         """Write a row."""
         for name, value in row._asdict().items():
             if name not in ("step", "seconds") and not math.isnan(value):

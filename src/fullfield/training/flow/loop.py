@@ -20,18 +20,18 @@ from fullfield.training.checkpoint import (
     POINTER,
     STATE,
     WEIGHTS,
-    StateCheck,
+    FiniteStateCheck,
     TrainingFolder,
-    copy_tensors,
-    has_state,
+    copy_state_dict,
+    has_checkpoint,
     restore_run,
-    write_tensors,
+    write_safetensors,
 )
-from fullfield.training.flow.batch import FlowBatch, PairSource, announce_batches, check_batch
+from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, prefetch_batches_if_possible
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.curves import CURVES, Board, FlowRow, import_figure_class, plot_history
-from fullfield.training.flow.ranks import Ranks, join_ranks
-from fullfield.training.flow.stepping import Reading, Stepper, build_divergence_error, check_finite
+from fullfield.training.flow.curves import CURVES, FlowRow, TensorBoardWriter, import_figure_class, plot_history
+from fullfield.training.flow.ranks import Ranks, join_process_group
+from fullfield.training.flow.stepping import StepMeans, TrainingStepper, build_divergence_error, check_steps_finite
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
@@ -40,7 +40,7 @@ _ENDED = 3  # steps in a row that are not finite when a checkpoint is due
 _SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
 
 
-class BatchesAhead:
+class BatchPrefetcher:
     """Batches of a source in order, ``count`` pairs each; on a GPU a second stream makes the next one during a step."""
 
     def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
@@ -52,7 +52,7 @@ class BatchesAhead:
     def start_batch(self, step: int) -> None:
         """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = {step: self._make_batch(step)}
+            self._waiting = {step: self._get_checked_batch(step)}
 
     def take_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
@@ -66,10 +66,10 @@ class BatchesAhead:
                 tensor.record_stream(current)
         return batch
 
-    def _make_batch(self, step: int) -> FlowBatch:
+    def _get_checked_batch(self, step: int) -> FlowBatch:
         index = step * self._ranks.count + self._ranks.rank
         if self._announced != step:
-            announce_batches(self._source, index, self._ranks.count, lambda _: self._count)
+            prefetch_batches_if_possible(self._source, index, self._ranks.count, lambda _: self._count)
         self._announced = step + 1
         batch = self._source.batch(index, self._count)
         check_batch(batch)
@@ -148,24 +148,24 @@ def train_flow(
     first = next(model.parameters(), None)
     if first is None:
         raise InputError("model: expected parameters to train, got none")
-    with join_ranks(first.device) as team, _seed_and_tune(first.device, training.seed + team.rank):
+    with join_process_group(first.device) as team, _seed_and_benchmark_cudnn(first.device, training.seed + team.rank):
         if training.batch % team.count:
             raise InputError(f"batch: expected a multiple of {team.count} processes, got {training.batch}")
         model.train()
         if training.freeze_norms:
-            freeze_norms(model)
+            freeze_batch_norm_statistics(model)
         stepper = None
         try:
-            stepper = Stepper(model, training, team)
-            ahead = BatchesAhead(source, training.batch // team.count, first.device, team)
-            return _Loop(Path(folder), stepper, ahead, run, validation, progress).train()
+            stepper = TrainingStepper(model, training, team)
+            ahead = BatchPrefetcher(source, training.batch // team.count, first.device, team)
+            return _TrainingLoop(Path(folder), stepper, ahead, run, validation, progress).train()
         finally:
             model.eval()
             if stepper is not None:
                 stepper.close()
 
 
-def freeze_norms(model: nn.Module) -> None:
+def freeze_batch_norm_statistics(model: nn.Module) -> None:
     """Let batch norms use and keep their statistics, until ``train()`` is called; their parameters still train."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -183,30 +183,30 @@ class _Clock:
         self._settled = step + _SETTLED
 
     @property
-    def elapsed(self) -> float:
+    def elapsed_s(self) -> float:
         """Seconds since this process began."""
         return self._mark[1] - self._before
 
-    def seconds_at_step(self, step: int) -> float:
+    def extrapolate_seconds(self, step: int) -> float:
         """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
-    def read_seconds(self, step: int, *, worked: bool = True) -> float:
-        """Read the clock; ``worked``: only steps ran since the last reading."""
-        seconds = self._team.share_number(self._before + time.perf_counter() - self._start, self._device)
-        if worked and self._mark[0] >= self._settled and step > self._mark[0]:
+    def read_seconds(self, step: int, *, only_steps_ran: bool = True) -> float:
+        """Read the clock; ``only_steps_ran``: nothing else ran since the last reading."""
+        seconds = self._team.broadcast_number(self._before + time.perf_counter() - self._start, self._device)
+        if only_steps_ran and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
         return seconds
 
 
-class _Notes(NamedTuple):
+class _CheckpointNotes(NamedTuple):
     """Notes of a checkpoint, besides tensors and history."""
 
     batches: int  # of the runs that this run continues from: they have shown as many pairs
     pairs: int  # shown so far, by those runs too
     best: float  # lowest validation error; infinite without one
-    scaling: Tensor  # [2], see Stepper
+    scaling: Tensor  # [2], see TrainingStepper
     rng: Tensor  # PyTorch's random state on the CPU
 
     def as_json(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class _Notes(NamedTuple):
         }
 
     @staticmethod
-    def from_notes(notes: Mapping[str, Any], folder: Path) -> _Notes:
+    def from_notes(notes: Mapping[str, Any], folder: Path) -> _CheckpointNotes:
         """Read the notes of a checkpoint; InputError if they are damaged."""
         try:
             scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
@@ -227,18 +227,18 @@ class _Notes(NamedTuple):
             best = math.inf if notes["best"] is None else float(notes["best"])
             torch.Generator().set_state(rng)  # of the right length, and valid
             if scaling.shape == (2,) and bool(scaling.isfinite().all()):
-                return _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
+                return _CheckpointNotes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
         except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             pass
         raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
 
 
-class _Loop:
+class _TrainingLoop:
     def __init__(
         self,
         folder: Path,
-        stepper: Stepper,
-        ahead: BatchesAhead,
+        stepper: TrainingStepper,
+        ahead: BatchPrefetcher,
         run: FlowRun,
         validation: Validation | None,
         progress: Progress | None,
@@ -253,14 +253,14 @@ class _Loop:
             "after": None if run.after is None else Path(run.after).name,
         }
         after = None if run.after is None else Path(run.after)
-        if after is not None and not (has_state(folder) or has_state(after)):
+        if after is not None and not (has_checkpoint(folder) or has_checkpoint(after)):
             raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(after)}")
         self.run_folder = TrainingFolder(folder, recipe, FlowRow) if self.team.is_first else None
-        self.team.wait_for_all()
+        self.team.wait_for_all_processes()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
         # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
         # are stored.
-        self.check = StateCheck(self._list_modules(), stepper.optimizer, buffers=self.team.is_first)
+        self.check = FiniteStateCheck(self._get_checkpointed_modules(), stepper.optimizer, buffers=self.team.is_first)
         restored = self._restore_state(folder)
         if restored is not None:
             self.history, notes = restored
@@ -274,27 +274,27 @@ class _Loop:
         self.checkpoint_seconds = self.history[-1].seconds if self.history else 0.0
         if run.curves:
             import_figure_class()
-        self.board = Board(folder) if run.tensorboard and self.team.is_first else None
-        self.readings: list[Reading] = []
+        self.board = TensorBoardWriter(folder) if run.tensorboard and self.team.is_first else None
+        self.readings: list[StepMeans] = []
         self.rows = 0
         if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
             self.run_folder.write_history(self.history)
             self._write_weights_and_curves(self.run_folder.folder)
 
-    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
+    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _CheckpointNotes] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
-        restored = restore_run(folder, self._list_modules(), self.stepper.optimizer, FlowRow)
+        restored = restore_run(folder, self._get_checkpointed_modules(), self.stepper.optimizer, FlowRow)
         if restored is None:
             return None
         self.stepper.fold_biases_into_norms()
-        return restored.history, _Notes.from_notes(restored.notes, folder)
+        return restored.history, _CheckpointNotes.from_notes(restored.notes, folder)
 
-    def _list_modules(self) -> dict[str, nn.Module]:
+    def _get_checkpointed_modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
 
     def _write_weights_and_curves(self, folder: Path) -> None:
         """Write the averaged weights and, on request, the curves."""
-        write_tensors(folder / WEIGHTS, copy_tensors(self.stepper.average.model))
+        write_safetensors(folder / WEIGHTS, copy_state_dict(self.stepper.average.model))
         if self.run.curves:
             plot_history(folder / CURVES, self.history)
 
@@ -302,13 +302,13 @@ class _Loop:
         training, run = self.training, self.run
         first_step = step = self.history[-1].step if self.history else 0
         clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
-        completed, paused = training.completed_fraction(step, clock.seconds_at_step(step)), False
+        completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
         while completed < 1.0 and not paused:
             rate = training.compute_learning_rate(completed)
             batch = self.ahead.take_batch(self.batches + step)
-            self.stepper.run_step(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
+            self.stepper.train_on_batch(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
             step += 1
-            completed = training.completed_fraction(step, clock.seconds_at_step(step))
+            completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             if completed < 1.0:
                 self.ahead.start_batch(self.batches + step)
             is_due = step % run.every == 0 or completed >= 1.0
@@ -316,10 +316,10 @@ class _Loop:
                 continue
             reading = self.stepper.read_means()
             self.readings.append(reading)
-            check_finite(reading, step, training)
+            check_steps_finite(reading, step, training)
             seconds = clock.read_seconds(step)
-            completed = training.completed_fraction(step, seconds)
-            paused = run.pause is not None and clock.elapsed >= run.pause
+            completed = training.compute_completed_fraction(step, seconds)
+            paused = run.pause is not None and clock.elapsed_s >= run.pause
             # Steps in float16 may overflow until the loss's scale has settled.
             is_due = is_due or paused or completed >= 1.0
             if is_due and training.precision != "float16":
@@ -330,8 +330,8 @@ class _Loop:
             self._report_progress(completed, step, reading, clock)
             if is_due:
                 self._write_checkpoint(step, seconds, rate, last=paused or completed >= 1.0)
-                self.checkpoint_seconds = clock.read_seconds(step, worked=False)
-                completed = training.completed_fraction(step, self.checkpoint_seconds)
+                self.checkpoint_seconds = clock.read_seconds(step, only_steps_ran=False)
+                completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed)
 
     def _write_checkpoint(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
@@ -358,15 +358,15 @@ class _Loop:
             return
         if error < self.best:
             self.best = error
-            write_tensors(self.run_folder.folder / BEST, copy_tensors(self.stepper.average.model))
+            write_safetensors(self.run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
         pairs = (self.batches + step) * self.training.batch
-        notes = _Notes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
-        self.run_folder.save(self._list_modules(), self.stepper.optimizer, self.history, notes.as_json())
+        notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
+        self.run_folder.save(self._get_checkpointed_modules(), self.stepper.optimizer, self.history, notes.as_json())
         self._write_weights_and_curves(self.run_folder.folder)
         if self.board is not None:
-            self.board.add(self.history[-1])
+            self.board.write_row(self.history[-1])
 
-    def _report_progress(self, completed: float, step: int, reading: Reading, clock: _Clock) -> None:
+    def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _Clock) -> None:
         if self.progress is None or not self.team.is_first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
@@ -378,7 +378,7 @@ class _Loop:
 
 
 @contextmanager
-def _seed_and_tune(device: torch.device, seed: int) -> Iterator[None]:
+def _seed_and_benchmark_cudnn(device: torch.device, seed: int) -> Iterator[None]:
     """Seed random numbers and let cuDNN try its algorithms inside; restore both afterwards."""
     benchmark = torch.backends.cudnn.benchmark
     on_gpu = device.type == "cuda"

@@ -43,9 +43,9 @@ def sequence_loss(
     >>> float(sequence_loss([flow + 1.0], flow, torch.ones(1, 4, 5, dtype=torch.bool)))
     1.0
     """
-    truth, inside, pixels = _mask_truth(predictions, flow, valid, gamma)
+    truth, inside, pixels = _check_and_mask_truth(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
-    for weight, predicted in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, predicted in zip(_compute_prediction_weights(len(predictions), gamma), predictions, strict=True):
         total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
     return total / (2 * pixels)
 
@@ -66,12 +66,14 @@ def laplace_mixture_loss(
     the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
-    truth, inside, pixels = _mask_truth([flow for flow, _ in predictions], flow, valid, gamma)
+    truth, inside, pixels = _check_and_mask_truth([flow for flow, _ in predictions], flow, valid, gamma)
     _check.number(log_scale_min, "log_scale_min", high=0)
     _check.number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
-    for weight, (predicted, info) in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, (predicted, info) in zip(
+        _compute_prediction_weights(len(predictions), gamma), predictions, strict=True
+    ):
         _check.tensor(info, "predictions", (batch, 4, height, width))
         surprise = mixture_negative_log_likelihood(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
@@ -100,7 +102,7 @@ def mixture_loss_before_upsampling(
         flow, valid = functional.pad(flow, tuple(padding)), functional.pad(valid, tuple(padding))
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
-    for weight, (field, mask) in zip(_prediction_weights(len(predictions), gamma), predictions, strict=True):
+    for weight, (field, mask) in zip(_compute_prediction_weights(len(predictions), gamma), predictions, strict=True):
         loss, error = convex_mixture_loss(field, mask, flow, valid, log_scale_min=low, log_scale_max=high)
         total = total + weight * loss
     return total / (2 * pixels), error / pixels
@@ -116,11 +118,11 @@ def mean_end_point_error(
     return error / valid.sum().clamp(min=1)
 
 
-def _prediction_weights(count: int, gamma: float) -> list[float]:
+def _compute_prediction_weights(count: int, gamma: float) -> list[float]:
     return [gamma ** (count - 1 - index) for index in range(count)]
 
 
-def _mask_truth(
+def _check_and_mask_truth(
     predictions: Sequence[Tensor], flow: Tensor, valid: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""

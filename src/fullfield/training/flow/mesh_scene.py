@@ -18,7 +18,12 @@ from fullfield.training.flow.layered.meshes import (
     MeshPlacement,
     MeshTable,
 )
-from fullfield.training.flow.scene_draw import Floats, draw_motion_lengths, multiply_vectors, rotation_matrices
+from fullfield.training.flow.scene_draw import (
+    Floats,
+    compute_rotation_matrices,
+    draw_motion_lengths,
+    multiply_matrix_vector,
+)
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 MESHES = 6
@@ -30,7 +35,7 @@ _DEFORMED_RADIUS = 1.3  # of a deformed mesh beyond its sphere
 _TIMES = np.array([-0.45, 0.0, 1.0, 1.45])  # first and last instants of exposures, and both frames
 
 
-class DrawnMeshes(NamedTuple):
+class SampledMeshes(NamedTuple):
     """Meshes of B scenes, N = MESHES of each, and the layers that show them."""
 
     on: NDArray[np.bool_]  # [B, N]
@@ -48,7 +53,7 @@ class DrawnMeshes(NamedTuple):
         return MeshPlacement(scene=scene, layer=layer, **fields)
 
 
-def draw_meshes(
+def sample_meshes(
     numbers: Sequence[int],
     geometry: SceneGeometry,
     table: MeshTable,
@@ -57,9 +62,9 @@ def draw_meshes(
     pictures: int,
     unit: float,
     style: SceneStyle,
-) -> DrawnMeshes:
+) -> SampledMeshes:
     """Draw the meshes of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
-    draw = _MeshDraw(seed, numbers)
+    draw = _MeshRandom(seed, numbers)
     height, width = geometry.size
     focal = geometry.focal[:, None]
     on = (draw.draw_per_scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.draw_per_scene()))
@@ -69,32 +74,32 @@ def draw_meshes(
     x = draw.draw_uniform(-0.05, 1.05) * width - (width - 1) / 2
     y = draw.draw_uniform(-0.05, 1.05) * height - (height - 1) / 2
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
-    pose = _draw_poses(draw, geometry, centre, radius, unit, style)
+    pose = _sample_pose_maps(draw, geometry, centre, radius, unit, style)
     seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
     extent = _DEFORMED_RADIUS * np.linalg.norm(seen[..., 2, :3], axis=-1)
     on &= (seen[..., 2, 3] - extent > _NEAREST).all(-1)
 
-    which = _draw_entries(draw, table)
+    which = _choose_table_entries(draw, table)
     values: dict[str, NDArray[np.generic]] = {"pose": pose.astype(np.float32)}
     for name in ("vertex_counts", "triangle_counts", "first_triangles"):
         values[name] = getattr(table, name)[which]
-    values["rows"], values["blend"] = _draw_clips(draw, table, which)
+    values["rows"], values["blend"] = _choose_clip_poses(draw, table, which)
     camera = np.stack([geometry.focal, np.full_like(geometry.focal, (width - 1) / 2)], 1)
     camera = np.concatenate([camera, np.full((len(camera), 1), (height - 1) / 2)], 1)
     values["camera"] = np.broadcast_to(camera[:, None], (*on.shape, 3)).astype(np.float32)
-    values["deformation"] = _draw_deformations(draw, style)
+    values["deformation"] = _sample_deformations(draw, style)
     texels = radius * focal / depth * np.exp(draw.draw_normal()[..., 0] * 0.45) / min(max(unit, 0.5), 2.0)
-    turned = rotation_matrices(2 * draw.draw_normal()) * texels[..., None, None]
+    turned = compute_rotation_matrices(2 * draw.draw_normal()) * texels[..., None, None]
     origin = np.stack([draw.draw_uniform(0, 1024) for _ in range(3)], -1)[..., None]
     values["texture"] = np.concatenate([turned, origin], -1).astype(np.float32)
-    values["light"] = _draw_light(draw)
+    values["light"] = _sample_lighting(draw)
     values["flat"] = (draw.draw_uniform() < 0.4).astype(np.float32)
-    values["pictures"], values["colours"] = _draw_paint(draw, pictures, style)
+    values["pictures"], values["colours"] = _sample_materials(draw, pictures, style)
     group, depth = _group_overlapping_meshes(on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius)
-    return DrawnMeshes(on, group, depth, values)
+    return SampledMeshes(on, group, depth, values)
 
 
-class _MeshDraw:
+class _MeshRandom:
     """Random numbers of the meshes of a batch of scenes; those of a scene do not depend on the rest of the batch."""
 
     def __init__(self, seed: int, numbers: Sequence[int]) -> None:
@@ -117,8 +122,8 @@ class _MeshDraw:
         return next(self._normal)
 
 
-def _draw_poses(
-    draw: _MeshDraw, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
+def _sample_pose_maps(
+    draw: _MeshRandom, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
 ) -> Floats:
     """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
     depth, focal = centre[..., 2], geometry.focal[:, None]
@@ -127,7 +132,7 @@ def _draw_poses(
     tilt = 0.2 * draw.draw_normal()
     axis = np.stack([tilt[..., 0], yaw, tilt[..., 2]], -1)
     down = np.diag([1.0, -1.0, -1.0])  # the y axis of images points down
-    first = np.where(upright[..., None, None], down @ rotation_matrices(axis), rotation_matrices(free))
+    first = np.where(upright[..., None, None], down @ compute_rotation_matrices(axis), compute_rotation_matrices(free))
     first = first * (radius[..., None] * np.exp(0.15 * draw.draw_normal()).clip(0.7, 1.3))[..., None, :]
     moves = draw.draw_uniform() < 0.85
     motion, normal = draw.draw_uniform(), draw.draw_normal()[..., 0]
@@ -138,15 +143,15 @@ def _draw_poses(
         np.stack([extent * np.cos(heading) / focal, extent * np.sin(heading) / focal, nearer], -1) * depth[..., None]
     )
     turn = 0.12 * draw.draw_normal() * np.where(draw.draw_uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
-    camera = np.swapaxes(rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
+    camera = np.swapaxes(compute_rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
     swell = np.exp(0.03 * draw.draw_normal())[..., None, :]
-    second = camera @ rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
-    second_centre = multiply_vectors(camera, centre + shift - geometry.camera_shift[:, None])
+    second = camera @ compute_rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
+    second_centre = multiply_matrix_vector(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_centre))]
     return np.stack(maps, 2)
 
 
-def _draw_entries(draw: _MeshDraw, table: MeshTable) -> NDArray[np.int64]:
+def _choose_table_entries(draw: _MeshRandom, table: MeshTable) -> NDArray[np.int64]:
     """Return entries [B, N] of the table: half of them clips, if it has some."""
     everything = np.arange(len(table.pose_counts))
     clips = everything[table.pose_counts > 1]
@@ -157,8 +162,8 @@ def _draw_entries(draw: _MeshDraw, table: MeshTable) -> NDArray[np.int64]:
     return entries
 
 
-def _draw_clips(
-    draw: _MeshDraw, table: MeshTable, which: NDArray[np.int64]
+def _choose_clip_poses(
+    draw: _MeshRandom, table: MeshTable, which: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
     last = (table.pose_counts[which] - 1).astype(np.float64)
@@ -173,7 +178,7 @@ def _draw_clips(
     return rows, (phase - low).astype(np.float32)
 
 
-def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32]:
+def _sample_deformations(draw: _MeshRandom, style: SceneStyle) -> NDArray[np.float32]:
     """Return waves and twists [B, N, 2, DEFORMATION] of some meshes; they change between the frames."""
     bends = (draw.draw_uniform() < style.waves)[..., None]
     frames = []
@@ -194,7 +199,7 @@ def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32
     return np.stack(frames, 2).astype(np.float32)
 
 
-def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
+def _sample_lighting(draw: _MeshRandom) -> NDArray[np.float32]:
     """Return the light [B, N, 2, 4] in both frames, mostly from above and from the camera's side."""
     strength = draw.draw_uniform(0.0, 1.1)
     lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * draw.draw_normal()
@@ -206,7 +211,9 @@ def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
     return np.stack(frames, 2).astype(np.float32)
 
 
-def _draw_paint(draw: _MeshDraw, pictures: int, style: SceneStyle) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def _sample_materials(
+    draw: _MeshRandom, pictures: int, style: SceneStyle
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return pictures [B, N, MATERIALS] and colours [B, N, MATERIALS, MESH_COLOURS]."""
     first = draw.draw_uniform(0, pictures)
     picture_ids = np.repeat(first[..., None], MATERIALS, -1)

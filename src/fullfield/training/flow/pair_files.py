@@ -63,12 +63,14 @@ def write_pairs(
     _check.number(together, "together", integer=True, low=1)
     _check.choice(flow_format, "flow_format", FLOW_FORMATS)
     base = Path(folder)
-    manifest = _describe_pairs(pairs, textures, flow_format)
+    manifest = _build_manifest(pairs, textures, flow_format)
     file = SettingsFile(
-        base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_without_count
+        base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_drop_count
     )
     settings = {**manifest, "count": count}
-    before = file.write_or_check(settings, has_results=lambda: _has_files(base), advice="use another folder")
+    before = file.write_or_check(
+        settings, has_results=lambda: _has_pairs_or_other_files(base), advice="use another folder"
+    )
     if before is not None and before["count"] < count:
         file.write(settings)
     for name in (*_PICTURE_FOLDERS, "flow"):
@@ -79,7 +81,7 @@ def write_pairs(
             temporary.write_text(format_licences(read_licence_list(textures)), "utf-8")
     written = 0
     for start in range(0, count, together):
-        numbers = [n for n in range(start, start + together) if not _flow_path(base, n, flow_format).exists()]
+        numbers = [n for n in range(start, start + together) if not _get_flow_path(base, n, flow_format).exists()]
         is_full = len(numbers) == together and start + together <= count
         for first, size in [(start, together)] if is_full else [(n, 1) for n in numbers if n < count]:
             if progress is not None:
@@ -99,18 +101,18 @@ def _write_pair(base: Path, number: int, tensors: list[Tensor], flow_format: str
     pictures = (frame1.float(), frame2.float(), _mask_to_image(occluded), _mask_to_image(~valid))
     for name, picture in zip(_PICTURE_FOLDERS, pictures, strict=True):
         write_image(base / name / f"{number:05d}.png", picture)
-    write_flow(_flow_path(base, number, flow_format), flow, valid)
+    write_flow(_get_flow_path(base, number, flow_format), flow, valid)
 
 
 def _mask_to_image(mask: Tensor) -> Tensor:
     return mask.to(torch.uint8)[None] * 255
 
 
-def _flow_path(base: Path, number: int, flow_format: str) -> Path:
+def _get_flow_path(base: Path, number: int, flow_format: str) -> Path:
     return base / "flow" / f"{number:05d}.{flow_format}"
 
 
-def _describe_pairs(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
+def _build_manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
     """Return everything that decides what the pairs look like."""
     height, width = pairs.size
     atlas = pairs.atlas
@@ -131,10 +133,10 @@ def _describe_pairs(pairs: PairGenerator, textures: str | Path | None, flow_form
     }
 
 
-def _without_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "count"}
 
 
-def _has_files(base: Path) -> bool:
+def _has_pairs_or_other_files(base: Path) -> bool:
     """Return whether the folder holds pairs, or files of others."""
     return any(path.is_file() and path.name not in (MANIFEST, LICENCES) for path in base.rglob("*"))

@@ -17,9 +17,9 @@ from fullfield.training.flow.batch import Counts, FlowBatch, PrefetchedBatches
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.meshes import MeshTable
-from fullfield.training.flow.mesh_shapes import procedural_meshes
-from fullfield.training.flow.pictures import PicturePack, procedural_pictures
-from fullfield.training.flow.scene import draw_scenes
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
+from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
+from fullfield.training.flow.scene import sample_scenes
 
 _BLOCK = 8  # of JPEG
 _LUMA = torch.tensor(
@@ -46,7 +46,7 @@ class PairGenerator:
         size: (height, width) of the frames, pixels, at least 8.
         seed: seed of everything.
         device: device that renders the pairs.
-        pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` returns them; by
+        pictures: textures and silhouettes of :func:`~fullfield.training.flow.pictures.load_picture_pack`; by
             default procedural ones, which need no file. Or the ``atlas`` of another generator on this device, which
             both then share.
         style: shares and lengths of what scenes contain, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
@@ -71,9 +71,9 @@ class PairGenerator:
         self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.device(device)
         _check.number(compressed, "compressed", low=0.0, high=1.0)
         self.style, self.compressed = style or SceneStyle(), compressed
-        pictures = procedural_pictures() if pictures is None else pictures
+        pictures = create_procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
-            meshes = procedural_meshes() if pictures.meshes is None else pictures.meshes
+            meshes = create_procedural_meshes() if pictures.meshes is None else pictures.meshes
             textures, shapes = (tensor.to(self.device) for tensor in (pictures.pictures, pictures.shapes))
             pictures = PictureAtlas(textures, shapes, meshes.to(self.device))
         same = pictures.device.type == self.device.type
@@ -83,24 +83,24 @@ class PairGenerator:
         if self.style.meshes and store is None:
             raise InputError("pictures: expected an atlas with meshes for this style, got one without")
         table = store.table if self.style.meshes and store is not None else None
-        drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), table, self.style, compressed)
+        drawn = _SceneSampler(self.size, seed, self.atlas.count, len(self.atlas.shapes), table, self.style, compressed)
         self._drawn = PrefetchedBatches(drawn, workers, pin=self.device.type == "cuda")
 
-    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
         """Start to draw scenes ahead: of batches ``index``, ``index + stride`` ..., of ``counts(index)`` pairs each."""
-        self._drawn.start(index, stride, counts)
+        self._drawn.start_prefetching(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
         _check.number(index, "index", integer=True, low=0)
         _check.number(count, "count", integer=True, low=1)
-        scenes, steps = self._drawn.take(index, count)
-        totals = None if scenes.meshes is None else scenes.meshes.totals
+        scenes, steps = self._drawn.take_batch(index, count)
+        totals = None if scenes.meshes is None else scenes.meshes.vertex_and_triangle_counts
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if steps.any():
-            frame1, frame2 = self._store_as_jpeg(frame1, frame2, steps)
+            frame1, frame2 = self._compress_pairs_with_steps(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
@@ -111,7 +111,7 @@ class PairGenerator:
         return tensor.to(self.device, non_blocking=True)
 
     @torch.no_grad()
-    def _store_as_jpeg(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def _compress_pairs_with_steps(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
         selected, coarse = (self._copy_to_device(tensor) for tensor in (rough.nonzero()[:, 0], steps[rough]))
@@ -126,7 +126,7 @@ class PairGenerator:
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _SceneSampler:
     """Function that draws a batch on the CPU: its scenes, and the steps of JPEG's quantisation, 0 for none."""
 
     size: tuple[int, int]
@@ -140,7 +140,7 @@ class _Drawn:
     def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Tensor]:
         numbers = range(index * count, (index + 1) * count)
         counts = {"pictures": self.pictures, "shapes": self.shapes}
-        scenes = draw_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
+        scenes = sample_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
         return scenes, torch.from_numpy(steps.astype(np.float32))
@@ -149,7 +149,7 @@ class _Drawn:
 def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
-    tables = _load_tables(frames.device)
+    tables = _load_jpeg_tables(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
     blocks = torch.einsum("cd,bdhw->bchw", tables.luma, padded)
     rows, columns = (side // _BLOCK for side in blocks.shape[2:])
@@ -162,7 +162,7 @@ def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
     return restored[:, :, :height, :width].clamp(0, 1)
 
 
-class _Tables(NamedTuple):
+class _JPEGTables(NamedTuple):
     """Constants of JPEG on a device."""
 
     luma: Tensor  # [3, 3]: from RGB to brightness and two colours
@@ -172,7 +172,7 @@ class _Tables(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def _load_tables(device: torch.device) -> _Tables:
+def _load_jpeg_tables(device: torch.device) -> _JPEGTables:
     """Return the constants; a copy for each batch would wait for the device."""
     rank = torch.arange(_BLOCK, dtype=torch.float64)
     cosines = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)
@@ -180,4 +180,4 @@ def _load_tables(device: torch.device) -> _Tables:
     table = 2 + (rank.float()[:, None] + rank.float()) ** 1.3
     channel = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float32)
     quantisation = table[:, None, :] * channel[:, None, None, None, None] / 255
-    return _Tables(*(tensor.to(device) for tensor in (_LUMA, _RGB, cosines.float(), quantisation)))
+    return _JPEGTables(*(tensor.to(device) for tensor in (_LUMA, _RGB, cosines.float(), quantisation)))

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
-from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_store
-from fullfield.training.flow.mesh_shapes import procedural_meshes
-from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, procedural_shapes, procedural_textures
+from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store
+from fullfield.training.flow.mesh_shapes import create_procedural_meshes
+from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, create_procedural_shapes, create_procedural_textures
 
 FORMAT = 1
 """Version of the pack's layout; ``python -m tools textures`` writes it."""
@@ -44,14 +44,14 @@ class PicturePack(NamedTuple):
     meshes: MeshStore | None = None  # None: procedural ones
 
 
-def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int = 500) -> PicturePack:
+def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes: int = 500) -> PicturePack:
     """Read a picture pack (``python -m tools textures``).
 
     Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as nearly cover it; a
     smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
 
     Args:
-        path: the pack; None: :func:`procedural_pictures` of this size.
+        path: the pack; None: :func:`create_procedural_pictures` of this size.
         size: height and width of the squares S, px.
         drawn_shapes: number of procedural shapes after the pack's silhouettes.
 
@@ -60,15 +60,15 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
     number(size, "size", integer=True, low=16)
     number(drawn_shapes, "drawn_shapes", integer=True, low=0)
     if path is None:
-        return procedural_pictures(size=size, shapes=drawn_shapes)
+        return create_procedural_pictures(size=size, shapes=drawn_shapes)
     where = Path(path)
     squares: list[Pixels] = []
     names: list[str] = []
-    with _report_damage(where), zipfile.ZipFile(where) as file:
+    with _raise_damage_as_input_error(where), zipfile.ZipFile(where) as file:
         entries = _read_manifest(where, file)
         for entry in entries["pictures"]:
             picture = _decode_picture(file.read(entry["file"]))
-            for crop, square in enumerate(cut_squares(picture, size)):
+            for crop, square in enumerate(crop_squares(picture, size)):
                 squares.append(square)
                 names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
         data = file.read(SHAPES)
@@ -78,13 +78,13 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
-        meshes = _read_meshes(where, entries.get("meshes", []), file)
-    drawn = procedural_shapes(drawn_shapes, seed=0)
+        meshes = _read_and_extend_meshes(where, entries.get("meshes", []), file)
+    drawn = create_procedural_shapes(drawn_shapes, seed=0)
     shapes = torch.from_numpy(np.concatenate([masks, drawn]))
     return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names), meshes)
 
 
-def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile) -> MeshStore | None:
+def _read_and_extend_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile) -> MeshStore | None:
     """Return the meshes of a pack, and procedural ones after them; None if it has none."""
     if not entries:
         return None
@@ -110,27 +110,27 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
         meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
-    return build_store(meshes).join_stores(procedural_meshes())
+    return build_mesh_store(meshes).join_stores(create_procedural_meshes())
 
 
-def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
+def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
     """Pictures without any download, the same on every machine.
 
     ``count`` pictures of height and width ``size`` px: noise of many octaves, discs that hide each other, cells,
     marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
-    And ``shapes`` shapes (:func:`procedural_shapes`).
+    And ``shapes`` shapes (:func:`create_procedural_shapes`).
     """
     number(count, "count", integer=True, low=1)
     number(size, "size", integer=True, low=16)
     number(seed, "seed", integer=True, low=0)
     number(shapes, "shapes", integer=True, low=0)
-    pictures, names = procedural_textures(count, size, seed)
-    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(procedural_shapes(shapes, seed)), names)
+    pictures, names = create_procedural_textures(count, size, seed)
+    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shapes, seed)), names)
 
 
 def read_licence_list(path: str | Path) -> dict[str, Any]:
     """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence."""
-    with _report_damage(Path(path)), zipfile.ZipFile(path) as file:
+    with _raise_damage_as_input_error(Path(path)), zipfile.ZipFile(path) as file:
         return _read_manifest(Path(path), file)
 
 
@@ -169,7 +169,7 @@ def format_licences(manifest: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _report_damage(path: Path) -> Iterator[None]:
+def _raise_damage_as_input_error(path: Path) -> Iterator[None]:
     """Inside, what a damaged pack raises becomes one line; that a file cannot be opened stays."""
     try:
         yield
@@ -179,7 +179,7 @@ def _report_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: not a picture pack, or a damaged one ({error})") from error
 
 
-def cut_squares(picture: Pixels, size: int) -> list[Pixels]:
+def crop_squares(picture: Pixels, size: int) -> list[Pixels]:
     """Square crops [size, size, 3] of a picture [H, W, 3], at about one texel a pixel."""
     from PIL import Image
 
@@ -192,16 +192,19 @@ def cut_squares(picture: Pixels, size: int) -> list[Pixels]:
         picture = np.asarray(resized)
     height, width = picture.shape[:2]
     if min(height, width) < size:
-        rows, columns = _mirror_indices(height, max(height, size)), _mirror_indices(width, max(width, size))
+        rows, columns = (
+            _compute_mirrored_indices(height, max(height, size)),
+            _compute_mirrored_indices(width, max(width, size)),
+        )
         picture = picture[rows][:, columns]
     return [
         picture[top : top + size, left : left + size]
-        for top in _crop_starts(picture.shape[0], size)
-        for left in _crop_starts(picture.shape[1], size)
+        for top in _compute_crop_starts(picture.shape[0], size)
+        for left in _compute_crop_starts(picture.shape[1], size)
     ]
 
 
-def _crop_starts(length: int, size: int) -> list[int]:
+def _compute_crop_starts(length: int, size: int) -> list[int]:
     """Return the starts of crops that nearly cover the length, evenly spaced from 0 to the end."""
     crops = max(1, -int((0.25 - length / size) // 1))
     if crops == 1:
@@ -217,7 +220,7 @@ def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
     return masks * 17
 
 
-def _mirror_indices(length: int, count: int) -> NDArray[np.int64]:
+def _compute_mirrored_indices(length: int, count: int) -> NDArray[np.int64]:
     """Return ``count`` indices that run 0 … length-1 … 0 … again."""
     period = np.arange(count) % (2 * length)
     return np.minimum(period, 2 * length - 1 - period)

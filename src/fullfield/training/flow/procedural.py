@@ -24,7 +24,7 @@ _INNER = SHAPE_SIZE - 2 * MARGIN
 _FINE = _INNER * _SUPERSAMPLE
 
 
-class Stream:
+class RandomStream:
     """Random numbers by a counter (SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
 
     def __init__(self, *key: int) -> None:
@@ -33,7 +33,7 @@ class Stream:
             self._state = _mix_bits(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
         self._drawn = 0
 
-    def draw_numbers(self, *shape: int) -> Field:
+    def draw_uniform_numbers(self, *shape: int) -> Field:
         """Return uniform numbers in [0, 1)."""
         count = int(np.prod(shape)) if shape else 1
         index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
@@ -43,11 +43,11 @@ class Stream:
 
     def draw_between(self, low: float, high: float) -> float:
         """Return a number in [low, high)."""
-        return low + (high - low) * float(self.draw_numbers()[0])
+        return low + (high - low) * float(self.draw_uniform_numbers()[0])
 
     def draw_integer(self, low: int, high: int) -> int:
         """Return an integer of low, …, high."""
-        return low + int(float(self.draw_numbers()[0]) * (high - low + 1))
+        return low + int(float(self.draw_uniform_numbers()[0]) * (high - low + 1))
 
 
 def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -60,13 +60,13 @@ def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 # -- textures ----------------------------------------------------------------------------------------------------------
 
 
-def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
+def create_procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
     """Draw ``count`` pictures [N, size, size, 3] and their names; the first do not depend on ``count``."""
     pictures = np.empty((count, size, size, 3), np.uint8)
     names = []
     for index in range(count):
         draw = _TEXTURES[index % len(_TEXTURES)]
-        stream = Stream(seed, index, 1)
+        stream = RandomStream(seed, index, 1)
         colour = draw(stream, size)
         grain = stream.draw_between(0.0, 0.06)
         colour = colour + grain * (draw_noise(stream, size, size / 2, 1)[..., None] - 0.5)
@@ -77,12 +77,12 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
     return pictures, tuple(names)
 
 
-def draw_noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
+def draw_noise(stream: RandomStream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
     """Return value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each next one."""
     total = np.zeros((size, size))
     weight, total_weight = 1.0, 0.0
     for _ in range(octaves):
-        total += weight * _draw_lattice(stream, size, min(cells, float(size)))
+        total += weight * _draw_lattice_noise(stream, size, min(cells, float(size)))
         total_weight += weight
         weight *= gain
         cells *= 2
@@ -91,11 +91,11 @@ def draw_noise(stream: Stream, size: int, cells: float, octaves: int, gain: floa
     return total / total_weight
 
 
-def _draw_lattice(stream: Stream, size: int, cells: float) -> Field:
+def _draw_lattice_noise(stream: RandomStream, size: int, cells: float) -> Field:
     """Return random values on a lattice, joined by a smooth step."""
     points = int(cells) + 2
-    values = stream.draw_numbers(points, points)
-    position = np.arange(size) * (cells / size) + float(stream.draw_numbers()[0]) * 0.999 * (points - 1 - cells)
+    values = stream.draw_uniform_numbers(points, points)
+    position = np.arange(size) * (cells / size) + float(stream.draw_uniform_numbers()[0]) * 0.999 * (points - 1 - cells)
     low = np.minimum(position.astype(np.int64), points - 2)
     fraction = position - low
     fraction = fraction * fraction * (3 - 2 * fraction)
@@ -104,15 +104,15 @@ def _draw_lattice(stream: Stream, size: int, cells: float) -> Field:
     return columns
 
 
-def _draw_palette(stream: Stream, colours: int) -> Field:
+def _draw_palette(stream: RandomStream, colours: int) -> Field:
     """Return colours [K, 3]: half of the palettes little saturated, as in nature, half saturated."""
     natural = stream.draw_between(0, 1) < 0.5
-    base = stream.draw_numbers(colours, 3)
-    grey = (np.arange(colours)[:, None] + stream.draw_numbers(colours, 1)) / colours  # from dark to light
+    base = stream.draw_uniform_numbers(colours, 3)
+    grey = (np.arange(colours)[:, None] + stream.draw_uniform_numbers(colours, 1)) / colours  # from dark to light
     if stream.draw_between(0, 1) < 0.5:
         grey = grey[::-1]
     strength = 0.25 if natural else 0.9
-    tint = stream.draw_numbers(1, 3)
+    tint = stream.draw_uniform_numbers(1, 3)
     return (grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)).clip(0.02, 0.98)
 
 
@@ -125,20 +125,20 @@ def _map_to_palette(field: Field, palette: Field) -> Field:
     return colours
 
 
-def _normalize(field: Field) -> Field:
+def _normalize_to_unit_range(field: Field) -> Field:
     low, high = field.min(), field.max()
     stretched: Field = (field - low) / max(float(high - low), 1e-9)
     return stretched
 
 
-def _draw_coordinates(stream: Stream, size: int) -> tuple[Field, Field]:
+def _draw_rotated_coordinates(stream: RandomStream, size: int) -> tuple[Field, Field]:
     """Return the coordinates of the pixels in a turned frame, 1 across."""
-    c, s = _unit_vectors(np.array([float(stream.draw_numbers()[0])]))[0]
+    c, s = _compute_unit_vectors(np.array([float(stream.draw_uniform_numbers()[0])]))[0]
     y, x = np.mgrid[0:size, 0:size] / size
     return c * x - s * y, s * x + c * y
 
 
-def _unit_vectors(turn: Field) -> Field:
+def _compute_unit_vectors(turn: Field) -> Field:
     """Return unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
     position = (turn - np.floor(turn)) * 4
     quarter = np.minimum(position.astype(np.int64), 3)
@@ -149,31 +149,33 @@ def _unit_vectors(turn: Field) -> Field:
     return np.stack([x, y], axis=-1)
 
 
-def _smooth_wave(phase: Field) -> Field:
+def _compute_smooth_wave(phase: Field) -> Field:
     """Return a smooth wave in [0, 1] of period 1."""
     slope = np.abs(2 * (phase - np.floor(phase)) - 1)
     wave: Field = slope * slope * (3 - 2 * slope)
     return wave
 
 
-def _draw_clouds(stream: Stream, size: int) -> Field:
-    field = _normalize(draw_noise(stream, size, stream.draw_between(2, 24), 9, stream.draw_between(0.45, 0.8)))
+def _draw_clouds(stream: RandomStream, size: int) -> Field:
+    field = _normalize_to_unit_range(
+        draw_noise(stream, size, stream.draw_between(2, 24), 9, stream.draw_between(0.45, 0.8))
+    )
     return _map_to_palette(field, _draw_palette(stream, stream.draw_integer(2, 5)))
 
 
-def _draw_marble(stream: Stream, size: int) -> Field:
-    along, _ = _draw_coordinates(stream, size)
+def _draw_marble(stream: RandomStream, size: int) -> Field:
+    along, _ = _draw_rotated_coordinates(stream, size)
     bent = along * stream.draw_between(3, 20) + stream.draw_between(1, 6) * draw_noise(
         stream, size, stream.draw_between(2, 8), 6
     )
-    return _map_to_palette(_smooth_wave(bent), _draw_palette(stream, stream.draw_integer(2, 4)))
+    return _map_to_palette(_compute_smooth_wave(bent), _draw_palette(stream, stream.draw_integer(2, 4)))
 
 
-def _draw_cells(stream: Stream, size: int) -> Field:
+def _draw_voronoi_cells(stream: RandomStream, size: int) -> Field:
     """Draw Voronoi cells, each of a colour, with dark or light joints; flecked."""
     cells = stream.draw_integer(5, 28)
-    spots = stream.draw_numbers(cells, cells, 2)
-    colours = _draw_palette(stream, 6)[(stream.draw_numbers(cells, cells) * 6).astype(np.int64)]
+    spots = stream.draw_uniform_numbers(cells, cells, 2)
+    colours = _draw_palette(stream, 6)[(stream.draw_uniform_numbers(cells, cells) * 6).astype(np.int64)]
     y, x = np.mgrid[0:size, 0:size] * (cells / size)
     row, column = y.astype(np.int64), x.astype(np.int64)
     nearest = np.full((size, size), 9.0)
@@ -195,33 +197,35 @@ def _draw_cells(stream: Stream, size: int) -> Field:
     return mosaic
 
 
-def _draw_stripes(stream: Stream, size: int) -> Field:
-    along, across = _draw_coordinates(stream, size)
+def _draw_stripes(stream: RandomStream, size: int) -> Field:
+    along, across = _draw_rotated_coordinates(stream, size)
     count = stream.draw_between(3, 50)
     sharp = stream.draw_between(0.5, 8)
-    wave = ((_smooth_wave(along * count + 0.2 * draw_noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(0, 1)
+    wave = ((_compute_smooth_wave(along * count + 0.2 * draw_noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(
+        0, 1
+    )
     dirt = 0.75 + 0.5 * draw_noise(stream, size, 6.0, 6)
-    tone = _smooth_wave(across * stream.draw_between(0, 3)) * stream.draw_between(0, 0.4)
+    tone = _compute_smooth_wave(across * stream.draw_between(0, 3)) * stream.draw_between(0, 0.4)
     return _map_to_palette(wave, _draw_palette(stream, 2)) * (dirt - tone)[..., None]
 
 
-def _draw_checks(stream: Stream, size: int) -> Field:
-    along, across = _draw_coordinates(stream, size)
+def _draw_checks(stream: RandomStream, size: int) -> Field:
+    along, across = _draw_rotated_coordinates(stream, size)
     count = stream.draw_between(3, 32)
     odd = (np.floor(along * count) + np.floor(across * count * stream.draw_between(0.6, 1.6))) % 2
     dirt = 0.7 + 0.6 * draw_noise(stream, size, stream.draw_between(3, 30), 6)
     return _map_to_palette(odd, _draw_palette(stream, 2)) * dirt[..., None]
 
 
-def _draw_bricks(stream: Stream, size: int) -> Field:
-    along, across = _draw_coordinates(stream, size)
+def _draw_bricks(stream: RandomStream, size: int) -> Field:
+    along, across = _draw_rotated_coordinates(stream, size)
     rows = stream.draw_between(5, 22)
     v = across * rows
     row = np.floor(v)
     u = along * rows * stream.draw_between(0.3, 0.8) + (row % 2) * 0.5
     column = np.floor(u)
     colours = _draw_palette(stream, 5)
-    tone = stream.draw_numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
+    tone = stream.draw_uniform_numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
     thick = stream.draw_between(0.04, 0.15)
     joint = ((u - column) < thick * 0.5) | ((v - row) < thick)
     face = _map_to_palette(tone, colours) * (0.6 + 0.8 * draw_noise(stream, size, size / 24, 4))[..., None]
@@ -232,25 +236,25 @@ def _draw_bricks(stream: Stream, size: int) -> Field:
     )
 
 
-def _draw_speckles(stream: Stream, size: int) -> Field:
+def _draw_speckles(stream: RandomStream, size: int) -> Field:
     """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
     colour = _map_to_palette(draw_noise(stream, size, 3.0, 3), _draw_palette(stream, 2))
     return _draw_discs(stream, colour, stream.draw_integer(150, 500), 0.003, 0.02)
 
 
-def _draw_leaves(stream: Stream, size: int) -> Field:
+def _draw_leaves(stream: RandomStream, size: int) -> Field:
     """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
     return _draw_discs(
         stream, np.ones((size, size, 3)) * _draw_palette(stream, 1)[0], stream.draw_integer(250, 500), 0.008, 0.3
     )
 
 
-def _draw_discs(stream: Stream, colour: Field, count: int, small: float, large: float) -> Field:
+def _draw_discs(stream: RandomStream, colour: Field, count: int, small: float, large: float) -> Field:
     size = len(colour)
     colours = _draw_palette(stream, 12)
     fine = draw_noise(stream, size, size / 12, 3)
-    centres, radii = stream.draw_numbers(count, 2) * size, stream.draw_numbers(count)
-    picks, flecks = (stream.draw_numbers(count) * 12).astype(np.int64), 0.8 * stream.draw_numbers(count)
+    centres, radii = stream.draw_uniform_numbers(count, 2) * size, stream.draw_uniform_numbers(count)
+    picks, flecks = (stream.draw_uniform_numbers(count) * 12).astype(np.int64), 0.8 * stream.draw_uniform_numbers(count)
     for number in range(count):
         radius = size / (1 / large + radii[number] * (1 / small - 1 / large))
         y, x = centres[number]
@@ -265,18 +269,18 @@ def _draw_discs(stream: Stream, colour: Field, count: int, small: float, large: 
     return colour
 
 
-def _draw_gradient(stream: Stream, size: int) -> Field:
-    along, across = _draw_coordinates(stream, size)
-    bent = _normalize(along + stream.draw_between(0, 0.6) * across * across)
+def _draw_gradient(stream: RandomStream, size: int) -> Field:
+    along, across = _draw_rotated_coordinates(stream, size)
+    bent = _normalize_to_unit_range(along + stream.draw_between(0, 0.6) * across * across)
     ground = _map_to_palette(bent, _draw_palette(stream, stream.draw_integer(2, 4)))
     return ground * (0.85 + 0.3 * draw_noise(stream, size, stream.draw_between(2, 12), 5))[..., None]
 
 
-def _draw_faint(stream: Stream, size: int) -> Field:
+def _draw_low_contrast_picture(stream: RandomStream, size: int) -> Field:
     """Draw a nearly flat picture: a wall, a clear sky."""
     field = draw_noise(stream, size, stream.draw_between(2, 8), 7, 0.6)
     colours: Field = _draw_palette(stream, 1)[0] + stream.draw_between(0.03, 0.12) * (field[..., None] - 0.5) * (
-        0.5 + stream.draw_numbers(3)
+        0.5 + stream.draw_uniform_numbers(3)
     )
     return colours
 
@@ -284,28 +288,28 @@ def _draw_faint(stream: Stream, size: int) -> Field:
 _TEXTURES = (
     _draw_clouds,
     _draw_leaves,
-    _draw_cells,
+    _draw_voronoi_cells,
     _draw_marble,
     _draw_bricks,
     _draw_speckles,
     _draw_stripes,
     _draw_gradient,
     _draw_checks,
-    _draw_faint,
+    _draw_low_contrast_picture,
 )
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def procedural_shapes(count: int, seed: int) -> Pixels:
+def create_procedural_shapes(count: int, seed: int) -> Pixels:
     """Draw coverage masks [count, 128, 128], zero in the margin; the first do not depend on ``count``.
 
     Polygons, stars, thin bars, discs with holes, frames, fans of hairs, fences and blobs, in turn.
     """
     shapes = np.zeros((count, SHAPE_SIZE, SHAPE_SIZE), np.uint8)
     for index in range(count):
-        outlines = _SHAPES[index % len(_SHAPES)](Stream(seed, index, 2))
+        outlines = _SHAPES[index % len(_SHAPES)](RandomStream(seed, index, 2))
         shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _fill_outlines(outlines)
     return shapes
 
@@ -336,33 +340,33 @@ def _fill_outlines(outlines: list[Field]) -> Pixels:
     return coverage
 
 
-def _draw_directions_around(stream: Stream, corners: int) -> Field:
+def _draw_directions_around(stream: RandomStream, corners: int) -> Field:
     """Return directions [corners, 2] around a centre, unevenly spaced."""
-    return _unit_vectors((np.arange(corners) + 0.7 * stream.draw_numbers(corners)) / corners)
+    return _compute_unit_vectors((np.arange(corners) + 0.7 * stream.draw_uniform_numbers(corners)) / corners)
 
 
-def _turn_and_narrow(stream: Stream, outline: Field, narrowest: float = 0.4) -> Field:
+def _turn_and_narrow(stream: RandomStream, outline: Field, narrowest: float = 0.4) -> Field:
     """Turn an outline, and make it narrower across."""
-    c, s = _unit_vectors(stream.draw_numbers(1))[0]
+    c, s = _compute_unit_vectors(stream.draw_uniform_numbers(1))[0]
     narrow = stream.draw_between(narrowest, 1)
     x, y = outline[:, 0], outline[:, 1] * narrow
     return np.stack([c * x - s * y, s * x + c * y], axis=1)
 
 
-def _draw_polygon(stream: Stream) -> list[Field]:
+def _draw_polygon(stream: RandomStream) -> list[Field]:
     corners = stream.draw_integer(3, 9)
-    radius = 0.55 + 0.45 * stream.draw_numbers(corners, 1)
+    radius = 0.55 + 0.45 * stream.draw_uniform_numbers(corners, 1)
     return [_turn_and_narrow(stream, _draw_directions_around(stream, corners) * radius)]
 
 
-def _draw_star(stream: Stream) -> list[Field]:
+def _draw_star(stream: RandomStream) -> list[Field]:
     tips = stream.draw_integer(4, 14)
-    turn = _unit_vectors(np.arange(2 * tips) / (2 * tips))
+    turn = _compute_unit_vectors(np.arange(2 * tips) / (2 * tips))
     radius = np.where(np.arange(2 * tips) % 2, stream.draw_between(0.2, 0.7), 1.0)[:, None]
-    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.draw_numbers(2 * tips, 1)), 0.6)]
+    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.draw_uniform_numbers(2 * tips, 1)), 0.6)]
 
 
-def _draw_bar(stream: Stream) -> list[Field]:
+def _draw_bar(stream: RandomStream) -> list[Field]:
     """Return a thin bar, straight or bent."""
     steps = np.arange(17) / 16
     bend = stream.draw_between(-0.5, 0.5) if stream.draw_between(0, 1) < 0.6 else 0.0
@@ -373,11 +377,11 @@ def _draw_bar(stream: Stream) -> list[Field]:
 
 
 def _outline_disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
-    outline: Field = _unit_vectors(np.arange(48) / 48) * radius + np.array([x, y])
+    outline: Field = _compute_unit_vectors(np.arange(48) / 48) * radius + np.array([x, y])
     return outline
 
 
-def _draw_holes(stream: Stream) -> list[Field]:
+def _draw_disc_with_holes(stream: RandomStream) -> list[Field]:
     """Return a ring, or a disc with several holes."""
     if stream.draw_between(0, 1) < 0.4:
         return [
@@ -387,20 +391,20 @@ def _draw_holes(stream: Stream) -> list[Field]:
             ),
         ]
     count = stream.draw_integer(2, 6)
-    centres = _unit_vectors((np.arange(count) + stream.draw_between(0, 1)) / count) * 0.58
+    centres = _compute_unit_vectors((np.arange(count) + stream.draw_between(0, 1)) / count) * 0.58
     return [
         _outline_disc(1.0),
         *(_outline_disc(stream.draw_between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres),
     ]
 
 
-def _draw_frame(stream: Stream) -> list[Field]:
+def _draw_frame_with_bars(stream: RandomStream) -> list[Field]:
     """Return a rectangular or many-cornered frame, with bars inside or not."""
     corners = stream.draw_integer(3, 6)
-    outer = _unit_vectors((np.arange(corners) + 0.5) / corners)
+    outer = _compute_unit_vectors((np.arange(corners) + 0.5) / corners)
     inner = stream.draw_between(0.6, 0.93)
     narrow = stream.draw_between(0.5, 1)
-    c, s = _unit_vectors(stream.draw_numbers(1))[0]
+    c, s = _compute_unit_vectors(stream.draw_uniform_numbers(1))[0]
     turned = []
     for ring in (outer, outer * inner):
         x, y = ring[:, 0], ring[:, 1] * narrow
@@ -408,14 +412,16 @@ def _draw_frame(stream: Stream) -> list[Field]:
     return turned
 
 
-def _draw_fan(stream: Stream) -> list[Field]:
+def _draw_hair_fan(stream: RandomStream) -> list[Field]:
     """Return hairs that leave one base, thin at their ends."""
     count = stream.draw_integer(6, 26)
     spread = stream.draw_between(0.15, 0.9)
     start = stream.draw_between(0, 1)
     hairs = []
     for number in range(count):
-        heading = _unit_vectors(np.array([start + spread * (number + stream.draw_between(-0.3, 0.3)) / count]))[0]
+        heading = _compute_unit_vectors(np.array([start + spread * (number + stream.draw_between(-0.3, 0.3)) / count]))[
+            0
+        ]
         side = np.array([-heading[1], heading[0]])
         length, bend, half = (
             stream.draw_between(0.5, 1),
@@ -429,12 +435,12 @@ def _draw_fan(stream: Stream) -> list[Field]:
     return hairs
 
 
-def _draw_fence(stream: Stream) -> list[Field]:
+def _draw_fence(stream: RandomStream) -> list[Field]:
     """Return parallel bars, crossed by others or not."""
     count = stream.draw_integer(3, 12)
     crossed = stream.draw_integer(0, 1) * stream.draw_integer(2, 10)
     width, height = stream.draw_between(0.08, 0.5) / count, stream.draw_between(0.5, 1)
-    c, s = _unit_vectors(stream.draw_numbers(1))[0]
+    c, s = _compute_unit_vectors(stream.draw_uniform_numbers(1))[0]
 
     def outline_box(left: float, top: float, right: float, bottom: float) -> Field:
         corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
@@ -452,15 +458,24 @@ def _draw_fence(stream: Stream) -> list[Field]:
     return bars
 
 
-def _draw_blob(stream: Stream) -> list[Field]:
+def _draw_blob(stream: RandomStream) -> list[Field]:
     """Return a smooth closed outline."""
     corners = 96
     steps = np.arange(corners) / corners
     radius = np.ones(corners)
     for wave in range(1, stream.draw_integer(3, 8)):
         depth = stream.draw_between(0.2, 1.5) / wave
-        radius += depth * (_smooth_wave(steps * wave + stream.draw_between(0, 1)) - 0.5)
-    return [_turn_and_narrow(stream, _unit_vectors(steps) * radius[:, None], 0.5)]
+        radius += depth * (_compute_smooth_wave(steps * wave + stream.draw_between(0, 1)) - 0.5)
+    return [_turn_and_narrow(stream, _compute_unit_vectors(steps) * radius[:, None], 0.5)]
 
 
-_SHAPES = (_draw_polygon, _draw_star, _draw_bar, _draw_holes, _draw_frame, _draw_fan, _draw_fence, _draw_blob)
+_SHAPES = (
+    _draw_polygon,
+    _draw_star,
+    _draw_bar,
+    _draw_disc_with_holes,
+    _draw_frame_with_bars,
+    _draw_hair_fan,
+    _draw_fence,
+    _draw_blob,
+)

@@ -52,13 +52,13 @@ class Ranks:
         pieces = torch.split(joined, [value.numel() for value in values])
         torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(pieces, values, strict=True)])
 
-    def copy_from_first(self, values: Sequence[Tensor]) -> None:
+    def broadcast_from_first(self, values: Sequence[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.count > 1:
             for value in values:
                 distributed.broadcast(value, 0)
 
-    def share_number(self, value: float, device: torch.device) -> float:
+    def broadcast_number(self, value: float, device: torch.device) -> float:
         """Return the first process's number; waits for it."""
         if self.count == 1:
             return value
@@ -66,13 +66,13 @@ class Ranks:
         distributed.broadcast(shared, 0)
         return float(shared)
 
-    def wait_for_all(self) -> None:
+    def wait_for_all_processes(self) -> None:
         """Return when every process has come here."""
         if self.count > 1:
             distributed.barrier()
 
 
-def choose_own_device(name: str) -> torch.device:
+def choose_rank_device(name: str) -> torch.device:
     """Return the device of this process; under ``torchrun``, ``auto`` and ``cuda`` are the GPU of its local rank.
 
     Elsewhere ``auto`` is the first GPU with kernels, else the CPU.
@@ -94,7 +94,7 @@ _failed = False  # whether a group of GPUs was left open after an error
 
 
 @functools.cache
-def _rendezvous_store(_address: str | None, _port: str | None) -> Store:
+def _create_rendezvous_store(_address: str | None, _port: str | None) -> Store:
     """Return the store where the processes find each other.
 
     It stays open to the end: if it were closed and opened again, a process that is early would reach the old store and
@@ -107,7 +107,7 @@ def _rendezvous_store(_address: str | None, _port: str | None) -> Store:
 
 
 @contextmanager
-def join_ranks(device: torch.device) -> Iterator[Ranks]:
+def join_process_group(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is. After an error on a GPU the group is not closed,
@@ -128,7 +128,7 @@ def join_ranks(device: torch.device) -> Iterator[Ranks]:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    store = _rendezvous_store(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    store = _create_rendezvous_store(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=_PATIENCE,

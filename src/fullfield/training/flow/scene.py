@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.training.flow.bodies import Bodies, draw_bodies
+from fullfield.training.flow.bodies import Ellipsoids, sample_ellipsoids
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import MESH, SQUARE, LayeredScenes
 from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.layered.scene import BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT, SOFTNESS, TEXTURE
-from fullfield.training.flow.mesh_scene import DrawnMeshes, draw_meshes
+from fullfield.training.flow.mesh_scene import SampledMeshes, sample_meshes
 from fullfield.training.flow.scene_draw import (
     BACKDROP,
     BODIES,
@@ -30,10 +30,10 @@ from fullfield.training.flow.scene_draw import (
     OPEN,
     PARTS,
     Floats,
-    SceneDraw,
-    invert_matrices,
-    multiply_vectors,
-    rotation_matrices,
+    SceneRandom,
+    compute_rotation_matrices,
+    invert_3x3_matrices,
+    multiply_matrix_vector,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
@@ -41,7 +41,7 @@ _SAMPLING = np.array([0.6180339887, 0.7548776662])  # steps, pixels, that spread
 _STILL_INSTANTS = 4  # samples of a pixel without motion blur
 
 
-def draw_scenes(
+def sample_scenes(
     numbers: Sequence[int],
     size: tuple[int, int],
     *,
@@ -64,13 +64,13 @@ def draw_scenes(
     _check.number(shapes, "shapes", integer=True, low=0)
     _check.require(style.meshes == 0 or meshes is not None, "meshes", "a table of meshes for this style", "none")
     solid = style.bodies > 0
-    draw = SceneDraw(seed, numbers, solids=solid)
+    draw = SceneRandom(seed, numbers, solids=solid)
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
-    extra = SceneDraw(seed, numbers, 2, solids=False) if style.thin or style.figures else None
+    extra = SceneRandom(seed, numbers, 2, solids=False) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
     bodies = SceneGeometry(draw, extra, len(numbers), height, width, unit, style)
-    cut = SceneDraw(seed, numbers, 7, solids=False) if style.photographs else None
+    cut = SceneRandom(seed, numbers, 7, solids=False) if style.photographs else None
     has_photograph = np.zeros(len(numbers), bool)
     if cut is not None:
         has_photograph = (
@@ -78,30 +78,32 @@ def draw_scenes(
             & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
             & ~bodies.same_look
         )
-        bodies.face_camera(has_photograph)
+        bodies.turn_layers_to_camera(has_photograph)
     solids = None
     if solid:
-        solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
+        solids = sample_ellipsoids(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
         bodies.add_ellipsoids(solids)
-    paint, ids = _paint_layers(draw, bodies, pictures, shapes, unit, style)
+    paint, ids = _sample_layer_paint(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
-        _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
+        _paint_ellipsoids_and_unsharp_layers(
+            SceneRandom(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
+        )
     if cut is not None:
-        _cut_photographs(cut, has_photograph, bodies, paint, ids, unit)
-    exposures, instants, times = _draw_exposures(draw, len(numbers), style)
-    background = bodies.draw_background_colour(draw)
+        _let_objects_show_backdrop(cut, has_photograph, bodies, paint, ids, unit)
+    exposures, instants, times = _sample_exposures(draw, len(numbers), style)
+    background = bodies.sample_background_colour(draw)
     gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.draw_per_scene() ** 3 * (draw.draw_per_scene() < 0.7)
     seeds = np.floor(draw.draw_per_scene() * 2**31).astype(np.int32)
     floats = (exposures, background, np.stack([gamma, noise], 1))
     drawn = None
     if style.meshes and meshes is not None:
-        drawn = draw_meshes(numbers, bodies, meshes, seed=seed, pictures=pictures, unit=unit, style=style)
-    return _order_layers(bodies, drawn, times, paint, ids, floats, instants, seeds)
+        drawn = sample_meshes(numbers, bodies, meshes, seed=seed, pictures=pictures, unit=unit, style=style)
+    return _sort_layers_by_depth(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
-def _paint_layers(
-    draw: SceneDraw, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
+def _sample_layer_paint(
+    draw: SceneRandom, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
     batch = len(bodies.kind)
@@ -159,7 +161,7 @@ def _paint_layers(
     return paint, ids
 
 
-def _draw_exposures(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
+def _sample_exposures(draw: SceneRandom, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
     """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
     shutter = np.where(draw.draw_per_scene() < style.blur, draw.draw_per_scene(0.05, 0.9), 0.0)
@@ -175,10 +177,10 @@ def _draw_exposures(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Flo
     return exposures, instants, times
 
 
-def _paint_bodies(
-    draw: SceneDraw,
+def _paint_ellipsoids_and_unsharp_layers(
+    draw: SceneRandom,
     bodies: SceneGeometry,
-    solids: Bodies | None,
+    solids: Ellipsoids | None,
     paint: Floats,
     ids: NDArray[np.int64],
     unit: float,
@@ -207,7 +209,7 @@ def _paint_bodies(
         )
         texels /= min(max(unit, 0.5), 2.0)
         axes = (
-            rotation_matrices(np.stack([draw.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
+            compute_rotation_matrices(np.stack([draw.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
             * texels[..., None, None]
         )
         paint[:, slots, TEXTURE : TEXTURE + 2], paint[:, slots, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
@@ -217,7 +219,7 @@ def _paint_bodies(
         )
         towards = light[:, [0]] + 0.3 * light[:, slots]
         for frame in (0, 1):
-            lit = multiply_vectors(
+            lit = multiply_matrix_vector(
                 np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]]
             )
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
@@ -230,8 +232,8 @@ def _paint_bodies(
         factor *= weaker
 
 
-def _cut_photographs(
-    draw: SceneDraw,
+def _let_objects_show_backdrop(
+    draw: SceneRandom,
     scenes: NDArray[np.bool_],
     bodies: SceneGeometry,
     paint: Floats,
@@ -254,7 +256,7 @@ def _cut_photographs(
     middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
     sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
     texture = np.concatenate(
-        [to_texels @ sides, multiply_vectors(to_texels, middle)[..., None] + origin[..., None]], -1
+        [to_texels @ sides, multiply_matrix_vector(to_texels, middle)[..., None] + origin[..., None]], -1
     )
     texture = texture.reshape(*texture.shape[:2], 6)
     paint[..., TEXTURE : TEXTURE + 6] = np.where(cut[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
@@ -264,9 +266,9 @@ def _cut_photographs(
     ids[..., 0] = np.where(cut, ids[:, BACKDROP, None, 0], ids[..., 0])
 
 
-def _order_layers(
+def _sort_layers_by_depth(
     bodies: SceneGeometry,
-    meshes: DrawnMeshes | None,
+    meshes: SampledMeshes | None,
     times: Floats,  # [B, 2, 1 + E]
     paint: Floats,
     ids: NDArray[np.int64],
@@ -275,17 +277,17 @@ def _order_layers(
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
     """Return the layers that are on, nearest first."""
-    first, second = np.moveaxis(bodies.compute_matrices(), 1, 0)  # [B, L, 3, 3]
+    first, second = np.moveaxis(bodies.compute_card_to_frame_matrices(), 1, 0)  # [B, L, 3, 3]
     # Between the frames cards go straight on, which is all that motion blur asks for.
     cards = slice(0, CARDS)
     onto = first[:, None, None, cards] + times[..., None, None, None] * (second - first)[:, None, None, cards]
     to_card = np.zeros((*times.shape, LAYERS, 3, 3))
     centres = np.zeros((*times.shape, LAYERS, 3))
     to_frame = np.zeros((len(times), LAYERS, 3, 4))
-    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert_matrices(onto), second[:, cards]
+    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert_3x3_matrices(onto), second[:, cards]
     if bodies.solids is not None:
         slots = slice(CARDS, LAYERS)
-        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.compute_ellipsoids(
+        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.compute_ellipsoid_matrices(
             bodies.solids, times
         )
     on, depth = bodies.on, bodies.depth
@@ -332,6 +334,6 @@ def _order_layers(
     )
 
 
-def _append_layers(values: NDArray[Any], count: int) -> NDArray[Any]:
+def _append_zero_layers(values: NDArray[Any], count: int) -> NDArray[Any]:
     """Append zeros for ``count`` layers to values [B, L, ...]."""
     return np.concatenate([values, np.zeros((len(values), count, *values.shape[2:]), values.dtype)], 1)

@@ -33,7 +33,7 @@ _COLUMNS = CARDS + 2  # of the stream for cards; the last two stay unused, so th
 _SOLIDS_STREAM = 77  # of the stream for ellipsoids
 
 
-class SceneDraw:
+class SceneRandom:
     """Random numbers of a batch of scenes; those of a scene do not depend on the rest of the batch.
 
     ``stream`` selects other random numbers of the same scenes. Layers of ellipsoids get numbers only with ``solids``;
@@ -84,13 +84,13 @@ def draw_motion_lengths(uniform: Floats, normal: Floats, median: float, unit: fl
     return unit * np.minimum(distant, style.largest)
 
 
-def multiply_vectors(matrix: Floats, vector: Floats) -> Floats:
+def multiply_matrix_vector(matrix: Floats, vector: Floats) -> Floats:
     """Return the products [..., M] of matrices [..., M, N] and vectors [..., N]."""
     product: Floats = (matrix @ vector[..., None])[..., 0]
     return product
 
 
-def rotation_matrices(vector: Floats) -> Floats:
+def compute_rotation_matrices(vector: Floats) -> Floats:
     """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
     angle = np.linalg.norm(vector, axis=-1)[..., None, None]
     axis = vector / np.maximum(angle[..., 0], 1e-12)
@@ -101,7 +101,7 @@ def rotation_matrices(vector: Floats) -> Floats:
     return turned
 
 
-def invert_matrices(matrix: Floats) -> Floats:
+def invert_3x3_matrices(matrix: Floats) -> Floats:
     """Return the inverses of matrices [..., 3, 3], by cofactors."""
     a, b, c, d, e, f, g, h, i = (matrix[..., row, column] for row in range(3) for column in range(3))
     first, second, third = e * i - f * h, f * g - d * i, d * h - e * g

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.bodies import Ellipsoids
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE
 from fullfield.training.flow.layered.scene import ELLIPSOID
@@ -29,10 +29,10 @@ from fullfield.training.flow.scene_draw import (
     OUTSIDE,
     UPPER,
     Floats,
-    SceneDraw,
+    SceneRandom,
+    compute_rotation_matrices,
     draw_motion_lengths,
-    multiply_vectors,
-    rotation_matrices,
+    multiply_matrix_vector,
 )
 
 
@@ -41,8 +41,8 @@ class SceneGeometry:
 
     def __init__(
         self,
-        draw: SceneDraw,
-        extra: SceneDraw | None,
+        draw: SceneRandom,
+        extra: SceneRandom | None,
         batch: int,
         height: int,
         width: int,
@@ -61,15 +61,15 @@ class SceneGeometry:
         self.depth = np.full(shape, np.inf)  # what the cards are ordered by
         self.shape = np.full(shape, INFINITE)
         self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
-        self.solids: Bodies | None = None
-        self._draw_objects(draw, extra, unit, style)
+        self.solids: Ellipsoids | None = None
+        self._sample_objects(draw, extra, unit, style)
         if extra is not None and style.figures:
-            self._draw_figures(extra, unit, style)
-        self._draw_boxes(draw, unit, style)
+            self._sample_figures(extra, unit, style)
+        self._sample_boxes(draw, unit, style)
         self._place_walls(draw)
-        self._draw_camera_motion(draw, unit, style)
+        self._sample_camera_motion(draw, unit, style)
 
-    def face_camera(self, scenes: NDArray[np.bool_]) -> None:
+    def turn_layers_to_camera(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
         for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
             along, across = (side[scenes, slots] for side in (self.along, self.across))
@@ -79,7 +79,7 @@ class SceneGeometry:
             self.along[scenes, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
             self.across[scenes, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
 
-    def add_ellipsoids(self, solids: Bodies) -> None:
+    def add_ellipsoids(self, solids: Ellipsoids) -> None:
         """Put ellipsoids into the last layers."""
         slots = slice(CARDS, LAYERS)
         self.on[:, slots], self.shape[:, slots] = solids.on, ELLIPSOID
@@ -92,12 +92,12 @@ class SceneGeometry:
         self.along[:, slots], self.across[:, slots] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
         self.solids = solids
 
-    def compute_ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
+    def compute_ellipsoid_matrices(self, solids: Ellipsoids, times: Floats) -> tuple[Floats, Floats, Floats]:
         """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
         height, width = self.size
-        camera = np.swapaxes(rotation_matrices(self.camera_turn), -1, -2)[:, None]
+        camera = np.swapaxes(compute_rotation_matrices(self.camera_turn), -1, -2)[:, None]
         shape, centre = solids.shape.copy(), solids.centre.copy()
-        centre[:, :, 1] = multiply_vectors(camera, centre[:, :, 1] - self.camera_shift[:, None])
+        centre[:, :, 1] = multiply_matrix_vector(camera, centre[:, :, 1] - self.camera_shift[:, None])
         shape[:, :, 1] = camera @ shape[:, :, 1]
         at = times[:, :, :, None, None]
         middle = centre[:, None, None, :, 0] + at * (centre[:, :, 1] - centre[:, :, 0])[:, None, None]
@@ -109,19 +109,19 @@ class SceneGeometry:
         onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
         return (
             inverse @ np.linalg.inv(project)[:, None, None, None],
-            multiply_vectors(inverse, middle),
+            multiply_matrix_vector(inverse, middle),
             project[:, None] @ onto,
         )
 
-    def _pixel_rays(self, x: Floats, y: Floats) -> Floats:
+    def _compute_pixel_rays(self, x: Floats, y: Floats) -> Floats:
         """Return the rays [..., 3] through pixels, to depth 1."""
         height, width = self.size
         focal = self.focal[:, None]
         return np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones_like(x)], -1)
 
-    def _draw_own_motion(
+    def _sample_object_motion(
         self,
-        draw: SceneDraw,
+        draw: SceneRandom,
         slots: slice,
         depth: Floats,
         unit: float,
@@ -150,7 +150,7 @@ class SceneGeometry:
         )
         self.turn[:, slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _draw_objects(self, draw: SceneDraw, extra: SceneDraw | None, unit: float, style: SceneStyle) -> None:
+    def _sample_objects(self, draw: SceneRandom, extra: SceneRandom | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(0, OBJECTS)
         count = np.floor(2 + (OBJECTS - 1) * draw.draw_per_scene() ** (0.7 if style.thin else 1.5))
@@ -163,22 +163,22 @@ class SceneGeometry:
             aspect *= np.exp(np.where(extra.draw_per_layer() < style.thin, extra.draw_normal_per_layer(0.9), 0))[
                 :, slots
             ]
-        self.place[:, slots] = self._pixel_rays(x, y) * depth[..., None]
+        self.place[:, slots] = self._compute_pixel_rays(x, y) * depth[..., None]
         self.centre[:, slots] = self.place[:, slots]
         roll = draw.draw_per_layer(0, 2 * np.pi)[:, slots]
         roll = np.where(draw.draw_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
         tilt = np.stack(
             [draw.draw_normal_per_layer(0.35)[:, slots], draw.draw_normal_per_layer(0.35)[:, slots], roll], -1
         )
-        axes = rotation_matrices(np.clip(tilt, -7, 7) * (1, 1, 1))
+        axes = compute_rotation_matrices(np.clip(tilt, -7, 7) * (1, 1, 1))
         scale = (half * depth / self.focal[:, None])[..., None]
         self.along[:, slots] = axes[..., 0] * scale * aspect[..., None]
         self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
         self.depth[:, slots] = depth
         self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
-        self._draw_own_motion(draw, slots, depth, unit, style, None)
+        self._sample_object_motion(draw, slots, depth, unit, style, None)
 
-    def _draw_figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+    def _sample_figures(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
         present = draw.draw_per_scene() < style.figures
         self.same_look = present & (draw.draw_per_scene() < 0.5)
@@ -190,12 +190,12 @@ class SceneGeometry:
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
-    def _move_into_view(self, draw: SceneDraw) -> tuple[Floats, Floats]:
+    def _move_into_view(self, draw: SceneRandom) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]
         half = 0.5 * height * np.exp(draw.draw_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
-        ray = self._pixel_rays(
+        ray = self._compute_pixel_rays(
             draw.draw_per_scene(0.1, 0.9)[:, None] * width, draw.draw_per_scene(0.1, 0.9)[:, None] * height
         )[:, 0]
         self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
@@ -205,7 +205,9 @@ class SceneGeometry:
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
-    def _place_limbs(self, draw: SceneDraw, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
+    def _place_limbs(
+        self, draw: SceneRandom, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle
+    ) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
 
         Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
@@ -233,7 +235,7 @@ class SceneGeometry:
             if slot <= BODY + UPPER:
                 bone = BODY  # what it hangs on
                 out = 0.8 * half_sides * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-                joint = self.centre[:, bone] + multiply_vectors(plane, out)
+                joint = self.centre[:, bone] + multiply_matrix_vector(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
             else:
                 bone = slot - UPPER
@@ -241,15 +243,17 @@ class SceneGeometry:
                 aim[:, slot] = aim[:, bone] + bend[:, slot]
                 behind[:, slot] = 2 * behind[:, bone]
             ahead = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-            self.along[:, slot] = multiply_vectors(plane, ahead) * length[:, [slot]] / 2
-            self.across[:, slot] = multiply_vectors(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
+            self.along[:, slot] = multiply_matrix_vector(plane, ahead) * length[:, [slot]] / 2
+            self.across[:, slot] = multiply_matrix_vector(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
             self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
-            joint_offset = multiply_vectors(rotation_matrices(self.turn[:, bone]), joint - self.centre[:, bone])
+            joint_offset = multiply_matrix_vector(
+                compute_rotation_matrices(self.turn[:, bone]), joint - self.centre[:, bone]
+            )
             self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + joint_offset - joint
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
-    def _draw_boxes(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+    def _sample_boxes(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
@@ -261,7 +265,7 @@ class SceneGeometry:
         x, y = (draw.draw_per_layer()[:, slots][:, first] * side for side in (width, height))
         half = 0.5 * height * np.exp(draw.draw_per_layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
         sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
-        centre = self._pixel_rays(x, y) * depth[..., None]
+        centre = self._compute_pixel_rays(x, y) * depth[..., None]
         tilt = np.stack(
             [
                 draw.draw_normal_per_layer(0.5)[:, slots],
@@ -270,7 +274,7 @@ class SceneGeometry:
             ],
             -1,
         )
-        axes = np.swapaxes(rotation_matrices(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
+        axes = np.swapaxes(compute_rotation_matrices(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
         # The face of an axis that looks at the camera.
         towards = np.where((axes * centre[:, :, None]).sum(-1) < 0, 1.0, -1.0)
         faces = centre[:, :, None] + axes * towards[..., None]
@@ -280,9 +284,9 @@ class SceneGeometry:
         self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
         self.depth[:, slots] = np.repeat(depth, FACES, 1)
         self.shape[:, slots] = SQUARE
-        self._draw_own_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
+        self._sample_object_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
 
-    def _place_walls(self, draw: SceneDraw) -> None:
+    def _place_walls(self, draw: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, distance = self.focal, self.view_depth
@@ -293,7 +297,7 @@ class SceneGeometry:
         across, along = (right + left) / 2, (down + up) / 2
         x, y = (right - left) / 2, (down - up) / 2
         yaw, pitch, roll = (scale * (2 * draw.draw_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
-        look = rotation_matrices(np.stack([pitch, yaw, roll], -1))
+        look = compute_rotation_matrices(np.stack([pitch, yaw, roll], -1))
         inside = self.kind == INSIDE
         walls = (
             ((x, down, middle), (across, zero, zero), (zero, zero, length)),
@@ -313,7 +317,7 @@ class SceneGeometry:
         )
         for slot, card in enumerate((*walls, ground), FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
-                store[:, slot] = multiply_vectors(look, np.stack(vector, -1))
+                store[:, slot] = multiply_matrix_vector(look, np.stack(vector, -1))
         self.on[:, GROUND] = self.kind == OUTSIDE
         self.depth[:, GROUND] = 1e4
         tilt = np.stack(
@@ -326,7 +330,7 @@ class SceneGeometry:
         )
         slanted = (self.kind == OPEN) & (draw.draw_per_scene() < 0.7)
         tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
-        axes = rotation_matrices(tilt)
+        axes = compute_rotation_matrices(tilt)
         behind = distance * np.where(
             self.kind == OUTSIDE, draw.draw_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
         )
@@ -338,7 +342,7 @@ class SceneGeometry:
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
         draw.skip_numbers(layer=6, normal=2)
 
-    def _draw_camera_motion(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+    def _sample_camera_motion(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
         moves = draw.draw_per_scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - draw.draw_per_scene())) * np.cos(2 * np.pi * draw.draw_per_scene())
         pixels = draw_motion_lengths(draw.draw_per_scene(), normal, style.camera_motion, unit, style) * moves
@@ -360,7 +364,7 @@ class SceneGeometry:
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
     @staticmethod
-    def draw_background_colour(draw: SceneDraw) -> Floats:
+    def sample_background_colour(draw: SceneRandom) -> Floats:
         """Return the colour [B, 3] where a pixel shows no layer."""
         draw.skip_numbers(scene=1)
         grey = draw.draw_per_scene(0.1, 0.95)
@@ -369,12 +373,12 @@ class SceneGeometry:
         colour: Floats = np.clip(grey[:, None] + tint, 0, 1)
         return colour
 
-    def compute_matrices(self) -> Floats:
+    def compute_card_to_frame_matrices(self) -> Floats:
         """Return the matrices [B, 2, L, 3, 3] from cards to the pixels of both frames."""
         height, width = self.size
         at = np.array([0.0, 1.0])[:, None]
-        turned = rotation_matrices(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
-        camera = np.swapaxes(rotation_matrices(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
+        turned = compute_rotation_matrices(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
+        camera = np.swapaxes(compute_rotation_matrices(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
         columns = np.stack([self.along, self.across, self.place - self.centre], -1)  # [B, L, 3, 3]
         surface = turned @ columns[:, None]
         surface[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]

@@ -17,7 +17,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import log_or_print
 from fullfield.ops import _launching
-from fullfield.training.checkpoint import DivergedError, list_not_finite
+from fullfield.training.checkpoint import DivergedError, list_non_finite_tensors
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
@@ -54,9 +54,9 @@ class AveragedWeights:
         _check.number(keep, "keep", low=0.0, below=1.0)
         self.keep = keep
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        both = zip(_list_tensors(self.model), _list_tensors(model), strict=True)
+        both = zip(_list_parameters_and_buffers(self.model), _list_parameters_and_buffers(model), strict=True)
         pairs = [(own, its) for own, its in both if own.numel() and own.data_ptr() != its.data_ptr()]
-        unbounded = list_not_finite({str(number): own for number, (own, _) in enumerate(pairs)})
+        unbounded = list_non_finite_tensors({str(number): own for number, (own, _) in enumerate(pairs)})
         self._own, self._its, self._own_other, self._its_other = (list[Tensor]() for _ in range(4))
         for number, (own, its) in enumerate(pairs):
             averaged = own.is_floating_point() and str(number) not in unbounded
@@ -73,7 +73,7 @@ class AveragedWeights:
             torch._foreach_copy_(self._own_other, self._its_other)
 
 
-def _list_tensors(model: nn.Module) -> list[torch.Tensor]:
+def _list_parameters_and_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
@@ -96,7 +96,7 @@ class Objective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         # An attribute, not an argument: torch.compile takes numbers of a module as constants.
-        self.updates = training.draw_updates(0)
+        self.updates = training.choose_update_count(0)
         if self.updates is not None:
             called: Any = network.predictions if plain else network.predictions_with_info
             taken = inspect.signature(called).parameters
@@ -140,7 +140,7 @@ class Objective(nn.Module):
         return loss, mean_end_point_error(last.detach(), flow, valid)
 
 
-class Reading(NamedTuple):
+class StepMeans(NamedTuple):
     """Means over the steps since the last reading."""
 
     steps: int
@@ -151,12 +151,12 @@ class Reading(NamedTuple):
     in_a_row: int  # the most such steps one after the other
 
 
-class Stepper:
+class TrainingStepper:
     """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
-    That is decided on the device: :meth:`run_step` never waits for it, :meth:`read_means` does. ``model`` is on its
-    device, in training mode; ``ranks`` are the processes that share a batch.
+    That is decided on the device: :meth:`train_on_batch` never waits for it, :meth:`read_means` does. ``model`` is in
+    training mode on its device; ``ranks`` are the processes that share a batch.
     """
 
     def __init__(self, model: nn.Module, training: FlowTraining, ranks: Ranks | None = None) -> None:
@@ -174,7 +174,7 @@ class Stepper:
         self.device = self._parameters[0].device
         if training.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.ranks.copy_from_first([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
+        self.ranks.broadcast_from_first([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
         self.fold_biases_into_norms()
         self.optimizer = torch.optim.AdamW(
@@ -196,7 +196,7 @@ class Stepper:
                 module.compile(mode=training.compile)
         else:
             self._objective = torch.compile(objective, mode=training.compile)
-        self._recorded: _Recorder | None = None
+        self._recorded: _StepRecorder | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
         # Float16's scale, finite steps since it last changed.
@@ -220,9 +220,9 @@ class Stepper:
             network: Any = self.model
             network.compile_stages(None)
 
-    def run_step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
+    def train_on_batch(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
-        self._uncompiled.updates = self.training.draw_updates(number)
+        self._uncompiled.updates = self.training.choose_update_count(number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -245,13 +245,13 @@ class Stepper:
         if self._unrecorded > 0:
             self._unrecorded -= 1
             self.optimizer.zero_grad(set_to_none=True)
-            return self._run_backward(*inputs)
+            return self._run_forward_and_backward(*inputs)
         if self._recorded is None:
             self.optimizer.zero_grad(set_to_none=True)  # frees their memory before that of the graphs is taken
-            self._recorded = _Recorder(self._run_backward, self._parameters, inputs)
+            self._recorded = _StepRecorder(self._run_forward_and_backward, self._parameters, inputs)
         return self._recorded(self._uncompiled.updates, inputs)
 
-    def _run_backward(
+    def _run_forward_and_backward(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
@@ -307,7 +307,7 @@ class Stepper:
         self._totals = torch.cat([self._totals[:3] + sums, counts])
         self._steps += 1
 
-    def read_means(self) -> Reading:
+    def read_means(self) -> StepMeans:
         """Return the means over the steps since the last reading; waits for the device."""
         loss, error, norm, skipped, _, worst = self._totals.tolist()
         steps, good = self._steps, self._steps - int(skipped)
@@ -315,10 +315,10 @@ class Stepper:
         self._totals[5] = 0
         self._steps = 0
         loss, error, norm = (value / good if good else float("nan") for value in (loss, error, norm))
-        return Reading(steps, loss, error, norm, int(skipped), int(worst))
+        return StepMeans(steps, loss, error, norm, int(skipped), int(worst))
 
 
-class _Recording(NamedTuple):
+class _RecordedStep(NamedTuple):
     """CUDA graph of a step, and the tensors that it writes."""
 
     graph: torch.cuda.CUDAGraph
@@ -327,7 +327,7 @@ class _Recording(NamedTuple):
     gradients: list[Tensor | None]
 
 
-class _Recorder:
+class _StepRecorder:
     """CUDA graphs of a step on batches of one shape: a call costs the host one launch.
 
     Each number of updates has a graph. All of them share their inputs and their memory: one runs at a time, and its
@@ -343,7 +343,7 @@ class _Recorder:
         self._work, self._parameters = work, list(parameters)
         self._inputs = [torch.empty_like(tensor) for tensor in inputs]
         self._memory = torch.cuda.graph_pool_handle()
-        self._recordings: dict[int | None, _Recording] = {}
+        self._recordings: dict[int | None, _RecordedStep] = {}
 
     def __call__(self, updates: int | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Run the step with that number of updates and set the parameters' gradients; return loss and error."""
@@ -360,7 +360,7 @@ class _Recorder:
         recording.graph.replay()
         return recording.loss.clone(), recording.error.clone()
 
-    def _record_step(self) -> _Recording:
+    def _record_step(self) -> _RecordedStep:
         for parameter in self._parameters:
             parameter.grad = None
         graph = torch.cuda.CUDAGraph()
@@ -371,10 +371,10 @@ class _Recorder:
         except RuntimeError as error_:
             reason = str(error_).split("\n", 1)[0]
             raise InputError(f"graph: expected a network whose step can be recorded, got: {reason}") from error_
-        return _Recording(graph, loss, error, [parameter.grad for parameter in self._parameters])
+        return _RecordedStep(graph, loss, error, [parameter.grad for parameter in self._parameters])
 
 
-def check_finite(reading: Reading, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
+def check_steps_finite(reading: StepMeans, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
     """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
     if reading.in_a_row >= max_in_a_row:
         raise build_divergence_error(f"{reading.in_a_row} steps in a row", step, training)

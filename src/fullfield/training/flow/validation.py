@@ -40,7 +40,7 @@ class FlowValidation:
         self._updates = {} if updates is None else {"updates": updates}
         self.errors: dict[str, float] = {}
         for name, data in self._sets.items():
-            if isinstance(data, FlowDataset) and not _list_scored_pairs(data):
+            if isinstance(data, FlowDataset) and not _list_pairs_with_flow(data):
                 raise InputError(f"{name}: has no true flow to validate with")
 
     @torch.no_grad()
@@ -49,7 +49,9 @@ class FlowValidation:
         device = next(model.parameters()).device
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")
-            pairs = self._read_dataset_pairs(data) if isinstance(data, FlowDataset) else self._generate_pairs(data)
+            pairs = (
+                self._read_dataset_pairs(data) if isinstance(data, FlowDataset) else self._iterate_generated_pairs(data)
+            )
             for frame1, frame2, flow, valid in pairs:
                 predictions = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
                 for predicted, truth, valid_pixels in zip(predictions.float(), flow, valid, strict=True):
@@ -58,10 +60,10 @@ class FlowValidation:
         return sum(self.errors.values()) / len(self.errors)
 
     def _read_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        scored = _list_scored_pairs(data)
+        scored = _list_pairs_with_flow(data)
         number = min(self._pairs, len(scored))
         selected = [scored[index * len(scored) // number] for index in range(number)]
-        with ReadAhead(data.__getitem__, _count_bytes, threads=_READERS, max_items=_READERS) as reader:
+        with ReadAhead(data.__getitem__, _count_sample_bytes, threads=_READERS, max_items=_READERS) as reader:
             reader.add_keys(selected)
             for index in selected:
                 sample = reader.take_item(index)
@@ -69,7 +71,7 @@ class FlowValidation:
                     raise InputError(f"{sample.name}: has no true flow to validate with")
                 yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
-    def _generate_pairs(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _iterate_generated_pairs(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         batches = self._pairs // _TOGETHER
         requests = [(index, _TOGETHER) for index in range(batches)]
         requests += [(number, 1) for number in range(batches * _TOGETHER, self._pairs)]
@@ -78,10 +80,10 @@ class FlowValidation:
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
 
-def _list_scored_pairs(data: FlowDataset) -> list[int]:
+def _list_pairs_with_flow(data: FlowDataset) -> list[int]:
     return [index for index, record in enumerate(data.records) if record.flow is not None]
 
 
-def _count_bytes(sample: FlowSample) -> int:
+def _count_sample_bytes(sample: FlowSample) -> int:
     """Return the memory of the frames and the flow of a pair."""
     return sum(tensor.nbytes for tensor in (sample.frame1, sample.frame2, sample.flow) if tensor is not None)

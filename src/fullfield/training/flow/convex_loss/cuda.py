@@ -30,13 +30,13 @@ def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
 
 
 @functools.cache
-def convex_loss_source(dtype: torch.dtype) -> Source:
+def get_convex_loss_source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for weights of a dtype."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     return Source.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
-def compute_loss(
+def compute_loss_and_gradients(
     field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums [2] of loss and end-point errors, and the loss's gradients by field and mask."""
@@ -55,7 +55,7 @@ def compute_loss(
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
     p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high
-    kernels = _launching.load_kernels(LIBRARIES, convex_loss_source(mask.dtype), field.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, get_convex_loss_source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)
     return sums.sum(0), grad_field, grad_mask

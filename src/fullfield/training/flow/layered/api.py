@@ -7,7 +7,7 @@ import torch
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._backends import Backends
-from fullfield.training.flow.layered.meshes import build_triangles
+from fullfield.training.flow.layered.meshes import build_scene_triangles
 from fullfield.training.flow.layered.scene import MESH, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
@@ -32,14 +32,14 @@ def render_pairs(
         scenes: what to render.
         atlas: pictures and silhouettes, on the device of the scenes.
         size: (height, width), pixels.
-        totals: ``scenes.meshes.totals``, taken before the scenes went to a GPU; else the call waits for the device.
+        totals: ``scenes.meshes.vertex_and_triangle_counts`` from before the scenes went to a GPU; None waits for it.
         backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
 
     Raises:
         InputError: for fields that do not fit, ids outside the atlas (on the CPU; on a GPU they are taken modulo its
             size, for looking would wait for the device), or a backend that cannot serve.
     """
-    scenes.check()
+    scenes.check_fields()
     device = scenes.to_card.device
     _check.require(isinstance(atlas, PictureAtlas), "atlas", "a PictureAtlas", atlas)
     _check.require(atlas.device == device, "atlas", f"one on {device}", atlas.device)
@@ -55,7 +55,7 @@ def render_pairs(
     if scenes.meshes is not None:
         if atlas.meshes is None:
             raise InputError("atlas: expected one with meshes, got one without")
-        totals = scenes.meshes.totals if totals is None else totals
-        triangles = build_triangles(scenes.meshes, atlas.meshes, totals)
+        totals = scenes.meshes.vertex_and_triangle_counts if totals is None else totals
+        triangles = build_scene_triangles(scenes.meshes, atlas.meshes, totals)
     rendered: RenderedPairs = renderer.render_pairs(scenes, triangles, atlas, size)
     return rendered

@@ -39,7 +39,7 @@ class MeshStore(NamedTuple):
     materials: Tensor  # [T] uint8, below MATERIALS
     table: MeshTable
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Check that the fields describe the same meshes."""
         device = self.vertices.device
         _check.tensor(self.vertices, "vertices", ("R", 3), dtypes=(torch.float16,))
@@ -65,7 +65,7 @@ class MeshStore(NamedTuple):
         return MeshStore(vertices, faces, materials, table)
 
 
-def build_store(meshes: list[tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]]) -> MeshStore:
+def build_mesh_store(meshes: list[tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]]) -> MeshStore:
     """Return a store of meshes, each given as clips [P, V, 3], triangles [T, 3] and materials [T]."""
     vertices, triangles, materials, rows = [], [], [], []
     row = triangle = 0
@@ -108,7 +108,7 @@ class MeshPlacement(NamedTuple):
     colours: Tensor  # [I, MATERIALS, MESH_COLOURS] float32
 
     @property
-    def totals(self) -> tuple[int, int]:
+    def vertex_and_triangle_counts(self) -> tuple[int, int]:
         """Return the numbers of vertices and triangles; on a GPU this waits for the device."""
         return int(self.vertex_counts.sum()), int(self.triangle_counts.sum())
 
@@ -125,26 +125,26 @@ class SceneTriangles(NamedTuple):
     colours: Tensor  # [N, MESH_COLOURS] float32
 
 
-def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
+def build_scene_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
     """Return the triangles of placed meshes, on the device of both; ``totals`` are the placement's."""
     device = store.vertices.device
-    vertices, first_vertices = _spread_instances(placement.vertex_counts, totals[0])
+    vertices, first_vertices = _assign_elements_to_instances(placement.vertex_counts, totals[0])
     local = torch.arange(totals[0], device=device) - first_vertices[vertices]
     low, high = (store.vertices[(placement.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
     own = torch.lerp(low, high, placement.blend[vertices][..., None])  # [V, 2, 3]
-    shape = _deform(own, placement.deformation[vertices])
+    shape = _deform_points(own, placement.deformation[vertices])
     pose = placement.pose[vertices]
-    seen = _map_points(pose, shape)  # camera coordinates
+    seen = _apply_affine_maps(pose, shape)  # camera coordinates
     focal, middle = placement.camera[vertices, None, :1], placement.camera[vertices, None, 1:]
     points = torch.cat((focal * seen[..., :2] + middle * seen[..., 2:], seen[..., 2:]), -1)
     rest = store.vertices[placement.rows[vertices, 0, 0] + local].float()
-    texels = _map_points(placement.texture[vertices], rest)
+    texels = _apply_affine_maps(placement.texture[vertices], rest)
 
-    triangles, first_triangles = _spread_instances(placement.triangle_counts, totals[1])
+    triangles, first_triangles = _assign_elements_to_instances(placement.triangle_counts, totals[1])
     local = torch.arange(totals[1], device=device) - first_triangles[triangles]
     source = placement.first_triangles[triangles] + local
     corners = store.triangles[source].long() + first_vertices[triangles][:, None]
-    light = _compute_light(seen, corners, placement.light[triangles], placement.flat[triangles])
+    light = _compute_corner_light(seen, corners, placement.light[triangles], placement.flat[triangles])
     rows = MATERIALS * triangles + store.materials[source]
     owners = torch.stack((placement.scene[triangles], placement.layer[triangles], rows), 1)
     return SceneTriangles(
@@ -158,18 +158,18 @@ def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[in
     )
 
 
-def _spread_instances(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
+def _assign_elements_to_instances(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """Return the instance of each of ``total`` elements, and the first element of each instance."""
     instances = torch.arange(len(counts), device=counts.device)
     return torch.repeat_interleave(instances, counts, output_size=total), counts.cumsum(0) - counts
 
 
-def _map_points(maps: Tensor, points: Tensor) -> Tensor:
+def _apply_affine_maps(maps: Tensor, points: Tensor) -> Tensor:
     """Map points [..., 3] by maps [..., 3, 4]; without a matrix product, which autocast and TF32 would round."""
     return (maps[..., :3] * points[..., None, :]).sum(-1) + maps[..., 3]
 
 
-def _deform(points: Tensor, numbers: Tensor) -> Tensor:
+def _deform_points(points: Tensor, numbers: Tensor) -> Tensor:
     """Displace points [V, 2, 3] by waves and twist them about the y axis; ``numbers`` [V, 2, DEFORMATION]."""
     displaced = points
     for wave in range(WAVES):
@@ -181,7 +181,7 @@ def _deform(points: Tensor, numbers: Tensor) -> Tensor:
     return torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1)
 
 
-def _compute_light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
+def _compute_corner_light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
     """Return the light [T, 3, 2] at the corners of triangles, on the side that the camera sees.
 
     ``seen`` [V, 2, 3] are camera coordinates, ``lamp`` [T, 2, 4], ``flat`` [T].

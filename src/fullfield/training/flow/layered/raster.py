@@ -24,7 +24,7 @@ EMPTY = (1 << 63) - 1
 MAX_TRIANGLES = 1 << _INDEX_BITS
 
 
-class Hits(NamedTuple):
+class TriangleHits(NamedTuple):
     """Rays of N samples with a triangle each."""
 
     weights: Tensor  # [N, 3]: of the corners
@@ -35,7 +35,7 @@ class Hits(NamedTuple):
     covers: Tensor  # [N] bool: and the ray meets the triangle itself
 
 
-def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> Hits:
+def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> TriangleHits:
     """Intersect samples (x, y) [N] with triangles, given as points [N, 3, 3] that are (x z, y z, z)."""
     z = points[..., 2]
     across, below = points[..., 0] - z * x[:, None], points[..., 1] - z * y[:, None]
@@ -52,16 +52,16 @@ def intersect_triangles(points: Tensor, x: Tensor, y: Tensor) -> Hits:
     down = (down - weights * down.sum(1, keepdim=True)) * inverse[:, None]
     front = ~flat & (depth > NEAREST_SURFACE)
     covers = front & ((edges >= 0).all(1) | (edges <= 0).all(1))
-    return Hits(weights, right, down, depth, front, covers)
+    return TriangleHits(weights, right, down, depth, front, covers)
 
 
-def interpolate_corners(triangles: SceneTriangles, index: Tensor, time: Tensor) -> Tensor:
+def interpolate_corners_in_time(triangles: SceneTriangles, index: Tensor, time: Tensor) -> Tensor:
     """Return the points [N, 3, 3] of the corners of triangles [N] at a time [N] each."""
     first, second = triangles.points[triangles.corners[index].long()].unbind(2)
     return first + time[:, None, None] * (second - first)
 
 
-def rasterize(
+def rasterize_to_keys(
     triangles: SceneTriangles, size: tuple[int, int], times: Tensor, offset_x: Tensor, offset_y: Tensor
 ) -> Tensor:
     """Return the keys [B, H, W] of the triangles that samples show at a time of each scene.
@@ -73,7 +73,7 @@ def rasterize(
     keys = torch.full((len(times) * height * width,), EMPTY, dtype=torch.int64, device=device)
     scene, layer = triangles.owners[:, 0].long(), triangles.owners[:, 1].long()
     everything = torch.arange(len(scene), device=device)
-    points = interpolate_corners(triangles, everything, times[scene])
+    points = interpolate_corners_in_time(triangles, everything, times[scene])
     z = points[..., 2]
     ahead = (z > NEAREST_SURFACE).all(1)
     bounds = []
@@ -113,7 +113,7 @@ def shade_samples(
     triangles: SceneTriangles, atlas: PictureAtlas, index: Tensor, time: Tensor, x: Tensor, y: Tensor, frame: int
 ) -> Tensor:
     """Return the colours [N, 3] that samples (x, y) [N] show of triangles ``index`` [N] at ``time`` [N]."""
-    hits = intersect_triangles(interpolate_corners(triangles, index, time), x, y)
+    hits = intersect_triangles(interpolate_corners_in_time(triangles, index, time), x, y)
     texels = triangles.texels[triangles.corners[index].long()]  # [N, 3, 3]
     facing = torch.linalg.cross(texels[:, 1] - texels[:, 0], texels[:, 2] - texels[:, 0]).abs().argmax(1)
     axes = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
@@ -148,7 +148,7 @@ def is_hidden_by_meshes(
             key = keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
             before = (unpack_layer(key) <= layer).nonzero()[:, 0]
             hits = intersect_triangles(
-                interpolate_corners(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before]
+                interpolate_corners_in_time(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before]
             )
             nearer = unpack_layer(key[before]) < layer[before]
             hidden[before] |= hits.covers & (nearer | (hits.depth < depth[before] * (1 - DEPTH_TOLERANCE)))

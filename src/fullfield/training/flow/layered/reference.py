@@ -58,7 +58,7 @@ def render_pairs(
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     x, y = pixel_positions(size, scenes.to_card.device)
     first, second = (_render_frame(scenes, triangles, atlas, frame, x, y) for frame in (0, 1))
-    flow, valid, occluded = _compute_truth(scenes, triangles, atlas, x, y)
+    flow, valid, occluded = _compute_flow_validity_and_occlusion(scenes, triangles, atlas, x, y)
     return RenderedPairs(first, second, flow, valid, occluded)
 
 
@@ -208,7 +208,7 @@ class _MeshSamples(NamedTuple):
     ) -> _MeshSamples:
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
         fraction, right, down = exposure.unbind(1)
-        keys = raster.rasterize(triangles, (x.shape[0], x.shape[1]), 1 - fraction, right, down)
+        keys = raster.rasterize_to_keys(triangles, (x.shape[0], x.shape[1]), 1 - fraction, right, down)
         layer = raster.unpack_layer(keys)
         seen = keys != raster.EMPTY
         at = seen.nonzero()[:, 0]
@@ -249,7 +249,7 @@ def _render_frame(
             if not bool((alpha > 0).any()):
                 continue
             window = _find_covered_window(alpha)
-            point, alpha = _cut_points(point, window), alpha[window]
+            point, alpha = _crop_points(point, window), alpha[window]
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _sample_texture(point, paint, ids[:, 0], atlas) / 255
@@ -260,7 +260,7 @@ def _render_frame(
             clear[window] *= 1 - alpha
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
         total = total + torch.where(_expand_to_pixels(exposure < scenes.instants)[..., None], seen, 0.0)
-    return _apply_sensor(
+    return _apply_gamma_and_noise(
         (total / _expand_to_pixels(scenes.instants)[..., None]).permute(0, 3, 1, 2).contiguous(), scenes, frame
     )
 
@@ -273,7 +273,7 @@ def _find_covered_window(alpha: Tensor) -> tuple[slice, slice, slice]:
     return slice(None), rows, columns
 
 
-def _cut_points(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
+def _crop_points(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
     """Return the points of a rectangle, as far as textures and light need them."""
     at, right, down = (
         tuple(component[window] for component in vector) for vector in (point.at, point.right, point.down)
@@ -281,7 +281,7 @@ def _cut_points(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _Su
     return point._replace(at=at, right=right, down=down)
 
 
-def _apply_sensor(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
+def _apply_gamma_and_noise(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
     """Apply gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
     exponent, strength = (setting[:, None, None, None] for setting in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
@@ -299,7 +299,7 @@ def _hash_words(word: Tensor) -> Tensor:
     return word ^ (word >> 16)
 
 
-def _compute_truth(
+def _compute_flow_validity_and_occlusion(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return flow, validity and occlusion."""
@@ -310,7 +310,9 @@ def _compute_truth(
     valid, turned = (torch.zeros(shape, dtype=torch.bool, device=x.device) for _ in range(2))
     ones = torch.ones(batch, dtype=torch.float32, device=x.device)
     surface_depth = torch.zeros(shape, dtype=torch.float32, device=x.device)
-    keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
+    keys = (
+        None if triangles is None else raster.rasterize_to_keys(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
+    )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
         point = _find_surface_points(scenes, (0, 0, layer), *_apply_waves(paint, x, y, ones))
@@ -350,7 +352,7 @@ def _compute_truth(
         )
         occluded |= covers & (owner > layer)
     if triangles is not None:
-        keys = raster.rasterize(triangles, (height, width), ones, 0 * ones, 0 * ones)
+        keys = raster.rasterize_to_keys(triangles, (height, width), ones, 0 * ones, 0 * ones)
         seen = valid & inside
         scene = seen.nonzero()[:, 0]
         surfaces = (values[seen] for values in (target_x, target_y, owner, surface_depth))
@@ -367,6 +369,8 @@ def _list_pixel_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor,
 def _move_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
     index = raster.unpack_triangle(keys)
-    first, second = (raster.interpolate_corners(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0))
+    first, second = (
+        raster.interpolate_corners_in_time(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0)
+    )
     weights = raster.intersect_triangles(first, x, y).weights
     return (weights[..., None] * second).sum(1).unbind(1)

@@ -19,7 +19,7 @@ def sample_pictures(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, le
 
 
 def _sample_bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
-    bases = torch.tensor(atlas.level_offsets(), device=u.device)
+    bases = torch.tensor(atlas.compute_level_offsets(), device=u.device)
     side = atlas.side >> level
     scale = torch.exp2(-level.float())
     columns: list[Tensor] = []

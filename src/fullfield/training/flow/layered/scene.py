@@ -49,7 +49,7 @@ class PictureAtlas:
         self.texels = torch.cat(levels)  # uint8 [sum of N (S / 2^level)^2, 4]
         self.shapes = shapes.contiguous()
         if meshes is not None:
-            meshes.check()
+            meshes.check_fields()
             device = meshes.vertices.device
             _check.require(device == pictures.device, "meshes", f"meshes on {pictures.device}", f"some on {device}")
         self.meshes = meshes
@@ -60,7 +60,7 @@ class PictureAtlas:
         """Return the device of the texels."""
         return self.texels.device
 
-    def level_offsets(self) -> list[int]:
+    def compute_level_offsets(self) -> list[int]:
         """Return the index of the first texel of every level."""
         bases = [0]
         for level in range(self.levels - 1):
@@ -114,7 +114,7 @@ class LayeredScenes(NamedTuple):
     noise: Tensor  # [B] int32: seed of the noise
     meshes: MeshPlacement | None = None
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Check that all fields describe the same scenes."""
         _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
         batch, _, matrices, layers = self.to_card.shape[:4]
@@ -138,7 +138,7 @@ class LayeredScenes(NamedTuple):
             dtype = torch.int32 if name in ("ids", "counts", "instants", "noise") else torch.float32
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
         if self.meshes is not None:
-            _check_placement(self.meshes, device)
+            _check_mesh_placement(self.meshes, device)
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
         """Return the scenes with every tensor changed."""
@@ -151,7 +151,7 @@ class LayeredScenes(NamedTuple):
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def _check_placement(placement: MeshPlacement, device: torch.device) -> None:
+def _check_mesh_placement(placement: MeshPlacement, device: torch.device) -> None:
     """Check shapes, dtypes and device of placed meshes."""
     count = len(placement.scene)
     shapes: dict[str, tuple[int, ...]] = {
