@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fullfield._read_ahead import ReadAhead, buffer_bytes, iterate_ahead
+from fullfield._read_ahead import ReadAhead, choose_buffer_bytes, iterate_ahead
 
 
 def wait_until_idle(started: list[int]) -> int:
@@ -51,7 +51,7 @@ def test_read_ahead_stays_within_bounds(max_bytes: int, ahead: int) -> None:
 def test_buffer_bytes_follows_machine_memory(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
     sizes = {"SC_PHYS_PAGES": gib << 18, "SC_PAGE_SIZE": 1 << 12}
     monkeypatch.setattr("os.sysconf", sizes.__getitem__, raising=False)
-    assert buffer_bytes() == expected << 30
+    assert choose_buffer_bytes() == expected << 30
 
 
 def test_get_read_item_returns_finished_item() -> None:
@@ -69,12 +69,12 @@ def test_get_read_item_returns_finished_item() -> None:
         assert reads.take_item(0) == 10
         with pytest.raises(ValueError, match="bad"):
             reads.take_item(1)
-        assert reads.get_read_item(2) is None, "not read yet"
-        assert reads.get_read_item(7) is None, "not announced"
+        assert reads.get_item_if_read(2) is None, "not read yet"
+        assert reads.get_item_if_read(7) is None, "not announced"
         go_on.set()
         assert reads.take_item(2) == 12
         reads.add_keys([3])
-        while reads.get_read_item(3) is None:
+        while reads.get_item_if_read(3) is None:
             time.sleep(0.001)
         assert reads.take_item(3) == 13
 

@@ -22,7 +22,7 @@ class InputError(ValueError):
     exit_code = 2
 
 
-class NoRoomError(InputError):
+class NotEnoughMemoryError(InputError):
     """Input that needs more memory than is free."""
 
 
@@ -43,10 +43,12 @@ def describe_value(value: object) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def require(condition: bool, name: str, expected: str, came: object) -> None:
+def require(condition: bool, name: str, expected: str, actual: object) -> None:
     """Raise :class:`InputError` ``name: expected …, got …`` unless ``condition`` holds."""
     if not condition:
-        raise InputError(f"{name}: expected {expected}, got {came if isinstance(came, str) else describe_value(came)}")
+        raise InputError(
+            f"{name}: expected {expected}, got {actual if isinstance(actual, str) else describe_value(actual)}"
+        )
 
 
 def tensor(

@@ -18,7 +18,7 @@ def choose_reader_count() -> int:
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
 
-def buffer_bytes() -> int:
+def choose_buffer_bytes() -> int:
     """Return the limit for items in memory that wait for someone: a 16th of the machine's memory, 1 to 4 GiB."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -37,7 +37,7 @@ class ReadAhead(Generic[Key, Item]):
         size_bytes: returns the memory that an item takes.
         threads: number of reads at the same time.
         max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far; by default
-            :func:`buffer_bytes`.
+            :func:`choose_buffer_bytes`.
         min_items: number of items that are read ahead even where they exceed the limit.
         max_items: number of items that are read ahead at most; by default one more than ``threads``.
         executor: where to read instead of in own threads; it is not shut down.
@@ -56,7 +56,7 @@ class ReadAhead(Generic[Key, Item]):
     ) -> None:
         self._read, self._size_bytes = read, size_bytes
         self._max_items = threads + 1 if max_items is None else max_items
-        self._max_bytes = buffer_bytes() if max_bytes is None else max_bytes
+        self._max_bytes = choose_buffer_bytes() if max_bytes is None else max_bytes
         self._min_items = min_items
         self._own = ThreadPoolExecutor(threads, thread_name_prefix="fullfield-read") if executor is None else None
         self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
@@ -93,7 +93,7 @@ class ReadAhead(Generic[Key, Item]):
         self._submit_pending()
         return item
 
-    def get_read_item(self, key: Key) -> Item | None:
+    def get_item_if_read(self, key: Key) -> Item | None:
         """Return an item that has been read and not yet taken; None where there is none."""
         future = self._pending.get(key)
         return None if future is None or not future.done() or future.exception() is not None else future.result()
@@ -105,14 +105,14 @@ class ReadAhead(Generic[Key, Item]):
             self._pending.pop(key).cancel()
         self._submit_pending()
 
-    def _max_pending(self) -> int:
+    def _compute_max_pending(self) -> int:
         """Return how many reads may be pending."""
         if self._largest_bytes == 0:
             return self._min_items
         return max(self._min_items, min(self._max_items, self._max_bytes // self._largest_bytes))
 
     def _submit_pending(self) -> None:
-        while self._queue and len(self._pending) < self._max_pending():
+        while self._queue and len(self._pending) < self._compute_max_pending():
             self._submit_read(self._queue.popleft())
 
     def _submit_read(self, key: Key) -> None:

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 
-class Switch:
+class SharedSwitch:
     """Context manager that holds a setting: the first thread to enter sets it, the last one to leave restores it.
 
-    ``make`` sets it and returns a function that restores the previous value.
+    ``set_value`` sets it and returns a function that restores the previous value.
     """
 
-    def __init__(self, make: Callable[[], Callable[[], None]]) -> None:
-        self._make = make
+    def __init__(self, set_value: Callable[[], Callable[[], None]]) -> None:
+        self._set_value = set_value
         self._lock = threading.Lock()
         self._inside = 0
         self._restore: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class Switch:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._restore = self._make()
+                self._restore = self._set_value()
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ from evaluation_sets import Counting, Prepared, by_hand, sequence
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield._check import NoRoomError
+from fullfield._check import NotEnoughMemoryError
 from fullfield.datasets import FlowDataset
 from fullfield.evaluation import EvaluationSettings, evaluate, finishing, loading
 from fullfield.evaluation.loading import read_pairs_ahead
@@ -104,7 +104,7 @@ def _no_room_to_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlowMetrics, "update", no_room)
 
 
-@pytest.mark.parametrize("error", [NO_ROOM, NoRoomError("the volume takes 100.0 GiB, 70.0 are free")])
+@pytest.mark.parametrize("error", [NO_ROOM, NotEnoughMemoryError("the volume takes 100.0 GiB, 70.0 are free")])
 @pytest.mark.parametrize("when", ["preparing", "estimating"])
 def test_evaluate_records_out_of_memory(pairs: FlowDataset, tmp_path: Path, error: Exception, when: str) -> None:
     class Large(Prepared):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield._check import NoRoomError
+from fullfield._check import NotEnoughMemoryError
 from fullfield._kernels import Missing, numba_cache
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends, correlation, neighbors, point_conv, tvl1
@@ -48,11 +48,11 @@ def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPa
 
 def test_choose_raises_own_error_for_insufficient_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     two = made(monkeypatch, cuda=InsufficientMemory("large"), cpu="small")
-    with pytest.raises(NoRoomError):
+    with pytest.raises(NotEnoughMemoryError):
         two.choose("cuda", 1, 2)
     with pytest.raises(InputError) as caught:
         two.choose("cpu", 1, 2)
-    assert not isinstance(caught.value, NoRoomError)
+    assert not isinstance(caught.value, NotEnoughMemoryError)
 
 
 def test_choose_warns_once_of_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

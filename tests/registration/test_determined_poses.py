@@ -11,11 +11,11 @@ from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
 from fullfield.testing import room_scan
 from fullfield.testing.cloud_pairs import (
-    DETERMINED,
-    UNDETERMINED,
-    build_furnished_room,
-    draw_determined_pair,
-    draw_undetermined_pair,
+    KINDS_WITH_UNIQUE_POSE,
+    KINDS_WITHOUT_UNIQUE_POSE,
+    create_furnished_room_sampler,
+    draw_pair_with_unique_pose,
+    draw_pair_without_unique_pose,
 )
 
 pytest.importorskip("small_gicp")
@@ -84,7 +84,7 @@ def test_observability_describes_rotation_axis() -> None:
 
 
 def test_register_returns_both_poses_of_symmetric_room() -> None:
-    pair = draw_undetermined_pair(15, "symmetric")
+    pair = draw_pair_without_unique_pose(15, "symmetric")
     result = register(pair.source, pair.target)
     assert not result.success
     assert result.reason == "two poses fit equally well: the scene repeats itself"
@@ -98,7 +98,7 @@ def test_register_returns_both_poses_of_symmetric_room() -> None:
 @pytest.mark.parametrize("factor", [1.02, 1.05, 1.1, 1.2, 1.3, 1 / 0.9])
 def test_register_names_scale_factor(factor: float) -> None:
     draw = np.random.default_rng(3)
-    room = build_furnished_room(draw)
+    room = create_furnished_room_sampler(draw)
     source, target = (room(draw, 9000) + draw.normal(scale=0.005, size=(9000, 3)) for _ in range(2))
     for pair, larger in (((factor * source, target), "source"), ((source, factor * target), "target")):
         result = register(*pair)
@@ -119,7 +119,7 @@ def test_register_names_scale_before_reflection_or_free_direction() -> None:
 
 def test_register_names_different_units() -> None:
     draw = np.random.default_rng(4)
-    room = build_furnished_room(draw)
+    room = create_furnished_room_sampler(draw)
     first, second = room(draw, 9000), room(draw, 9000)
     for factor, units in (
         (1000.0, "millimetres against metres"),
@@ -155,9 +155,9 @@ def is_right(result: Registration, truth: Floats, source: Floats, extent: float)
     return float(np.sqrt((distances**2).mean())) < 0.02 * extent
 
 
-@pytest.mark.parametrize("kind", UNDETERMINED)
+@pytest.mark.parametrize("kind", KINDS_WITHOUT_UNIQUE_POSE)
 def test_register_refuses_undetermined_pairs(kind: str) -> None:
-    pair = draw_undetermined_pair(5, kind)
+    pair = draw_pair_without_unique_pose(5, kind)
     result = register(pair.source, pair.target)
     assert not result.success
     assert result.reason
@@ -178,14 +178,14 @@ def test_register_refuses_undetermined_pairs(kind: str) -> None:
     ],
 )
 def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, words: str) -> None:
-    pair = draw_undetermined_pair(seed, kind)
+    pair = draw_pair_without_unique_pose(seed, kind)
     result = register(pair.source, pair.target)
     assert not result.success
     assert str(result.reason).startswith(words)
 
 
 def test_register_confidence_of_bent_clouds_is_low() -> None:
-    pair = draw_undetermined_pair(70132, "bent")
+    pair = draw_pair_without_unique_pose(70132, "bent")
     assert register(pair.source, pair.target).confidence < 0.9
 
 
@@ -213,9 +213,9 @@ def test_estimate_strain_errors_grow_with_correlated_noise() -> None:
     assert (errors[1] > 3 * errors[0]).all()
 
 
-@pytest.mark.parametrize("kind", DETERMINED)
+@pytest.mark.parametrize("kind", KINDS_WITH_UNIQUE_POSE)
 def test_register_finds_pose_of_determined_pairs(kind: str) -> None:
-    pair = draw_determined_pair(2, kind)
+    pair = draw_pair_with_unique_pose(2, kind)
     result = register(pair.source, pair.target)
     assert result.success, result.reason
     assert is_right(result, pair.truth, pair.source, pair.extent)
@@ -223,6 +223,6 @@ def test_register_finds_pose_of_determined_pairs(kind: str) -> None:
 
 
 def test_draw_determined_pair_depends_on_seed_alone() -> None:
-    first, second = draw_determined_pair(5), draw_determined_pair(5)
+    first, second = draw_pair_with_unique_pose(5), draw_pair_with_unique_pose(5)
     assert np.array_equal(first.source, second.source)
     assert np.allclose(rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

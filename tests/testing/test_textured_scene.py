@@ -103,7 +103,7 @@ def disc(x, y, radius, push, shade):
     place = torch.tensor([x, y], dtype=torch.float64)
     return scenes._Layer(
         lambda places: torch.full((3, places.shape[1]), shade, dtype=torch.float64),
-        scenes._build_outline("disc", place, radius, 0.0),
+        scenes._build_outline_distance("disc", place, radius, 0.0),
         place,
         torch.tensor(push, dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
@@ -146,8 +146,8 @@ def test_textured_scene_edges_are_antialiased():
     for second in (False, True):
         frame = scenes._render_frame([black, shape], 50, 60, second=second)
         bright = frame[0] / 0.5
-        grid = scenes._pixel_centres(60, slice(0, 50))
-        relief = scenes._shade_relief(shape, shape.origin(grid) if second else grid).reshape(50, 60).float()
+        grid = scenes._list_pixel_centres(60, slice(0, 50))
+        relief = scenes._shade_relief(shape, shape.compute_origin(grid) if second else grid).reshape(50, 60).float()
         share = bright / relief
         assert int(((share > 0.05) & (share < 0.95)).sum()) > 60
         area = float(share.sum())

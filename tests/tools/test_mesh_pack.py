@@ -183,7 +183,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
     pack = load_picture_pack("pack.zip", size=64, drawn_shapes=1)
     assert pack.meshes is not None
     assert pack.meshes.table.pose_counts[:2].tolist() == [6, 1]  # procedural ones follow
-    pack.meshes.check()
+    pack.meshes.check_fields()
     assert main(["textures", "--list", "pack.zip"]) == 0
     assert "| some |  | CC0-1.0 | 0 | 0 | 1 |" in capsys.readouterr().out
     again = WORDS.replace("pictures.zip", "pack.zip").replace("-o pack.zip", "-o more.zip")

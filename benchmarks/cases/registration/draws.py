@@ -30,18 +30,21 @@ from fullfield.io.files import write_atomically
 from fullfield.registration import register
 from fullfield.registration.verdict import list_confidence_features
 from fullfield.testing.cloud_pairs import (
-    DETERMINED,
-    UNDETERMINED,
+    KINDS_WITH_UNIQUE_POSE,
+    KINDS_WITHOUT_UNIQUE_POSE,
     CloudPair,
-    draw_determined_pair,
-    draw_undetermined_pair,
+    draw_pair_with_unique_pose,
+    draw_pair_without_unique_pose,
 )
 
 _SOURCES = "src/fullfield/registration/*.py"
 _SETS = {False: "without_pose", True: "with_pose"}
 _HIGH = 0.9  # confidence
 _RIGHT = 0.02  # of the scene's diagonal: RMSE below which a pose is right
-_GENERATORS = {False: (draw_undetermined_pair, UNDETERMINED), True: (draw_determined_pair, DETERMINED)}
+_GENERATORS = {
+    False: (draw_pair_without_unique_pose, KINDS_WITHOUT_UNIQUE_POSE),
+    True: (draw_pair_with_unique_pose, KINDS_WITH_UNIQUE_POSE),
+}
 
 
 class Draw(NamedTuple):
@@ -171,7 +174,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=42, metavar="N", help="of each set of kinds [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draw [%(default)s]")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes [%(default)s]")
-    parser.add_argument("--kinds", nargs="+", choices=[*UNDETERMINED, *DETERMINED], help="[all]")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=[*KINDS_WITHOUT_UNIQUE_POSE, *KINDS_WITH_UNIQUE_POSE], help="[all]"
+    )
     parser.add_argument("--only", choices=("undetermined", "determined"), help="one set of kinds [both]")
     parser.add_argument("--json", metavar="FILE", help="write every outcome")
     parser.add_argument("--verbose", action="store_true", help="print each outcome")

@@ -210,7 +210,7 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    target = _choose_checked_device(device, (frame1, frame2))
+    target = _choose_and_check_device(device, (frame1, frame2))
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         # Read the frames onto the device and check that they fit together; read where the flow starts.
@@ -300,7 +300,7 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    target = _choose_checked_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
+    target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
     reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
@@ -326,7 +326,7 @@ def estimate_tensors(
 
     ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled.
     """
-    target = _choose_checked_device(device, ())
+    target = _choose_and_check_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
     first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
@@ -343,7 +343,7 @@ def _list_reading_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
-def _choose_checked_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
+def _choose_and_check_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
     """Return the device to compute on, once it is known that this process can compute there."""
     if torch.get_default_device().type == "meta":
         raise InputError("device: expected a device that holds values, got a torch.device('meta') context")

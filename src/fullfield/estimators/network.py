@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._switch import Switch
+from fullfield._switch import SharedSwitch
 from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators._still import StillAreas, find_still_areas
@@ -465,7 +465,7 @@ def _disable_tf32_and_get_restore() -> Callable[[], None]:
     return lambda: setattr(owner, name, before)
 
 
-_FLOAT32 = Switch(_disable_tf32_and_get_restore)
+_FLOAT32 = SharedSwitch(_disable_tf32_and_get_restore)
 
 
 class _ProgressReporter:

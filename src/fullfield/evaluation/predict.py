@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, NoRoomError
+from fullfield._check import InputError, NotEnoughMemoryError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
@@ -95,7 +95,7 @@ def note_out_of_memory(
     """
     try:
         yield
-    except (torch.OutOfMemoryError, NoRoomError):
+    except (torch.OutOfMemoryError, NotEnoughMemoryError):
         Run(folder, build_run_config(dataset, estimator, settings)).write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
@@ -191,12 +191,12 @@ def _estimate_with_retry(
     free_memory: Callable[[], None],
 ) -> tuple[Tensor, float, int | None]:
     """Run :func:`_estimate_timed`, again after ``free_memory`` if memory is short; note a second failure in the run."""
-    with suppress(torch.OutOfMemoryError, NoRoomError):
+    with suppress(torch.OutOfMemoryError, NotEnoughMemoryError):
         return _estimate_timed(estimator, frame1, frame2, start)
     free_memory()
     try:
         return _estimate_timed(estimator, frame1, frame2, start)
-    except (torch.OutOfMemoryError, NoRoomError):
+    except (torch.OutOfMemoryError, NotEnoughMemoryError):
         run.write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield._switch import Switch
+from fullfield._switch import SharedSwitch
 from fullfield.io.files import (
     PathLike,
     check_display_window_size,
@@ -72,7 +72,7 @@ def _limit_to_one_thread() -> Callable[[], None]:
     return lambda: put(before)
 
 
-one_thread_a_file = Switch(_limit_to_one_thread)
+one_thread_a_file = SharedSwitch(_limit_to_one_thread)
 """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
 
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, NoRoomError, choice
+from fullfield._check import InputError, NotEnoughMemoryError, choice
 from fullfield._kernels import Missing
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -86,14 +86,14 @@ class Backends:
 
         Raises:
             InputError: if the named backend cannot serve it, or none can; the message gives every backend's reason.
-            NoRoomError: an InputError, if the named backend only misses memory.
+            NotEnoughMemoryError: an InputError, if the named backend only misses memory.
         """
         if backend is not None:
             choice(backend, "backend", self.names)
             reason = self.explain_refusal(backend, *request)
             if reason is None:
                 return backend
-            kind = NoRoomError if isinstance(reason, InsufficientMemory) else InputError
+            kind = NotEnoughMemoryError if isinstance(reason, InsufficientMemory) else InputError
             raise kind(f"backend: {backend!r} cannot serve this request ({self._format_refusals(*request)})")
         for name in self.names:
             if self.may_choose_automatically(name, *request) and is_usable_or_warn(

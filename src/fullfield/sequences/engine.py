@@ -184,7 +184,7 @@ class Engine:
         if self._upload_stream is None or self._plates.by_data:
             return
         for frame in self._settings.list_input_frames(self._plates, number):
-            item = None if frame in self._frames or frame in self._on_device else reads.get_read_item(frame)
+            item = None if frame in self._frames or frame in self._on_device else reads.get_item_if_read(frame)
             if item is not None:
                 with torch.cuda.stream(self._upload_stream):
                     self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)

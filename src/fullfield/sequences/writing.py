@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._read_ahead import buffer_bytes
+from fullfield._read_ahead import choose_buffer_bytes
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 
 _FATAL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO,
@@ -56,7 +56,7 @@ class WriterThreads:
         self._count = count or (max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if is_cuda else 2)
         self._executor = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
         self._waiting: deque[Future[None]] = deque()
-        self._max_bytes = buffer_bytes()
+        self._max_bytes = choose_buffer_bytes()
         self._lock = threading.Lock()
         self._thread_values = threading.local()
 

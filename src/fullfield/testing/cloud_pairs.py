@@ -15,20 +15,20 @@ from fullfield.testing.cloud_surfaces import (
     Draw,
     Floats,
     Sampler,
-    build_furnished_room,
-    cut_overlapping,
-    cut_with_gap,
-    draw_count,
-    draw_forest,
-    draw_profile,
-    draw_terrain,
+    create_face_sampler,
+    create_forest_sampler,
+    create_furnished_room_sampler,
+    cut_overlapping_windows,
+    cut_windows_with_gap,
+    draw_point_count,
+    draw_profile_corners,
+    draw_terrain_height,
+    interpolate_profile,
     join_samplers,
     list_box_faces,
     list_furniture_faces,
     list_room_faces,
-    sample_faces,
-    sample_profile,
-    turn_faces,
+    rotate_and_lift_faces,
 )
 
 _UNITS = (1.0, 1.0, 1.0, 10.0, 1000.0, 0.1)
@@ -44,20 +44,20 @@ class CloudPair(NamedTuple):
     extent: float  # length of the scene's diagonal, in the clouds' units
 
 
-def draw_determined_pair(seed: int, kind: str | None = None) -> CloudPair:
-    """Return a pair with one true pose; ``kind`` is one of :data:`DETERMINED`, None takes them in turn."""
-    return _draw_pair(seed, kind, DETERMINED, determined=True)
+def draw_pair_with_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
+    """Return a pair with one true pose; ``kind`` is one of :data:`KINDS_WITH_UNIQUE_POSE`, None takes them in turn."""
+    return _draw_pair(seed, kind, KINDS_WITH_UNIQUE_POSE, has_unique_pose=True)
 
 
-def draw_undetermined_pair(seed: int, kind: str | None = None) -> CloudPair:
-    """Return a pair without a true pose; ``kind`` is one of :data:`UNDETERMINED`, None takes them in turn."""
-    return _draw_pair(seed, kind, UNDETERMINED, determined=False)
+def draw_pair_without_unique_pose(seed: int, kind: str | None = None) -> CloudPair:
+    """Return a pair without a true pose; ``kind``: one of :data:`KINDS_WITHOUT_UNIQUE_POSE`; None: in turn."""
+    return _draw_pair(seed, kind, KINDS_WITHOUT_UNIQUE_POSE, has_unique_pose=False)
 
 
-def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bool) -> CloudPair:
+def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, has_unique_pose: bool) -> CloudPair:
     names = list(kinds)
     name = names[seed % len(names)] if kind is None else kind
-    draw = np.random.default_rng((int(determined), names.index(name), seed))
+    draw = np.random.default_rng((int(has_unique_pose), names.index(name), seed))
     source, target = kinds[name](draw)
     noise = draw.uniform(0.001, 0.004) * np.linalg.norm(np.ptp(target, axis=0))
     source = source + draw.normal(scale=noise * draw.uniform(0.3, 1.0), size=source.shape)
@@ -67,7 +67,7 @@ def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determine
     inverse[:3, 3], inverse[3, :3] = -pose[:3, :3].T @ pose[:3, 3] * unit, 0.0
     transformed = (source @ pose[:3, :3].T + pose[:3, 3]) * unit
     extent = float(np.linalg.norm(np.ptp(target, axis=0))) * unit
-    return CloudPair(name, transformed, target * unit, inverse if determined else None, extent)
+    return CloudPair(name, transformed, target * unit, inverse if has_unique_pose else None, extent)
 
 
 def draw_pose(draw: Draw, shift: float = 5.0) -> Floats:
@@ -82,38 +82,38 @@ def draw_pose(draw: Draw, shift: float = 5.0) -> Floats:
 # Kinds without a pose
 
 
-def _draw_windows(draw: Draw, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _draw_overlapping_intervals(draw: Draw, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two intervals of ``length``, the second shifted by up to six tenths of it, or not at all."""
     shift = 0.0 if draw.random() < 0.15 else draw.uniform(0.05, 0.6) * length
     return (0.0, length), (shift, shift + length)
 
 
-def _draw_extruded(draw: Draw) -> tuple[Floats, Floats]:
-    profile, length = draw_profile(draw), draw.uniform(2.5, 9.0)
+def _draw_extruded_profile_pair(draw: Draw) -> tuple[Floats, Floats]:
+    profile, length = draw_profile_corners(draw), draw.uniform(2.5, 9.0)
     slant = draw.normal(scale=0.3, size=(2, 2)) * (draw.random() < 0.3)
     clouds = []
-    for (low, high), tilt in zip(_draw_windows(draw, length), slant, strict=True):
-        count = draw_count(draw)
-        section = sample_profile(profile, draw.random(count))
+    for (low, high), tilt in zip(_draw_overlapping_intervals(draw, length), slant, strict=True):
+        count = draw_point_count(draw)
+        section = interpolate_profile(profile, draw.random(count))
         x = draw.uniform(low, high, count) + section @ tilt
         clouds.append(np.column_stack((x, section)))
     return clouds[0], clouds[1]
 
 
-def _draw_bend(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_profile_along_arc_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a profile that follows an arc."""
-    profile, radius = draw_profile(draw), draw.uniform(3.0, 12.0)
+    profile, radius = draw_profile_corners(draw), draw.uniform(3.0, 12.0)
     profile = profile - profile.mean(0)
     clouds = []
-    for low, high in _draw_windows(draw, draw.uniform(0.5, 2.0)):
-        count = draw_count(draw)
-        section, angle = sample_profile(profile, draw.random(count)), draw.uniform(low, high, count)
+    for low, high in _draw_overlapping_intervals(draw, draw.uniform(0.5, 2.0)):
+        count = draw_point_count(draw)
+        section, angle = interpolate_profile(profile, draw.random(count)), draw.uniform(low, high, count)
         distance = radius + section[:, 0]
         clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     return clouds[0], clouds[1]
 
 
-def _draw_revolved(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_revolution_surface_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return a vase, dome, cone or round room, whole or its half."""
     u = np.linspace(0, 1, 30)
     radius = draw.uniform(0.5, 1.2) + sum(draw.normal(scale=0.2 / n) * np.sin(n * np.pi * u) for n in range(1, 5))
@@ -121,27 +121,28 @@ def _draw_revolved(draw: Draw) -> tuple[Floats, Floats]:
     turn = 2 * np.pi if draw.random() < 0.5 else draw.uniform(2.0, 5.0)
     clouds = []
     for start in (0.0, draw.uniform(0, 1.5)):
-        count = draw_count(draw)
-        section, angle = sample_profile(profile, draw.random(count)), start + turn * draw.random(count)
+        count = draw_point_count(draw)
+        section, angle = interpolate_profile(profile, draw.random(count)), start + turn * draw.random(count)
         distance = section[:, 0]
         clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     if draw.random() < 0.5:  # a floor
         clouds = [
-            np.vstack((c, np.column_stack((_draw_disc(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3))))) for c in clouds
+            np.vstack((c, np.column_stack((_draw_disc_points(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3)))))
+            for c in clouds
         ]
     return clouds[0], clouds[1]
 
 
-def _draw_disc(draw: Draw, count: int, radius: float) -> Floats:
+def _draw_disc_points(draw: Draw, count: int, radius: float) -> Floats:
     angle, distance = draw.uniform(0, 2 * np.pi, count), radius * np.sqrt(draw.random(count))
     return np.stack((distance * np.cos(angle), distance * np.sin(angle)), 1)
 
 
-def _draw_plain(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_primitive_shape_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a plane, a cylinder, a sphere or two parallel planes."""
     kind, clouds = draw.integers(4), []
     for shift in (0.0, draw.uniform(0, 0.5)):
-        count = draw_count(draw)
+        count = draw_point_count(draw)
         u, v = draw.random((2, count))
         if kind == 0:
             clouds.append(np.stack((4 * u + shift, 3 * v, 0 * u), 1))
@@ -156,19 +157,23 @@ def _draw_plain(draw: Draw) -> tuple[Floats, Floats]:
     return clouds[0], clouds[1]
 
 
-def _draw_spiral(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_spiral_stairs_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of spiral stairs or of a screw's thread."""
     step, rise = draw.uniform(0.25, 0.6), draw.uniform(0.12, 0.2)
     tread = np.array([[0.3, -0.05, 0.0], [1.1, 0.0, 0.0], [0.0, 1.2 * step, 0.0]])
     riser = np.array([[0.3, -0.05, -rise], [1.1, 0.0, 0.0], [0.0, 0.0, rise]])
     count, clouds = int(draw.integers(7, 14)), []
     for start in (0, int(draw.integers(0, 4))):
-        steps = [turn_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)]
-        clouds.append(sample_faces([face for step_faces in steps for face in step_faces])(draw, draw_count(draw)))
+        steps = [
+            rotate_and_lift_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)
+        ]
+        clouds.append(
+            create_face_sampler([face for step_faces in steps for face in step_faces])(draw, draw_point_count(draw))
+        )
     return clouds[0], clouds[1]
 
 
-def _draw_symmetric(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetric_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a room that is the same after a half, third, quarter or sixth of a turn."""
     fold = int(draw.choice((2, 2, 3, 4, 4, 6)))
     radius, height, angle = draw.uniform(2.0, 4.0), draw.uniform(2.2, 3.0), 2 * np.pi / fold
@@ -181,7 +186,7 @@ def _draw_symmetric(draw: Draw) -> tuple[Floats, Floats]:
         center = np.zeros(3)
         side = 2 * radius * np.tan(np.pi / fold)
         wall = np.array([[radius, -side / 2, 0.0], [0.0, side, 0.0], [0.0, 0.0, height]])
-        scene += [face for n in range(fold) for face in turn_faces([wall], angle * n, center)]
+        scene += [face for n in range(fold) for face in rotate_and_lift_faces([wall], angle * n, center)]
         scene.append(np.array([[-radius, -radius, 0.0], [2 * radius, 0.0, 0.0], [0.0, 2 * radius, 0.0]]))
         if fold in (3, 6):
             scene.pop()  # a square floor has another symmetry
@@ -192,12 +197,12 @@ def _draw_symmetric(draw: Draw) -> tuple[Floats, Floats]:
         distance, around = draw.uniform(0.5, 0.75 * min(radius, 2.5)), draw.uniform(0, 2 * np.pi)
         corner = center + np.array([distance * np.cos(around), distance * np.sin(around), 0.0])
         pieces += list_box_faces(corner, size, turn)
-    scene += [face for n in range(fold) for face in turn_faces(pieces, angle * n, center)]
-    sampler = sample_faces(scene)
-    return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
+    scene += [face for n in range(fold) for face in rotate_and_lift_faces(pieces, angle * n, center)]
+    sampler = create_face_sampler(scene)
+    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
 
 
-def _draw_repeated(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_repeating_shelves_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of shelves, columns, windows or desks that repeat along one or two directions."""
     pitch, bays = draw.uniform(0.7, 2.0), int(draw.integers(4, 9))
     bay: list[Floats] = []
@@ -215,39 +220,39 @@ def _draw_repeated(draw: Draw) -> tuple[Floats, Floats]:
             for n in range(start, start + bays)
             for f in bay + wall
         ]
-        clouds.append(sample_faces(scene)(draw, draw_count(draw)))
+        clouds.append(create_face_sampler(scene)(draw, draw_point_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _draw_ground_pair(
+def _draw_terrain_windows_pair(
     draw: Draw, first: Callable[[Floats], Floats], second: Callable[[Floats], Floats], shift: float
 ) -> tuple[Floats, Floats]:
     clouds = []
     for height, start in ((first, 0.0), (second, shift)):
-        positions = draw.random((draw_count(draw), 2)) * (6.0, 5.0) + (start, 0.0)
+        positions = draw.random((draw_point_count(draw), 2)) * (6.0, 5.0) + (start, 0.0)
         clouds.append(np.column_stack((positions, height(positions))))
     return clouds[0], clouds[1]
 
 
-def _draw_wavy_ground(draw: Draw) -> tuple[Floats, Floats]:
-    first, second = draw_terrain(draw, 6.0), draw_terrain(draw, 6.0)
+def _draw_unrelated_terrain_pair(draw: Draw) -> tuple[Floats, Floats]:
+    first, second = draw_terrain_height(draw, 6.0), draw_terrain_height(draw, 6.0)
     if draw.random() < 0.5:
-        return _draw_ground_pair(draw, first, first, 6.5)  # of one ground, apart
-    return _draw_ground_pair(draw, first, second, 0.0)
+        return _draw_terrain_windows_pair(draw, first, first, 6.5)  # of one ground, apart
+    return _draw_terrain_windows_pair(draw, first, second, 0.0)
 
 
-def _resize(draw: Draw, points: Floats, factor: float) -> Floats:
-    """Return the points larger or smaller by the factor."""
+def _enlarge_or_reduce(draw: Draw, points: Floats, factor: float) -> Floats:
+    """Multiply or divide the points by the factor, each with a probability of one half."""
     return points * (factor if draw.random() < 0.5 else 1 / factor)
 
 
-def _draw_scaled(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
-    return _resize(draw, source, draw.uniform(1.03, 1.3)), target
+def _draw_scaled_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
+    return _enlarge_or_reduce(draw, source, draw.uniform(1.03, 1.3)), target
 
 
-def _draw_sheared(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
+def _draw_sheared_or_stretched_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
     change = np.eye(3)
     i, j = draw.permutation(3)[:2]
     if draw.random() < 0.6:
@@ -257,43 +262,46 @@ def _draw_sheared(draw: Draw) -> tuple[Floats, Floats]:
     return source @ change.T, target
 
 
-def _draw_mirrored(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.7)
+def _draw_mirrored_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.7)
     return source * (-1.0, 1.0, 1.0), target
 
 
-def _draw_refurnished(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_refurnished_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return two rooms with the same walls and other furniture."""
     width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
     shell = list_room_faces(draw, width, depth, height)
     rooms = [
-        sample_faces(shell + list_furniture_faces(draw, int(draw.integers(4, 12)), width, depth)) for _ in range(2)
+        create_face_sampler(shell + list_furniture_faces(draw, int(draw.integers(4, 12)), width, depth))
+        for _ in range(2)
     ]
-    return rooms[0](draw, draw_count(draw)), rooms[1](draw, draw_count(draw))
+    return rooms[0](draw, draw_point_count(draw)), rooms[1](draw, draw_point_count(draw))
 
 
-def _draw_strangers(draw: Draw) -> tuple[Floats, Floats]:
-    return build_furnished_room(draw)(draw, draw_count(draw)), build_furnished_room(draw)(draw, draw_count(draw))
+def _draw_unrelated_interiors_pair(draw: Draw) -> tuple[Floats, Floats]:
+    return create_furnished_room_sampler(draw)(draw, draw_point_count(draw)), create_furnished_room_sampler(draw)(
+        draw, draw_point_count(draw)
+    )
 
 
-def _draw_pieces(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_with_gap(draw, build_furnished_room(draw, (10, 20)))
+def _draw_non_overlapping_windows_pair(draw: Draw) -> tuple[Floats, Floats]:
+    return cut_windows_with_gap(draw, create_furnished_room_sampler(draw, (10, 20)))
 
 
-def _draw_helical(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_helical_profile_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a profile that winds about an axis: a ramp, a bolt, a spring."""
-    profile = draw_profile(draw) * draw.uniform(0.3, 1.0)
+    profile = draw_profile_corners(draw) * draw.uniform(0.3, 1.0)
     profile = profile - profile.min(0) + (draw.uniform(0.3, 2.5), 0.0)
     rise, turn, clouds = draw.uniform(0.05, 0.6) * draw.choice((-1, 1)), draw.uniform(2.0, 14.0), []
-    for low, high in _draw_windows(draw, turn):
-        count = draw_count(draw)
-        section, angle = sample_profile(profile, draw.random(count)), draw.uniform(low, high, count)
+    for low, high in _draw_overlapping_intervals(draw, turn):
+        count = draw_point_count(draw)
+        section, angle = interpolate_profile(profile, draw.random(count)), draw.uniform(low, high, count)
         x, y = section[:, 0] * np.cos(angle), section[:, 0] * np.sin(angle)
         clouds.append(np.column_stack((x, y, section[:, 1] + rise * angle)))
     return clouds[0], clouds[1]
 
 
-def _draw_stepped(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_twisted_storeys_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of storeys, each turned against the one below: a stairwell, a tower, a twisted column."""
     angle = float(draw.choice((np.pi, np.pi / 2, 2 * np.pi / 3, draw.uniform(0.3, 2.8))))
     lift, motif = draw.uniform(0.5, 2.8), list[Floats]()
@@ -303,12 +311,14 @@ def _draw_stepped(draw: Draw) -> tuple[Floats, Floats]:
         motif += list_box_faces(corner, size, draw.uniform(0, np.pi))
     count, clouds = int(draw.integers(4, 9)), []
     for start in (0, int(draw.integers(0, 3))):
-        storeys = [turn_faces(motif, angle * n, np.zeros(3), lift * n) for n in range(start, start + count)]
-        clouds.append(sample_faces([face for storey in storeys for face in storey])(draw, draw_count(draw)))
+        storeys = [rotate_and_lift_faces(motif, angle * n, np.zeros(3), lift * n) for n in range(start, start + count)]
+        clouds.append(
+            create_face_sampler([face for storey in storeys for face in storey])(draw, draw_point_count(draw))
+        )
     return clouds[0], clouds[1]
 
 
-def _draw_tiled(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_tiled_pattern_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of a pattern that repeats along two directions, with turns or glides in it or without."""
     first = np.array([draw.uniform(0.6, 1.4), 0.0, 0.0])
     second = np.array([draw.choice((0.0, 0.5, draw.random())) * first[0], draw.uniform(0.6, 1.4), 0.0])
@@ -317,7 +327,7 @@ def _draw_tiled(draw: Draw) -> tuple[Floats, Floats]:
         corner = draw.uniform((0.0, 0.0, 0.0), (0.5 * first[0], 0.5 * second[1], 0.0))
         motif += list_box_faces(corner, draw.uniform((0.1, 0.1, 0.05), (0.4, 0.4, 0.6)), draw.uniform(0, np.pi))
     if draw.random() < 0.5:
-        motif += turn_faces(motif, float(draw.choice((np.pi / 2, np.pi))), (first + second) / 2)
+        motif += rotate_and_lift_faces(motif, float(draw.choice((np.pi / 2, np.pi))), (first + second) / 2)
     columns, rows = draw.integers(4, 9), draw.integers(3, 7)
     clouds = []
     for a, b in ((0, 0), draw.integers(0, 3, 2)):
@@ -327,13 +337,13 @@ def _draw_tiled(draw: Draw) -> tuple[Floats, Floats]:
             for j in range(rows):
                 shift = corner + i * first + j * second
                 scene += [face + np.stack((shift, 0 * shift, 0 * shift)) for face in motif]
-        clouds.append(sample_faces(scene)(draw, draw_count(draw)))
+        clouds.append(create_face_sampler(scene)(draw, draw_point_count(draw)))
     return clouds[0], clouds[1]
 
 
-def _draw_bent(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_deformed_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return a room and the same bent, twisted or tapered by 4 to 15 % of its size."""
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.6)
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.6)
     i, j, k = draw.permutation(3)
     middle = np.median(source, axis=0)
     size, amount = np.linalg.norm(np.ptp(source, axis=0)), draw.uniform(0.04, 0.15) * draw.choice((-1, 1))
@@ -350,17 +360,19 @@ def _draw_bent(draw: Draw) -> tuple[Floats, Floats]:
     return middle + 0.5 * size * changed, target
 
 
-def _draw_slightly_scaled(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.6)
-    return _resize(draw, source, draw.uniform(1.03, 1.06)), target
+def _draw_slightly_scaled_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.6)
+    return _enlarge_or_reduce(draw, source, draw.uniform(1.03, 1.06)), target
 
 
-def _draw_other_unit(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping(draw, build_furnished_room(draw), 0.5)
-    return _resize(draw, source, float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))), target
+def _draw_other_length_unit_pair(draw: Draw) -> tuple[Floats, Floats]:
+    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
+    return _enlarge_or_reduce(
+        draw, source, float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))
+    ), target
 
 
-def _draw_weak_mark(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetry_broken_below_noise_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a symmetric square room in which a flat mark below the noise alone tells the sides apart."""
     side, height, scene = draw.uniform(3.0, 5.0), draw.uniform(2.2, 3.0), list[Floats]()
     center, fold = np.array([side / 2, side / 2, 0.0]), int(draw.choice((2, 4)))
@@ -369,14 +381,14 @@ def _draw_weak_mark(draw: Draw) -> tuple[Floats, Floats]:
         size = draw.uniform((0.2, 0.2, 0.3), (0.8, 0.6, 1.8))
         pieces += list_box_faces(draw.uniform((0.1, 0.1, 0.0), (0.4 * side, 0.4 * side, 0.0)), size)
     for n in range(fold):
-        scene += turn_faces(pieces, 2 * np.pi / fold * n, center)
+        scene += rotate_and_lift_faces(pieces, 2 * np.pi / fold * n, center)
     scene += list_room_faces(draw, side, side, height)
     mark = list_box_faces(np.array([0.2 * side, 0.45 * side, 0.0]), np.array([0.3, 0.3, 0.002]))
-    sampler = sample_faces(scene + mark)
-    return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
+    sampler = create_face_sampler(scene + mark)
+    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
 
 
-def _draw_same_plan(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_same_plan_storeys_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return two storeys of a house: the same inner walls, other furniture."""
     width, depth, height = draw.uniform((6.0, 5.0, 2.3), (10.0, 8.0, 2.8))
     walls, doors = list_room_faces(draw, width, depth, height), draw.uniform(0.2, 0.6, 4)
@@ -386,46 +398,49 @@ def _draw_same_plan(draw: Draw) -> tuple[Floats, Floats]:
         corner = at * across + start * along * (n > 1)
         walls.append(np.stack((corner, 0.4 * along, np.array([0, 0, height]))))
     rooms = [
-        sample_faces(walls + list_furniture_faces(draw, int(draw.integers(6, 16)), width, depth)) for _ in range(2)
+        create_face_sampler(walls + list_furniture_faces(draw, int(draw.integers(6, 16)), width, depth))
+        for _ in range(2)
     ]
-    return rooms[0](draw, draw_count(draw)), rooms[1](draw, draw_count(draw))
+    return rooms[0](draw, draw_point_count(draw)), rooms[1](draw, draw_point_count(draw))
 
 
-def _draw_other_forest(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_unrelated_forests_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return two pieces of woods that share nothing."""
     if draw.random() < 0.5:
-        return cut_with_gap(draw, draw_forest(draw))
-    return draw_forest(draw)(draw, draw_count(draw)), draw_forest(draw)(draw, draw_count(draw))
+        return cut_windows_with_gap(draw, create_forest_sampler(draw))
+    return create_forest_sampler(draw)(draw, draw_point_count(draw)), create_forest_sampler(draw)(
+        draw, draw_point_count(draw)
+    )
 
 
 # Kinds with one pose
 
 
-def _draw_indoor(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping(draw, build_furnished_room(draw))
+def _draw_overlapping_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    return cut_overlapping_windows(draw, create_furnished_room_sampler(draw))
 
 
-def _draw_sparse_indoor(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping(draw, build_furnished_room(draw, (3, 6)), 0.5)
+def _draw_sparse_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+    return cut_overlapping_windows(draw, create_furnished_room_sampler(draw, (3, 6)), 0.5)
 
 
-def _draw_ground(draw: Draw) -> tuple[Floats, Floats]:
-    height = draw_terrain(draw, 6.0)
-    return _draw_ground_pair(draw, height, height, draw.uniform(0.0, 0.6) * 6.0)
+def _draw_overlapping_terrain_pair(draw: Draw) -> tuple[Floats, Floats]:
+    height = draw_terrain_height(draw, 6.0)
+    return _draw_terrain_windows_pair(draw, height, height, draw.uniform(0.0, 0.6) * 6.0)
 
 
-def _draw_broken_symmetry(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_broken_symmetry_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of a symmetric room in which three boxes have no image."""
     width, depth, height = draw.uniform((3.5, 2.5, 2.2), (7.0, 5.0, 3.0))
     center, pieces = np.array([width / 2, depth / 2, 0.0]), list_furniture_faces(draw, 2, width, depth)
-    scene = list_room_faces(draw, width, depth, height) + pieces + turn_faces(pieces, np.pi, center)
-    sampler = sample_faces(scene + list_furniture_faces(draw, 3, width, depth))
-    return sampler(draw, draw_count(draw)), sampler(draw, draw_count(draw))
+    scene = list_room_faces(draw, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
+    sampler = create_face_sampler(scene + list_furniture_faces(draw, 3, width, depth))
+    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
 
 
-def _draw_closed_stairs(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_stairs_with_end_wall_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of an extruded profile with boxes and an end wall that hold it."""
-    profile, length = draw_profile(draw), draw.uniform(3.0, 6.0)
+    profile, length = draw_profile_corners(draw), draw.uniform(3.0, 6.0)
     low, high = profile.min(0), profile.max(0)
     wall = np.array([[length, *low], [0.0, high[0] - low[0], 0.0], [0.0, 0.0, max(high[1] - low[1], 1.0)]])
     boxes: list[Floats] = []
@@ -436,14 +451,14 @@ def _draw_closed_stairs(draw: Draw) -> tuple[Floats, Floats]:
         boxes += list_box_faces(corner, draw.uniform(0.2, 0.8, 3), draw.uniform(0, np.pi))
 
     def swept(draw: Draw, count: int) -> Floats:
-        return np.column_stack((draw.uniform(0, length, count), sample_profile(profile, draw.random(count))))
+        return np.column_stack((draw.uniform(0, length, count), interpolate_profile(profile, draw.random(count))))
 
-    return cut_overlapping(
-        draw, join_samplers((0.6, swept), (0.1, sample_faces([wall])), (0.3, sample_faces(boxes))), 0.6
+    return cut_overlapping_windows(
+        draw, join_samplers((0.6, swept), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))), 0.6
     )
 
 
-def _draw_filled_shelves(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_filled_shelves_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return windows of shelves whose bays hold different boxes."""
     pitch, bays, scene = draw.uniform(0.8, 1.6), int(draw.integers(4, 7)), list[Floats]()
     for n in range(bays):
@@ -455,13 +470,13 @@ def _draw_filled_shelves(draw: Draw) -> tuple[Floats, Floats]:
             at = corner + np.array([draw.uniform(0, 0.7) * pitch, draw.uniform(0, 0.4), draw.choice((0.0, 1.04))])
             scene += list_box_faces(at, draw.uniform(0.1, 0.6, 3), draw.uniform(0, np.pi))
     scene.append(np.array([[0.0, 0.0, 0.0], [pitch * bays, 0.0, 0.0], [0.0, 2.0, 0.0]]))
-    return cut_overlapping(draw, sample_faces(scene), 0.5)
+    return cut_overlapping_windows(draw, create_face_sampler(scene), 0.5)
 
 
-def _draw_rounds(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_balls_and_pipes_pair(draw: Draw) -> tuple[Floats, Floats]:
     """Return scans of balls and pipes on a floor."""
     samplers: list[tuple[float, Sampler]] = [
-        (12.0, sample_faces([np.array([[0, 0, 0], [4, 0, 0], [0, 3, 0]], np.float64)]))
+        (12.0, create_face_sampler([np.array([[0, 0, 0], [4, 0, 0], [0, 3, 0]], np.float64)]))
     ]
     for _ in range(draw.integers(6, 14)):
         middle, radius = draw.uniform((0.3, 0.3, 0.1), (3.7, 2.7, 1.0)), draw.uniform(0.15, 0.5)
@@ -478,46 +493,46 @@ def _draw_rounds(draw: Draw) -> tuple[Floats, Floats]:
             return points
 
         samplers.append((6 * radius * (radius + float(np.linalg.norm(axis))), sample))
-    return cut_overlapping(draw, join_samplers(*samplers), 0.4)
+    return cut_overlapping_windows(draw, join_samplers(*samplers), 0.4)
 
 
-def _draw_forest(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping(draw, draw_forest(draw), 0.5)
+def _draw_overlapping_forest_pair(draw: Draw) -> tuple[Floats, Floats]:
+    return cut_overlapping_windows(draw, create_forest_sampler(draw), 0.5)
 
 
 Kind = Callable[[Draw], tuple[Floats, Floats]]
-UNDETERMINED: dict[str, Kind] = {
-    "extruded": _draw_extruded,
-    "symmetric": _draw_symmetric,
-    "wavy ground": _draw_wavy_ground,
-    "scaled": _draw_scaled,
-    "repeated": _draw_repeated,
-    "sheared": _draw_sheared,
-    "bend": _draw_bend,
-    "revolved": _draw_revolved,
-    "plain": _draw_plain,
-    "spiral": _draw_spiral,
-    "mirrored": _draw_mirrored,
-    "refurnished": _draw_refurnished,
-    "strangers": _draw_strangers,
-    "parts": _draw_pieces,
-    "helical": _draw_helical,
-    "stepped": _draw_stepped,
-    "tiled": _draw_tiled,
-    "bent": _draw_bent,
-    "slightly scaled": _draw_slightly_scaled,
-    "other unit": _draw_other_unit,
-    "weak mark": _draw_weak_mark,
-    "same plan": _draw_same_plan,
-    "other forest": _draw_other_forest,
+KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
+    "extruded": _draw_extruded_profile_pair,
+    "symmetric": _draw_symmetric_interior_pair,
+    "wavy ground": _draw_unrelated_terrain_pair,
+    "scaled": _draw_scaled_interior_pair,
+    "repeated": _draw_repeating_shelves_pair,
+    "sheared": _draw_sheared_or_stretched_interior_pair,
+    "bend": _draw_profile_along_arc_pair,
+    "revolved": _draw_revolution_surface_pair,
+    "plain": _draw_primitive_shape_pair,
+    "spiral": _draw_spiral_stairs_pair,
+    "mirrored": _draw_mirrored_interior_pair,
+    "refurnished": _draw_refurnished_interior_pair,
+    "strangers": _draw_unrelated_interiors_pair,
+    "parts": _draw_non_overlapping_windows_pair,
+    "helical": _draw_helical_profile_pair,
+    "stepped": _draw_twisted_storeys_pair,
+    "tiled": _draw_tiled_pattern_pair,
+    "bent": _draw_deformed_interior_pair,
+    "slightly scaled": _draw_slightly_scaled_interior_pair,
+    "other unit": _draw_other_length_unit_pair,
+    "weak mark": _draw_symmetry_broken_below_noise_pair,
+    "same plan": _draw_same_plan_storeys_pair,
+    "other forest": _draw_unrelated_forests_pair,
 }
-DETERMINED: dict[str, Kind] = {
-    "room": _draw_indoor,
-    "sparse room": _draw_sparse_indoor,
-    "ground": _draw_ground,
-    "broken symmetry": _draw_broken_symmetry,
-    "closed stairs": _draw_closed_stairs,
-    "filled shelves": _draw_filled_shelves,
-    "rounds": _draw_rounds,
-    "forest": _draw_forest,
+KINDS_WITH_UNIQUE_POSE: dict[str, Kind] = {
+    "room": _draw_overlapping_interior_pair,
+    "sparse room": _draw_sparse_interior_pair,
+    "ground": _draw_overlapping_terrain_pair,
+    "broken symmetry": _draw_broken_symmetry_interior_pair,
+    "closed stairs": _draw_stairs_with_end_wall_pair,
+    "filled shelves": _draw_filled_shelves_pair,
+    "rounds": _draw_balls_and_pipes_pair,
+    "forest": _draw_overlapping_forest_pair,
 }

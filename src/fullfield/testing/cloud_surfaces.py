@@ -15,12 +15,12 @@ Sampler = Callable[[Draw, int], Floats]
 _MIN_POINTS, _MAX_POINTS = 5000, 16_000  # of a cloud
 
 
-def draw_count(draw: Draw) -> int:
+def draw_point_count(draw: Draw) -> int:
     """Return a random number of points of a cloud."""
     return int(np.exp(draw.uniform(np.log(_MIN_POINTS), np.log(_MAX_POINTS))))
 
 
-def sample_faces(parallelograms: list[Floats]) -> Sampler:
+def create_face_sampler(parallelograms: list[Floats]) -> Sampler:
     """Return the sampler of parallelograms [3, 3]: corner, two edges."""
     stacked = np.stack(parallelograms)
     areas = np.linalg.norm(np.cross(stacked[:, 1], stacked[:, 2]), axis=1)
@@ -55,7 +55,9 @@ def list_box_faces(corner: Floats, size: Floats, angle: float = 0.0) -> list[Flo
     return result
 
 
-def turn_faces(parallelograms: list[Floats], angle: float, center: Floats, lift: float = 0.0) -> list[Floats]:
+def rotate_and_lift_faces(
+    parallelograms: list[Floats], angle: float, center: Floats, lift: float = 0.0
+) -> list[Floats]:
     """Turn faces about the vertical through ``center``, and lift them."""
     c, s = np.cos(angle), np.sin(angle)
     turn = np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])
@@ -85,11 +87,11 @@ def list_furniture_faces(draw: Draw, count: int, width: float, depth: float) -> 
     return result
 
 
-def build_furnished_room(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
+def create_furnished_room_sampler(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
     """Return a room of a floor, two to four walls and boxes that are turned about the vertical."""
     width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
     shell = list_room_faces(draw, width, depth, height, int(draw.integers(2, 5)))
-    return sample_faces(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
+    return create_face_sampler(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
 
 
 def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
@@ -109,11 +111,11 @@ def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.
         angle, size = layout.uniform(0, np.pi), layout.uniform(0.25, 1.0, 3)
         corner = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
         parallelograms += list_box_faces(corner, size, angle)
-    cloud = sample_faces(parallelograms)(draw, points)
+    cloud = create_face_sampler(parallelograms)(draw, points)
     return cloud + draw.normal(scale=noise, size=cloud.shape)
 
 
-def draw_profile(draw: Draw) -> Floats:
+def draw_profile_corners(draw: Draw) -> Floats:
     """Return the corners [K, 2] of the profile of stairs, a kerb, a rail, a moulding, a corridor or a roof."""
     kind = draw.integers(7)
     if kind == 0:
@@ -148,7 +150,7 @@ def draw_profile(draw: Draw) -> Floats:
     return np.array([(0, 0), (width, 0), (width + draw.uniform(-0.5, 2), draw.uniform(0.7, 3))])
 
 
-def sample_profile(profile: Floats, fractions: Floats) -> Floats:
+def interpolate_profile(profile: Floats, fractions: Floats) -> Floats:
     """Return the points [N, 2] at ``fractions`` [N] of the length of a profile."""
     steps = np.linalg.norm(np.diff(profile, axis=0), axis=1)
     at = np.concatenate([[0.0], np.cumsum(steps)])
@@ -156,7 +158,7 @@ def sample_profile(profile: Floats, fractions: Floats) -> Floats:
     return np.stack([np.interp(positions, at, profile[:, k]) for k in range(2)], 1)
 
 
-def draw_terrain(draw: Draw, size: float) -> Callable[[Floats], Floats]:
+def draw_terrain_height(draw: Draw, size: float) -> Callable[[Floats], Floats]:
     """Return the heights [N] of random ground over places [N, 2]."""
     count = int(draw.integers(6, 30))
     lengths = np.exp(draw.uniform(np.log(0.08), np.log(0.7), count)) * size
@@ -173,9 +175,9 @@ def draw_terrain(draw: Draw, size: float) -> Callable[[Floats], Floats]:
 # Windows
 
 
-def cut_overlapping(draw: Draw, sampler: Sampler, low: float = 0.3, high: float = 1.0) -> tuple[Floats, Floats]:
+def cut_overlapping_windows(draw: Draw, sampler: Sampler, low: float = 0.3, high: float = 1.0) -> tuple[Floats, Floats]:
     """Return two windows of a scene that share ``low`` to ``high`` of their points."""
-    overlap, (first, second) = draw.uniform(low, high), (draw_count(draw), draw_count(draw))
+    overlap, (first, second) = draw.uniform(low, high), (draw_point_count(draw), draw_point_count(draw))
     keep = 1.0 / (2.0 - overlap)
     source, target = sampler(draw, int(first / keep)), sampler(draw, int(second / keep))
     angle = draw.uniform(0, 2 * np.pi)
@@ -184,18 +186,18 @@ def cut_overlapping(draw: Draw, sampler: Sampler, low: float = 0.3, high: float 
     return source[a <= np.quantile(b, keep)], target[b >= np.quantile(a, 1 - keep)]
 
 
-def cut_with_gap(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
+def cut_windows_with_gap(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
     """Return two windows of a scene with a gap between them."""
-    source, target = sampler(draw, 2 * draw_count(draw)), sampler(draw, 2 * draw_count(draw))
+    source, target = sampler(draw, 2 * draw_point_count(draw)), sampler(draw, 2 * draw_point_count(draw))
     angle = draw.uniform(0, 2 * np.pi)
     direction = np.array([np.cos(angle), np.sin(angle), 0.0])
     a, b = source @ direction, target @ direction
     return source[a <= np.quantile(a, 0.47)], target[b >= np.quantile(b, 0.53)]
 
 
-def draw_forest(draw: Draw, width: float = 6.0, depth: float = 5.0) -> Sampler:
+def create_forest_sampler(draw: Draw, width: float = 6.0, depth: float = 5.0) -> Sampler:
     """Return uneven ground with trunks, crowns and bushes of random blobs."""
-    height, trees = draw_terrain(draw, width), int(draw.integers(5, 16))
+    height, trees = draw_terrain_height(draw, width), int(draw.integers(5, 16))
     tree_positions = draw.uniform((0.0, 0.0), (width, depth), (trees, 2))
     trunks, crowns = draw.uniform(0.05, 0.12, trees), draw.uniform(0.3, 1.1, (trees, 3))
     stems = draw.uniform(0.3, 2.5, trees) * draw.choice((0.2, 1.0), trees)

@@ -126,13 +126,13 @@ class _Layer:
     push: Tensor  # [2]
     turn: Tensor  # [2]: a, b
 
-    def motion(self, points: Tensor) -> Tensor:
+    def compute_motion(self, points: Tensor) -> Tensor:
         """Return the displacement ``[2, N]`` of the points that are at ``points`` in frame 1."""
         x, y = points - self.middle[:, None]
         a, b = self.turn
         return torch.stack([a * x - b * y, b * x + a * y]) + self.push[:, None]
 
-    def origin(self, points: Tensor) -> Tensor:
+    def compute_origin(self, points: Tensor) -> Tensor:
         """Return the positions in frame 1 of the points that are at ``points`` in frame 2."""
         x, y = points - (self.middle + self.push)[:, None]
         a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -204,8 +204,8 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
     direction = uniform(0, 2 * math.pi)
     backdrop = draw_texture(0, palettes[0], 0.22 * side, middle, generator)
     rotation = 0.16 * uniform(0.7, 1.0) * (1 if uniform(0, 1) < 0.5 else -1)
-    turn = _rotation_and_growth(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
-    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _unit_vector(direction), turn)]
+    turn = _compute_turn_matrix(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
+    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _compute_unit_vector(direction), turn)]
     for index, (kind, across, down, fraction) in enumerate(_CAST):
         centre = torch.tensor(
             [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
@@ -216,17 +216,20 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
         # Shapes take the direction in which they stay in the frame.
         directions = [(direction + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
         heading = min(
-            directions, key=lambda angle: _distance_outside(centre + push * _unit_vector(angle), size, height, width)
+            directions,
+            key=lambda angle: _compute_distance_outside_frame(
+                centre + push * _compute_unit_vector(angle), size, height, width
+            ),
         )
         layers.append(
             _Layer(
                 draw_texture(
                     1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, centre, generator
                 ),
-                _build_outline(kind, centre, size, uniform(-0.5, 0.5)),
+                _build_outline_distance(kind, centre, size, uniform(-0.5, 0.5)),
                 centre,
-                push * _unit_vector(heading),
-                _rotation_and_growth(
+                push * _compute_unit_vector(heading),
+                _compute_turn_matrix(
                     max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)
                 ),
             )
@@ -235,24 +238,24 @@ def _draw_layers(height: int, width: int, seed: int, max_motion: float) -> list[
     return [layer.scale_motion(max_motion / longest) for layer in layers] if longest else layers
 
 
-def _unit_vector(angle: float) -> Tensor:
+def _compute_unit_vector(angle: float) -> Tensor:
     return torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
 
 
-def _rotation_and_growth(rate: float, rotation: float, growth: float) -> Tensor:
+def _compute_turn_matrix(rate: float, rotation: float, growth: float) -> Tensor:
     """Return a layer's ``turn`` for a rotation and growth proportional to ``rate``, limited to plausible motion."""
     angle = max(-0.3, min(0.3, rotation * rate))
     factor = 1 + max(-0.15, min(0.25, growth * rate))
     return torch.tensor([factor * math.cos(angle) - 1, factor * math.sin(angle)], dtype=torch.float64)
 
 
-def _distance_outside(centre: Tensor, size: float, height: int, width: int) -> float:
+def _compute_distance_outside_frame(centre: Tensor, size: float, height: int, width: int) -> float:
     """Return how many pixels a shape of radius ``size`` at ``centre`` extends beyond the frame."""
     x, y = float(centre[0]), float(centre[1])
     return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
 
 
-def _build_outline(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
+def _build_outline_distance(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
     """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
@@ -267,26 +270,26 @@ def _build_outline(kind: str, centre: Tensor, size: float, angle: float) -> Call
             return torch.hypot((x.abs() - size).clamp(min=0), y) - 0.17 * size
         corner = 0.22 * size
         if kind == "box":
-            return _round_box([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
+            return _compute_rounded_box_distance([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
         slanted = 0.5 * x.abs() + math.sqrt(0.75) * y.abs()
         return torch.maximum(x.abs(), slanted) - 0.9 * size
 
     return distance
 
 
-def _round_box(sides: Sequence[Tensor], corner: float) -> Tensor:
+def _compute_rounded_box_distance(sides: Sequence[Tensor], corner: float) -> Tensor:
     x, y = (side + corner for side in sides)
     return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner
 
 
-def _pixel_centres(width: int, rows: slice) -> Tensor:
+def _list_pixel_centres(width: int, rows: slice) -> Tensor:
     """Return the pixel centres (x, y) of some rows, ``[2, N]``."""
     y = torch.arange(rows.start, rows.stop, dtype=torch.float64)
     x = torch.arange(width, dtype=torch.float64)
     return torch.stack([x.repeat(len(y)), y.repeat_interleave(width)])
 
 
-def _row_blocks(height: int, width: int) -> list[slice]:
+def _split_into_row_blocks(height: int, width: int) -> list[slice]:
     rows = max(1, _STRIP_PIXELS // width)
     return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
 
@@ -294,18 +297,18 @@ def _row_blocks(height: int, width: int) -> list[slice]:
 def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
-    for rows in _row_blocks(height, width):
-        points = _pixel_centres(width, rows)
-        motion = layers[0].motion(points)
+    for rows in _split_into_row_blocks(height, width):
+        points = _list_pixel_centres(width, rows)
+        motion = layers[0].compute_motion(points)
         order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
-            seen = _distance_to_outline(layer, points) < 0
-            motion = torch.where(seen, layer.motion(points), motion)
+            seen = _compute_distance_to_outline(layer, points) < 0
+            motion = torch.where(seen, layer.compute_motion(points), motion)
             order[seen] = index
         targets = points + motion
         hidden = (targets < -0.5).any(0) | (targets[0] >= width - 0.5) | (targets[1] >= height - 0.5)
         for index, layer in enumerate(layers[1:], 1):
-            hidden |= (order < index) & (_distance_to_outline(layer, layer.origin(targets)) < 0)
+            hidden |= (order < index) & (_compute_distance_to_outline(layer, layer.compute_origin(targets)) < 0)
         flow[:, rows] = motion.reshape(2, -1, width).float()
         occluded[rows] = hidden.reshape(-1, width)
     return flow, occluded
@@ -313,13 +316,13 @@ def _compute_truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[T
 
 def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
     frame = torch.empty(3, height, width, dtype=torch.float32)
-    for rows in _row_blocks(height, width):
-        grid = _pixel_centres(width, rows)
-        image = layers[0].color(layers[0].origin(grid) if second else grid)
+    for rows in _split_into_row_blocks(height, width):
+        grid = _list_pixel_centres(width, rows)
+        image = layers[0].color(layers[0].compute_origin(grid) if second else grid)
         for layer in layers[1:]:
-            points = layer.origin(grid) if second else grid
+            points = layer.compute_origin(grid) if second else grid
             # Share of a pixel behind a straight edge, from its distance in this frame.
-            cover = (0.5 - _distance_to_outline(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
+            cover = (0.5 - _compute_distance_to_outline(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             if len(touched):
                 inner = points[:, touched]
@@ -329,7 +332,7 @@ def _render_frame(layers: Sequence[_Layer], height: int, width: int, *, second: 
     return frame
 
 
-def _distance_to_outline(layer: _Layer, points: Tensor) -> Tensor:
+def _compute_distance_to_outline(layer: _Layer, points: Tensor) -> Tensor:
     if layer.outline is None:
         return torch.full_like(points[0], -math.inf)
     return layer.outline(points)
@@ -337,10 +340,12 @@ def _distance_to_outline(layer: _Layer, points: Tensor) -> Tensor:
 
 def _shade_relief(layer: _Layer, points: Tensor) -> Tensor:
     """Return the brightness ``[N]`` that gives a shape a rounded rim; it belongs to the texture and moves with it."""
-    depth = _distance_to_outline(layer, points)
+    depth = _compute_distance_to_outline(layer, points)
     step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
-    slope_x = _distance_to_outline(layer, points + step) - _distance_to_outline(layer, points - step)
-    slope_y = _distance_to_outline(layer, points + step.flip(0)) - _distance_to_outline(layer, points - step.flip(0))
+    slope_x = _compute_distance_to_outline(layer, points + step) - _compute_distance_to_outline(layer, points - step)
+    slope_y = _compute_distance_to_outline(layer, points + step.flip(0)) - _compute_distance_to_outline(
+        layer, points - step.flip(0)
+    )
     rim = 3.0
     falloff = torch.exp(depth.clamp(max=0) / rim)
     return 1 + falloff * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)

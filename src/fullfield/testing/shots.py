@@ -50,7 +50,7 @@ class _Body:
         turned = torch.stack([cos * scaled[0] - sin * scaled[1], sin * scaled[0] + cos * scaled[1]])
         return turned + positions.new_tensor([[x], [y]])
 
-    def distance(self, positions: Tensor) -> Tensor:
+    def compute_distance(self, positions: Tensor) -> Tensor:
         """Return the approximate signed distance [N] to the outline in own coordinates; negative inside."""
         if self.radius is None:
             return torch.full_like(positions[0], -math.inf)
@@ -148,16 +148,16 @@ class SyntheticShot:
 
     def render_frame(self, index: int) -> Tensor:
         """Return a frame [3, H, W] float32 in [0, 1], display-referred."""
-        grid = self._pixel_grid()
-        instants = self._exposure_times(index)
-        image = torch.stack([self._render_at(grid, instant) for instant in instants]).mean(0)
+        grid = self._build_pixel_grid()
+        instants = self._compute_exposure_times(index)
+        image = torch.stack([self._render_at_time(grid, instant) for instant in instants]).mean(0)
         gain = 1 + self._light * math.sin(2 * math.pi * index / max(self.frames - 1, 1))
         return (image * gain).clamp(0, 1).view(3, self.height, self.width).float()
 
     def compute_truth(self, first: int, second: int) -> ShotTruth:
         """Return the true motion of each pixel of frame ``first`` to frame ``second``, and whether it is seen there."""
-        grid = self._pixel_grid()
-        before, after = self._frame_time(first), self._frame_time(second)
+        grid = self._build_pixel_grid()
+        before, after = self._compute_frame_time(first), self._compute_frame_time(second)
         owner = self._find_foremost_body(grid, before)
         target = torch.empty_like(grid)
         for index, body in enumerate(self._bodies):
@@ -168,16 +168,16 @@ class SyntheticShot:
         shape = self.height, self.width
         return ShotTruth((target - grid).view(2, *shape).float(), visible.view(shape))
 
-    def _frame_time(self, index: float) -> float:
+    def _compute_frame_time(self, index: float) -> float:
         return index / max(self.frames - 1, 1)
 
-    def _exposure_times(self, index: int) -> list[float]:
+    def _compute_exposure_times(self, index: int) -> list[float]:
         if self._shutter <= 0:
-            return [self._frame_time(index)]
+            return [self._compute_frame_time(index)]
         count = 5
-        return [self._frame_time(index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
+        return [self._compute_frame_time(index + self._shutter * ((k + 0.5) / count - 0.5)) for k in range(count)]
 
-    def _pixel_grid(self) -> Tensor:
+    def _build_pixel_grid(self) -> Tensor:
         y = torch.arange(self.height, dtype=torch.float64)
         x = torch.arange(self.width, dtype=torch.float64)
         return torch.stack([x.repeat(self.height), y.repeat_interleave(self.width)])
@@ -186,14 +186,14 @@ class SyntheticShot:
         """Return the index of the foremost body at each position [2, N]."""
         owner = torch.zeros(positions.shape[1], dtype=torch.int64)
         for index, body in enumerate(self._bodies):
-            owner[body.distance(body.to_body(positions, time)) < 0] = index
+            owner[body.compute_distance(body.to_body(positions, time)) < 0] = index
         return owner
 
-    def _render_at(self, grid: Tensor, time: float) -> Tensor:
+    def _render_at_time(self, grid: Tensor, time: float) -> Tensor:
         image = torch.zeros(3, grid.shape[1], dtype=torch.float64)
         for body in self._bodies:
             own = body.to_body(grid, time)
-            cover = (0.5 - body.distance(own) * body.scale(time)).clamp(0, 1)
+            cover = (0.5 - body.compute_distance(own) * body.scale(time)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             color = body.color(own[:, touched]).clamp(0, 1)
             image[:, touched] = torch.lerp(image[:, touched], color, cover[touched])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield._check import NoRoomError
+from fullfield._check import NotEnoughMemoryError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
@@ -80,12 +80,12 @@ def test_choose_refuses_volume_beyond_memory(monkeypatch: pytest.MonkeyPatch, he
     if held:  # what PyTorch keeps of the pair before serves the next one
         assert LOOKUPS.choose("dense", REQUEST) == "dense"
         return
-    with pytest.raises(NoRoomError, match="'dense' cannot serve"):
+    with pytest.raises(NotEnoughMemoryError, match="'dense' cannot serve"):
         LOOKUPS.choose("dense", REQUEST)
     whole = replace(REQUEST, dtype=torch.int32)
     with pytest.raises(InputError, match="'dense' cannot serve") as caught:
         LOOKUPS.choose("dense", whole)
-    assert not isinstance(caught.value, NoRoomError)
+    assert not isinstance(caught.value, NotEnoughMemoryError)
 
 
 def stub(why: str | None) -> types.ModuleType:

@@ -53,7 +53,7 @@ def test_pair_generator_ahead_equals_direct(pictures: PicturePack) -> None:
         PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW, compressed=0.5, workers=workers)
         for workers in (0, 1)
     )
-    ahead.ahead(4, 3, lambda _: 1)
+    ahead.prefetch(4, 3, lambda _: 1)
     drawn: list[int] = []
     make = ahead._drawn._make  # what is not announced is drawn by this process
     ahead._drawn._make = lambda index, count: drawn.append(index) or make(index, count)  # type: ignore[func-returns-value]

@@ -52,7 +52,7 @@ class BatchPrefetcher:
     def start_batch(self, step: int) -> None:
         """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = {step: self._get_checked_batch(step)}
+            self._waiting = {step: self._fetch_and_check_batch(step)}
 
     def take_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
@@ -66,7 +66,7 @@ class BatchPrefetcher:
                 tensor.record_stream(current)
         return batch
 
-    def _get_checked_batch(self, step: int) -> FlowBatch:
+    def _fetch_and_check_batch(self, step: int) -> FlowBatch:
         index = step * self._ranks.count + self._ranks.rank
         if self._announced != step:
             prefetch_batches_if_possible(self._source, index, self._ranks.count, lambda _: self._count)
