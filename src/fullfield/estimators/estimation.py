@@ -82,11 +82,11 @@ def build_estimator(
     config = config.replace(**parameters)
     if isinstance(entry, CustomMethod):  # it may keep a state, such as the flow before
         return entry.build_estimator(name, config, backend)
-    return _get_cached_estimator(name, config, backend)
+    return _build_cached_estimator(name, config, backend)
 
 
 @lru_cache(maxsize=2)
-def _get_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
+def _build_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
     """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
     return get_method(name).build_estimator(name, config, backend)
 
@@ -96,11 +96,11 @@ def release_memory() -> None:
 
     Estimators that you built yourself keep their own; see their method of the same name.
     """
-    _get_cached_estimator.cache_clear()
+    _build_cached_estimator.cache_clear()
     SHARED_REFINERS.release_all()
 
 
-def load_estimator(
+def build_or_check_estimator(
     method: str | Estimator,
     *,
     preset: str | None = None,
@@ -200,7 +200,8 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
-    estimator = load_estimator(
+    # Build the estimator and choose the device.
+    estimator = build_or_check_estimator(
         method,
         preset=preset,
         config=config,
@@ -288,7 +289,7 @@ def estimate_batch(
 
     >>> flows = estimate_batch(first, second, "fullfield-s", preset="fast", device="cuda")  # doctest: +SKIP
     """
-    estimator = load_estimator(
+    estimator = build_or_check_estimator(
         method,
         preset=preset,
         config=config,

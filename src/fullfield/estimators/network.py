@@ -143,13 +143,13 @@ class NetworkEstimator(LoadingEstimator):
         if backend is not None:
             _check.choice(backend, "backend", BACKENDS)
         self._requested = backend
-        self._reset()
+        self._reset_to_unloaded()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cpu_bfloat16": self._cpu_bfloat16}
 
-    def _reset(self) -> None:
-        super()._reset()
+    def _reset_to_unloaded(self) -> None:
+        super()._reset_to_unloaded()
         self._network: FlowNetwork | None = None
         self._weights: WeightsOrigin | None = None
         self._stamp: tuple[object, ...] = ()
@@ -429,7 +429,7 @@ class NetworkEstimator(LoadingEstimator):
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
             origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch(fetching)
-        stamp = (*origin.stamp(), device)
+        stamp = (*origin.compute_stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
             self._fast = None

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.estimators.estimation import estimate, load_estimator
-from fullfield.estimators.protocol import Estimator, release_estimator
+from fullfield.estimators.estimation import build_or_check_estimator, estimate
+from fullfield.estimators.protocol import Estimator, release_estimator_memory
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import AUTO
 
@@ -42,7 +42,7 @@ class OpenCVFlow:
         threads: int | None = None,
         use_initial_flow: bool = False,
     ) -> None:
-        self.estimator = load_estimator(method, preset=preset, config=config)
+        self.estimator = build_or_check_estimator(method, preset=preset, config=config)
         self.device, self.threads = device, threads
         self.use_initial_flow = use_initial_flow
 
@@ -74,4 +74,4 @@ class OpenCVFlow:
 
     def collectGarbage(self) -> None:
         """Release the memory that the estimator keeps between calls."""
-        release_estimator(self.estimator)
+        release_estimator_memory(self.estimator)

@@ -113,7 +113,7 @@ def prepare_estimator(
         prepare(device, *(() if size is None else (size,)), **more)
 
 
-def release_estimator(estimator: Estimator) -> None:
+def release_estimator_memory(estimator: Estimator) -> None:
     """Release what the estimator prepared, if it has a method ``release_memory``."""
     release_memory = getattr(estimator, "release_memory", None)
     if release_memory is not None:
@@ -137,7 +137,7 @@ class LoadingEstimator(BackendRequest):
     method: str
     config: Any
 
-    def _reset(self) -> None:
+    def _reset_to_unloaded(self) -> None:
         """Set the attributes that copies do not share to those of an estimator that has not loaded its network."""
         self._lock = threading.RLock()
         self._origin: dict[str, Any] = {}
@@ -146,7 +146,7 @@ class LoadingEstimator(BackendRequest):
         """Release the network with everything prepared for it; the next call loads it again."""
         with self._lock:
             lock = self._lock
-            self._reset()
+            self._reset_to_unloaded()
             self._lock = lock
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class LoadingEstimator(BackendRequest):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
+        self._reset_to_unloaded()
 
 
 class WrappingEstimator(BackendRequest):
@@ -185,4 +185,4 @@ class WrappingEstimator(BackendRequest):
 
     def release_memory(self) -> None:
         """Release what the wrapped estimator prepared, if it can."""
-        release_estimator(self.estimator)
+        release_estimator_memory(self.estimator)

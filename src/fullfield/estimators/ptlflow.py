@@ -75,10 +75,10 @@ class PtlflowEstimator(LoadingEstimator):
             is_valid, "backend", "None with patched=False, where the lookup is the model's own", repr(backend)
         )
         self._requested = backend
-        self._reset()
+        self._reset_to_unloaded()
 
-    def _reset(self) -> None:
-        super()._reset()
+    def _reset_to_unloaded(self) -> None:
+        super()._reset_to_unloaded()
         self._name = self.method.removeprefix(PREFIX)
         self._model: torch.nn.Module | None = None
         self._handle: Handle | None = None

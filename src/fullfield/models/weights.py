@@ -404,7 +404,7 @@ class WeightsOrigin:
             return self
         return WeightsOrigin(self.name, self.entry, fetch_weights(self.entry, progress))
 
-    def stamp(self) -> tuple[object, ...]:
+    def compute_stamp(self) -> tuple[object, ...]:
         """Return values that change when the weights do."""
         if self.path is None:
             return (self.name,)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators import Estimator
 from fullfield.estimators._frames import Frame
-from fullfield.estimators.estimation import load_estimator
+from fullfield.estimators.estimation import build_or_check_estimator
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import Attribute
@@ -95,7 +95,7 @@ def estimate_sequence(
     ...     if flows.forward is not None:
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
-    estimator = load_estimator(
+    estimator = build_or_check_estimator(
         method,
         preset=preset,
         config=config,

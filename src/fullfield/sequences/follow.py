@@ -14,7 +14,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import Frame
-from fullfield.estimators.estimation import load_estimator
+from fullfield.estimators.estimation import build_or_check_estimator
 from fullfield.estimators.protocol import Estimator, find_bidirectional_method
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
@@ -288,7 +288,7 @@ def follow_frames(
     Raises:
         InputError: for a shot or a reference that does not exist, and for settings that cannot be used.
     """
-    estimator = load_estimator(
+    estimator = build_or_check_estimator(
         method,
         preset=preset,
         config=config,

@@ -71,11 +71,11 @@ class TrainingFolder:
             )
 
     @property
-    def weights(self) -> Path:
+    def weights_path(self) -> Path:
         """Return the path of the weights to use."""
         return self.folder / WEIGHTS
 
-    def save(
+    def save_checkpoint(
         self,
         modules: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
@@ -114,7 +114,7 @@ class FiniteStateCheck:
     """Check that everything a run stores is finite.
 
     Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time. Arguments are as of
-    :meth:`TrainingFolder.save`, with the values from before the run; ``buffers`` are checked too by default.
+    :meth:`TrainingFolder.save_checkpoint`, with the values from before the run; ``buffers`` are checked too by default.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ def has_checkpoint(folder: Path) -> bool:
 def restore_run(
     folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
 ) -> RestoredRun | None:
-    """Load what :meth:`TrainingFolder.save` stored in the folder of any run of this network; None for a new run.
+    """Load what :meth:`TrainingFolder.save_checkpoint` stored for any run of this network; None for a new run.
 
     Raises:
         InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.

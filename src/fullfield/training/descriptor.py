@@ -192,7 +192,7 @@ def train_descriptor(
     history: list[DescriptorRow] = [] if checkpoint is None else checkpoint.history
     if history:
         training_folder.write_history(history)  # a stop may have kept it and the weights from being written
-        descriptor.save(training_folder.weights)
+        descriptor.save(training_folder.weights_path)
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
     step, fraction = first, training.compute_completed_fraction(first, before)
@@ -221,8 +221,8 @@ def train_descriptor(
                     )
                 )
                 losses.clear()
-                training_folder.save({"model": model}, optimizer, history)
-                descriptor.save(training_folder.weights)
+                training_folder.save_checkpoint({"model": model}, optimizer, history)
+                descriptor.save(training_folder.weights_path)
     model.eval()
     return TrainedDescriptor(descriptor, history)
 

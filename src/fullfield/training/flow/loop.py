@@ -361,7 +361,9 @@ class _TrainingLoop:
             write_safetensors(self.run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
         pairs = (self.batches + step) * self.training.batch
         notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
-        self.run_folder.save(self._get_checkpointed_modules(), self.stepper.optimizer, self.history, notes.as_json())
+        self.run_folder.save_checkpoint(
+            self._get_checkpointed_modules(), self.stepper.optimizer, self.history, notes.as_json()
+        )
         self._write_weights_and_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
