@@ -264,4 +264,4 @@ def test_support_page_equals_table_and_measurements() -> None:
     assert f"ptlflow {TESTED}" in page
     tested = len(RUNS) + len(ESTIMATES)
     assert f"Tests run {tested} models with random weights in float32: {len(RUNS)} have the outputs" in page
-    assert f"the other {len(ESTIMATES)} were compared in their outputs alone" in page
+    assert f"The other {len(ESTIMATES)} were compared in their outputs alone" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,28 +50,41 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launching, "raw_stream", lambda _: 7)
 
 
-def test_explain_refusal_names_devices_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clear_caches() -> Iterator[Callable[[], None]]:
+    """Function that clears what is known of the machine's GPUs; also called before and after the test."""
+
+    def clear() -> None:
+        _launching._explain_gpu_refusal.cache_clear()
+        _launching._get_rocm_name.cache_clear()
+
+    clear()
+    yield clear
+    clear()
+
+
+def test_explain_refusal_names_devices_without_kernels(
+    monkeypatch: pytest.MonkeyPatch, clear_caches: Callable[[], None]
+) -> None:
     assert _launching.explain_refusal(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
-        _launching._explain_gpu_refusal.cache_clear()
+        clear_caches()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert _launching.explain_refusal(device) == "no NVIDIA GPU or driver was found"
-        _launching._explain_gpu_refusal.cache_clear()
+        clear_caches()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
         assert _launching.explain_refusal(device) == "needs compute capability 7.5, got 7.0"
-    _launching._explain_gpu_refusal.cache_clear()
 
 
+@pytest.mark.usefixtures("clear_caches")
 def test_explain_refusal_names_rocm_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
-    _launching._get_rocm_name.cache_clear()
     reason = _launching.explain_refusal(device)
-    _launching._get_rocm_name.cache_clear()
     assert reason == "runs on NVIDIA GPUs, the tensors are on AMD Instinct MI300X (ROCm)"
     window = spatial_correlation.Request(spatial_correlation.Window((3, 3)), (4, 5), torch.float32, device)
     with warnings.catch_warnings():
