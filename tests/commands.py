@@ -1,4 +1,4 @@
-"""Command lines that are run in this process, and scripts that are loaded into it."""
+"""Results of commands that run in this process, and import of scripts of the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """Exit code and output of a command."""
 
     code: int
@@ -20,16 +20,16 @@ class Ran(NamedTuple):
 
     @property
     def json(self) -> dict[str, Any]:
-        """The object that it printed; AssertionError for NaN and infinity."""
+        """Parse the printed object; raise AssertionError for NaN and infinity."""
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is no JSON")
 
-        found: dict[str, Any] = json.loads(self.out, parse_constant=refuse)
-        return found
+        report: dict[str, Any] = json.loads(self.out, parse_constant=refuse)
+        return report
 
-    def refusal(self) -> str:
-        """Return the one line of a command that failed as a user's mistake."""
+    def get_refusal(self) -> str:
+        """Check that the command refused its arguments; return its line of error."""
         assert self.code == 2
         assert self.out == ""
         assert self.err.startswith("fullfield: error: ")
@@ -37,9 +37,9 @@ class Ran(NamedTuple):
         return self.err
 
 
-def loaded(place: str) -> ModuleType:
-    """Import a file of the repository, which is in no package."""
-    path = ROOT / place
+def load_file(name: str) -> ModuleType:
+    """Import a file of the repository that is in no package."""
+    path = ROOT / name
     spec = importlib.util.spec_from_file_location(path.stem if path.stem != "__init__" else path.parent.name, path)
     assert spec is not None
     assert spec.loader is not None

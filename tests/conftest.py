@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# PyTorch and its exporters are a million objects: by Python's own thresholds a quarter of the processor time goes into
-# looking at them again.
+# PyTorch and its exporters have a million objects: with Python's own thresholds, garbage collection takes a quarter of
+# the processor time.
 gc.set_threshold(10_000, 10, 50)
 
 _DATA = Path(os.environ.get("FULLFIELD_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
@@ -32,7 +32,7 @@ _DATA = Path(os.environ.get("FULLFIELD_DATA") or Path(__file__).resolve().parent
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real frames and true flow; a test that needs it skips where it is absent."""
+    """Return the folder of real frames and true flow, or skip the test if it is absent."""
     if not _DATA.is_dir():
         pytest.skip(f"no real data: {_DATA} is absent (set FULLFIELD_DATA)")
     return _DATA
@@ -43,8 +43,8 @@ _ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_con
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread in those folders, and afterwards as many as before."""
+def _use_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the tests of those folders on one thread and restore the number of threads."""
     if not request.path.relative_to(Path(__file__).parent).as_posix().startswith(_ONE_THREAD):
         yield
         return
@@ -56,24 +56,24 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-# Tests that compare results of the CPU, whatever ``auto`` would choose.
-_ON_THE_CPU = ("evaluation", "training", "cli/test_cli_evaluate", "cli/test_cli_pairs", "cli/test_cli_train")
+# Tests that compare results of the CPU on every machine.
+_ON_CPU = ("evaluation", "training", "cli/test_cli_evaluate", "cli/test_cli_pairs", "cli/test_cli_train")
 
 
 @pytest.fixture(autouse=True)
-def _auto_is_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _resolve_auto_to_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the device ``auto`` be the CPU in those files, also on a machine with a GPU."""
-    place = request.path.relative_to(Path(__file__).parent).as_posix()
-    if place.startswith(_ON_THE_CPU) and request.node.get_closest_marker("gpu") is None:
+    path = request.path.relative_to(Path(__file__).parent).as_posix()
+    if path.startswith(_ON_CPU) and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
 
 
-# The longest first: at the end no process waits for another's.
+# They run first, so that no process waits at the end.
 _LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache", "tests/sequences/test_farm")
 
 
 def pytest_collection_finish() -> None:
-    """What is there now stays to the end."""
+    """Exclude the objects of the collection from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -87,8 +87,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test that is marked unit start no process and compile no kernel."""
+def _forbid_processes_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse processes and compiled kernels in tests marked unit."""
     if request.node.get_closest_marker("unit") is None:
         return
 
@@ -104,58 +104,62 @@ def _unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the longest tests to the front."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
-    """``once(name, make)``: what ``make()`` returned, as JSON, in whichever of the run's processes was first to ask."""
-    from made_once import made_once
+def get_or_compute(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """Return ``get_or_compute(name, compute)``, which shares results as JSON between processes."""
+    from shared_results import build_result_cache
 
-    return made_once(tmp_path_factory.getbasetemp())
+    return build_result_cache(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")
-def _server() -> Iterator[Any]:
-    """A process that has imported PyTorch and forks; on Linux."""
-    from forked import Server
+def _fork_server() -> Iterator[Any]:
+    """Start a process that has imported PyTorch and forks, on Linux."""
+    from fork_server import ForkServer
 
-    server = Server()
+    server = ForkServer()
     yield server
     server.close()
 
 
 @pytest.fixture(scope="session")
-def forked(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """``forked(script, *arguments)``: what a script that looks at its memory printed in a process of its own."""
+def run_measured_script(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Return ``run_measured_script(script, *arguments)``, which runs a script that measures its memory."""
     if not sys.platform.startswith("linux"):
         pytest.skip("memory is read from Linux's /proc")
-    measure: Callable[..., str] = request.getfixturevalue("_server").measure
+    measure: Callable[..., str] = request.getfixturevalue("_fork_server").measure_script
     return measure
 
 
 @pytest.fixture(scope="session")
-def fresh(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """``fresh(script, *arguments)``: what the script printed in a process that had imported at most PyTorch and numba.
+def run_script(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Return ``run_script(script, *arguments)``, which returns the output of a script in a new process.
 
-    On Linux a fork, which need not import PyTorch anew; elsewhere a new Python.
+    On Linux the process is a fork that has imported PyTorch and numba only, elsewhere a new Python.
     """
     if sys.platform.startswith("linux"):
-        run: Callable[..., str] = request.getfixturevalue("_server").run
+        run: Callable[..., str] = request.getfixturevalue("_fork_server").run_script
         return run
 
     def start(script: str, *arguments: object) -> str:
         command = [sys.executable, "-c", script, *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr[-3000:]
+        return process.stdout
 
     return start
 
 
 @pytest.fixture(scope="session")
-def spent() -> Callable[[], float]:
-    """Processor seconds of all processes waited for until now: unlike the clock's, the same on a busy machine."""
+def get_child_cpu_seconds() -> Callable[[], float]:
+    """Return a function that returns the processor seconds of all ended child processes.
+
+    Unlike the time of the clock, they do not depend on other work of the machine.
+    """
 
     def seconds() -> float:
         times = os.times()
@@ -166,33 +170,33 @@ def spent() -> Callable[[], float]:
 
 @pytest.fixture(scope="session")
 def torchvision() -> Any:
-    """The package torchvision, its compiled operators missing or not."""
-    return _peer("torchvision")
+    """Return the package torchvision, with or without its compiled operators."""
+    return _import_peer("torchvision")
 
 
 @pytest.fixture(scope="session")
 def ptlflow(torchvision: Any) -> Any:  # noqa: ARG001 - it imports torchvision
-    """The package ptlflow; its models come from ``ptlflow.get_model(name)``."""
-    return _peer("ptlflow")
+    """Return the package ptlflow; its models come from ``ptlflow.get_model(name)``."""
+    return _import_peer("ptlflow")
 
 
-# Keeps what it defines alive.
+# Keeps the operators that it defines registered.
 _libraries: list[Any] = []
 
 
-def _peer(name: str) -> Any:
-    """Import a package of tests/peers.txt without what it prints and warns of, or skip."""
+def _import_peer(name: str) -> Any:
+    """Import a package of tests/peers.txt without its output and warnings, or skip."""
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed (pip install --no-deps -r tests/peers.txt)")
-    _declare_operators()
-    said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    _declare_torchvision_operators()
+    output = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
 
 
-def _declare_operators() -> None:
-    """Name the operators that torchvision's import wants to exist, where its library does not fit this PyTorch."""
+def _declare_torchvision_operators() -> None:
+    """Declare the operators that torchvision's import requires if its library does not fit this PyTorch."""
     import torch
 
     spec = find_spec("torchvision")

@@ -1,4 +1,4 @@
-"""Scenes that several tests take, made once in a process: one takes 20 to 40 ms."""
+"""Scenes that several tests use, rendered once per process: rendering one takes 20 to 40 ms."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from fullfield.testing.scenes import Scene
 
 @functools.cache
 def known_scene(height: int, width: int, seed: int = 0, max_motion: float | None = None) -> Scene:
-    """:func:`fullfield.testing.textured_scene`. Its tensors are everybody's: nobody writes into them."""
+    """Return a cached :func:`fullfield.testing.textured_scene`; tests must not write into its shared tensors."""
     return textured_scene(height, width, seed=seed, max_motion=max_motion)

@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[], Any]] = {}
 
 
 def case(*names: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Registers a function as the case of these public names."""
+    """Register a function as the case of these public names."""
 
     def keep(function: Callable[[], Any]) -> Callable[[], Any]:
         for name in names:
@@ -73,12 +73,12 @@ def case(*names: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
-    """Of a normal distribution."""
-    return on_cpu(*shape, seed=seed).to(DEVICE, dtype)
+    """Return a tensor of a normal distribution."""
+    return noise_on_cpu(*shape, seed=seed).to(DEVICE, dtype)
 
 
-def on_cpu(*shape: int, seed: int = 0) -> Tensor:
-    """The same in float64."""
+def noise_on_cpu(*shape: int, seed: int = 0) -> Tensor:
+    """Return a float64 tensor of a normal distribution on the CPU."""
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
@@ -96,10 +96,10 @@ def cloud(count: int = 300, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(DEVICE, dtype)
 
 
-def graded(made: Callable[..., Tensor], *leaves: Tensor) -> list[Any]:
-    """The result and its gradients."""
+def compute_with_gradients(function: Callable[..., Tensor], *leaves: Tensor) -> list[Any]:
+    """Return the result of a function and its gradients."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
-    out = made(*leaves)
+    out = function(*leaves)
     if not out.requires_grad:  # inference mode
         return [out, *(None for _ in leaves)]
     return [out.detach(), *torch.autograd.grad((out.float() * noise(*out.shape, seed=9)).sum(), leaves)]
@@ -122,7 +122,7 @@ def lookups(backend: str | None, dtype: torch.dtype = F32) -> Callable[[], Any]:
             return correlation.correlation_lookup(one, levels, at, 3, backend=backend, out_dtype=F32)
 
         exact = torch.float64 if dtype == torch.float64 else F32
-        return graded(made, features(0, dtype), features(1, dtype), around().to(exact))
+        return compute_with_gradients(made, features(0, dtype), features(1, dtype), around().to(exact))
 
     return compute
 
@@ -134,7 +134,7 @@ CASES["ops.correlation.correlation_lookup"] = lookups(FASTEST)
 
 
 for _dtype in (F32, torch.bfloat16):
-    CASES[f"ops.spatial_correlation.spatial_correlation reference {_dtype}"] = lambda d=_dtype: graded(
+    CASES[f"ops.spatial_correlation.spatial_correlation reference {_dtype}"] = lambda d=_dtype: compute_with_gradients(
         lambda one, two: spatial_correlation.spatial_correlation(one, two, 5, dilation_patch=2, backend="reference"),
         features(0, d),
         features(1, d),
@@ -149,7 +149,7 @@ def _() -> Any:
     module = ours.FlowPropagation(16).to(F32)
     for number, parameter in enumerate(module.parameters()):
         parameter.data = noise(*parameter.shape, seed=number) / 4
-    return graded(module, features(), flow(20, 24)[None])
+    return compute_with_gradients(module, features(), flow(20, 24)[None])
 
 
 @case("nn.SEARAFTCorrBlock")
@@ -179,14 +179,16 @@ def _() -> Any:
     count = torch.arange(20, device=DEVICE)
     i, j, k = count // 2, count % 7, count % 27
     found = point_conv.triplet_geometry(i, j, k, (10, 7))
-    return parts(found) + graded(lambda f, w: point_conv.point_conv(f, w, found), noise(7, 4), noise(27, 4, 8))
+    return parts(found) + compute_with_gradients(
+        lambda f, w: point_conv.point_conv(f, w, found), noise(7, 4), noise(27, 4, 8)
+    )
 
 
 def convolutions(backend: str | None) -> Callable[[], Any]:
     def compute() -> Any:
         place = geometry()
         weight, bias = noise(27, 4, 8, seed=2) / 9, noise(8, seed=4)
-        plain = graded(
+        plain = compute_with_gradients(
             lambda f, w, b: point_conv.point_conv(f, w, place, b, 2, backend=backend), noise(300, 8), weight, bias
         )
         return plain, point_conv.point_conv(noise(300, 8), weight, place, None, 2, backend=backend)
@@ -201,7 +203,8 @@ CASES["ops.point_conv.point_conv reference"] = convolutions("reference")
 @case("ops.point_conv.point_pool", "nn.PointPool", "nn.CloudPool")
 def _() -> Any:
     made = [
-        graded(lambda f, m=mode: point_conv.point_pool(f, geometry(), m), noise(300, 8)) for mode in ("max", "mean")
+        compute_with_gradients(lambda f, m=mode: point_conv.point_pool(f, geometry(), m), noise(300, 8))
+        for mode in ("max", "mean")
     ]
     return made, ours.PointPool()(noise(300, 8), geometry()), ours.CloudPool()(noise(300, 8), (100, 200))
 
@@ -213,7 +216,7 @@ def _() -> Any:
         torch.zeros(8, dtype=F32, device=DEVICE), torch.ones(8, dtype=F32, device=DEVICE), 0.1, True
     )
     return [
-        graded(
+        compute_with_gradients(
             lambda f: point_norm.point_norm(f, scale, shift, "layer", residual=noise(300, 8, seed=6)), noise(300, 8)
         ),
         point_norm.point_norm(noise(300, 8), scale, shift, "instance", sizes=(100, 200)),
@@ -229,7 +232,7 @@ def _() -> Any:
         PointResNet(PointResNetConfig(classes=5, channels=(8, 8, 16, 16))),
         PointUNet(PointUNetConfig(channels=(8, 8, 16, 16))),
     ):
-        network = weighted(network.to(F32)).eval()
+        network = fill_weights(network.to(F32)).eval()
         network.requires_grad_(False)
         pyramid = network.prepare(cloud(200))
         made.append(network(noise(200, network.config.in_channels), pyramid))
@@ -261,17 +264,17 @@ CASES["ops.tvl1.tvl1 reference"] = solved("reference")
 CASES["ops.tvl1.tvl1 reference float64"] = solved("reference", torch.float64)
 
 
-def weighted(network: Any) -> Any:
-    """The same weights whatever the default dtype is."""
+def fill_weights(network: Any) -> Any:
+    """Fill the weights of a network independently of the default dtype."""
     for number, part in enumerate(network.state_dict().values()):
         if part.is_floating_point():
-            part.copy_((on_cpu(*part.shape, seed=number).to(F32) * 0.05).abs() + (part.dim() == 1) * 0.5)
+            part.copy_((noise_on_cpu(*part.shape, seed=number).to(F32) * 0.05).abs() + (part.dim() == 1) * 0.5)
     return network.to(DEVICE)
 
 
 def network(kind: str = "raft") -> Any:
     made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.fullfield_s())
-    return weighted(made.to(F32)).eval()
+    return fill_weights(made.to(F32)).eval()
 
 
 @case("models.RAFT", "models.raft.RAFT", "models.load_weights")
@@ -426,7 +429,7 @@ def _() -> Any:
     matches = torch.arange(20, device=DEVICE)[:, None].expand(20, 2)
     places = noise(40, 3) * 4
     rate = compute_mutual_match_precision(first, second, places, places)
-    return graded(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
+    return compute_with_gradients(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
 
 
 @case("training.train_descriptor", "training.cut_overlapping_pair", "training.synthetic_scene")
@@ -470,8 +473,10 @@ def _() -> Any:
         *changed,
         counted,
         mean_end_point_error(first, changed.flow, counted),
-        graded(lambda a, b: learning.sequence_loss([a, b], changed.flow, counted), first, first + 1),
-        graded(lambda a, b: learning.laplace_mixture_loss([(a, b)], changed.flow, counted), first, info),
+        compute_with_gradients(lambda a, b: learning.sequence_loss([a, b], changed.flow, counted), first, first + 1),
+        compute_with_gradients(
+            lambda a, b: learning.laplace_mixture_loss([(a, b)], changed.flow, counted), first, info
+        ),
     ]
 
 
@@ -541,15 +546,15 @@ def _() -> Any:
 
 
 def still_noise(*shape: int, seed: int = 0) -> Tensor:
-    return on_cpu(*shape, seed=seed).to(F32)
+    return noise_on_cpu(*shape, seed=seed).to(F32)
 
 
 def values(*shape: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, shape)).to(F32)
 
 
-class Small(torch.nn.Module):
-    """Two predictions of one convolution, its weights from a seed whatever PyTorch's default is."""
+class SmallNetwork(torch.nn.Module):
+    """Network of one convolution with two predictions; its weights do not depend on the default dtype."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -577,15 +582,15 @@ def batch(count: int = 2) -> FlowBatch:
 
 
 class Source:
-    """The same pairs at every call."""
+    """Source of equal pairs at every call."""
 
     def batch(self, index: int, count: int) -> FlowBatch:
         del index
         return batch(count)
 
 
-def stored(folder: Path) -> Any:
-    """A data set of one pair, in a folder."""
+def write_dataset(folder: Path) -> Any:
+    """Write a data set of one pair into a folder and open it."""
     part = batch(1)
     for number, frame in enumerate((part.frame1, part.frame2)):
         write_image(folder / f"{number}.png", frame[0])
@@ -602,15 +607,17 @@ def _() -> list[Tensor]:
 
 @case(*(f"training.flow.{name}" for name in ("TrainingStepper", "AveragedWeights", "train_flow", "FlowValidation")))
 def _() -> list[Tensor]:
-    """What needs gradients: outside of inference mode, as any learning."""
+    """Train outside of inference mode, because training needs gradients."""
     with torch.inference_mode(mode=False), torch.enable_grad():
-        model = Small()
+        model = SmallNetwork()
         stepper = TrainingStepper(model, learning.FlowTraining(batch=2))
         stepper.train_on_batch(batch(), 0, rate=1e-3)
         average = learning.AveragedWeights(model)
         average.update_average(1)
         with tempfile.TemporaryDirectory() as folder:
-            run = learning.train_flow(Path(folder) / "run", Small(), Source(), learning.FlowTraining(steps=2, batch=2))
+            run = learning.train_flow(
+                Path(folder) / "run", SmallNetwork(), Source(), learning.FlowTraining(steps=2, batch=2)
+            )
         checked = learning.FlowValidation({"made": Source()}, pairs=2)(model)
         return [
             model.inner.weight.detach(),
@@ -623,7 +630,7 @@ def _() -> list[Tensor]:
 @case("training.flow.DatasetPairs", "training.flow.Mixture")
 def _() -> list[Tensor]:
     with tempfile.TemporaryDirectory() as folder:
-        data = stored(Path(folder))
+        data = write_dataset(Path(folder))
         part = learning.DatasetPairs(data, (8, 16), seed=1).batch(0, 2)
     mixed = learning.Mixture([(Source(), 1.0), (Source(), 1.0)]).batch(0, 2)
     return [*part, *mixed]
@@ -669,20 +676,20 @@ def _() -> Any:
 
 TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     "ops.correlation.correlation_pyramid": lambda: correlation.correlation_pyramid(features(), 3),
-    "nn.SpatialCorrelationSampler": lambda: graded(
+    "nn.SpatialCorrelationSampler": lambda: compute_with_gradients(
         ours.SpatialCorrelationSampler(patch_size=7, stride=2, dilation_patch=2), features(), features(1)
     ),
-    "ops.matching.global_matching": lambda: graded(matching.global_matching, features(), features(1)),
-    "ops.matching.global_attention": lambda: graded(
+    "ops.matching.global_matching": lambda: compute_with_gradients(matching.global_matching, features(), features(1)),
+    "ops.matching.global_attention": lambda: compute_with_gradients(
         matching.global_attention, features(), features(1), flow(20, 24)[None]
     ),
-    "ops.matching.local_matching": lambda: graded(
+    "ops.matching.local_matching": lambda: compute_with_gradients(
         lambda a, b: matching.local_matching(a, b, 2), features(), features(1)
     ),
-    "ops.matching.local_attention": lambda: graded(
+    "ops.matching.local_attention": lambda: compute_with_gradients(
         lambda a, b, c: matching.local_attention(a, b, c, 1), features(), features(1), flow(20, 24)[None]
     ),
-    "nn.CorrelationPyramid": lambda: graded(
+    "nn.CorrelationPyramid": lambda: compute_with_gradients(
         lambda a, b, c: ours.CorrelationPyramid(a, b, 3, 3)(c), features(), features(1), around()
     ),
     "nn.RAFTCorrBlock": lambda: ours.RAFTCorrBlock(features(), features(1), 3, 3)(around()),
@@ -694,11 +701,11 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
         features(), features(1), noise(1, 2, 20, 24), 3
     ),
     "metrics.angular_error": lambda: angular_error(flow() + noise(2, 24, 32, seed=1), flow()),
-    "nn.convex_upsample": lambda: graded(
+    "nn.convex_upsample": lambda: compute_with_gradients(
         lambda a, b: convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1)
     ),
     # what decides whether a block is the lookup
-    "integrations.patch": lambda: forms._draw_pair((20, 24)),
+    "integrations.patch": lambda: forms._draw_features_and_coords((20, 24)),
     "ops.point_conv.radius_geometry": lambda: parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2)),
     "ops.point_conv.knn_geometry": lambda: parts(point_conv.knn_geometry(cloud(), 0.1, 8)),
     "ops.point_conv.voxel_geometry": lambda: parts(point_conv.voxel_geometry(cloud(), 0.1)),
@@ -717,22 +724,22 @@ for _names, _compute in TABLE.items():
     case(*((_names,) if isinstance(_names, str) else _names))(_compute)
 
 
-def flat(value: Any) -> Iterator[Any]:
-    """Tensors, arrays and numbers of a nested result."""
+def flatten_result(value: Any) -> Iterator[Any]:
+    """Yield the tensors and numbers of a nested result."""
     if isinstance(value, (list, tuple)):
         for part in value:
-            yield from flat(part)
+            yield from flatten_result(part)
     else:
         yield torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 SPREAD = 0.0 if DEVICE == "cpu" else 1e-3
-"""Share of the largest value by which a result may differ: on a GPU sums are made in any order."""
+"""Allowed difference as a fraction of the largest value: a GPU sums in any order."""
 
 
-def difference(found: Any, plain: Any, allowed: float) -> str | None:
-    """What differs, or None. ``allowed``: share of the largest value."""
-    one, two = list(flat(found)), list(flat(plain))
+def find_difference(found: Any, plain: Any, allowed: float) -> str | None:
+    """Return the first difference, or None; ``allowed`` is a fraction of the largest value."""
+    one, two = list(flatten_result(found)), list(flatten_result(plain))
     if len(one) != len(two):
         return f"{len(one)} parts instead of {len(two)}"
     for number, (a, b) in enumerate(zip(one, two, strict=True)):
@@ -755,8 +762,8 @@ def difference(found: Any, plain: Any, allowed: float) -> str | None:
 
 
 @contextlib.contextmanager
-def default(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, tensors are made of ``dtype`` by default."""
+def use_default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set the default dtype inside of the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -766,8 +773,8 @@ def default(dtype: torch.dtype) -> Iterator[None]:
 
 
 MODES: dict[str, Callable[[], Any]] = {
-    "bfloat16": lambda: default(torch.bfloat16),
-    "float64": lambda: default(torch.float64),
+    "bfloat16": lambda: use_default_dtype(torch.bfloat16),
+    "float64": lambda: use_default_dtype(torch.float64),
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast(torch.device(DEVICE).type, torch.bfloat16),
     "plain": contextlib.nullcontext,
@@ -794,7 +801,7 @@ LOWER_ON_A_GPU = ("ops.matching.global_attention",)
 
 
 def main() -> None:
-    """Compute all, compare with what is computed plainly, print."""
+    """Compute all cases in all modes, compare with the plain mode and print the errors."""
     torch.set_num_threads(1)
     results: dict[str, dict[str, Any]] = {}
     for mode, inside in MODES.items():
@@ -805,22 +812,22 @@ def main() -> None:
             with inside():
                 try:
                     done[compute] = compute()
-                except Exception as error:  # noqa: BLE001 - told
+                except Exception as error:  # noqa: BLE001 - reported
                     done[compute] = error
-    told: dict[str, dict[str, str | None]] = {}
+    errors: dict[str, dict[str, str | None]] = {}
     for mode in MODES:
-        told[mode] = {}
+        errors[mode] = {}
         for name, compute in CASES.items():
             found, plain = results[mode][compute], results["plain"][compute]
             lower = LOWER if DEVICE == "cpu" else (*LOWER, *LOWER_ON_A_GPU)
             allowed = 0.3 if mode == "autocast" and name.startswith(lower) else SPREAD
             wrong = repr(found) if isinstance(found, Exception) else None
             if DEVICE != "cpu" and isinstance(found, InputError) and "\n" not in str(found):
-                wrong = None  # told in a line
+                wrong = None  # a refusal in one line
             if wrong is None and not isinstance(plain, Exception):
-                wrong = difference(found, plain, allowed)
-            told[mode][name] = wrong
-    json.dump(told, sys.stdout)
+                wrong = find_difference(found, plain, allowed)
+            errors[mode][name] = wrong
+    json.dump(errors, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much memory a block of code takes, in tests and in the scripts they start."""
+"""Measurement of the memory that a block of code takes, in tests and in the scripts that they start."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 
 
 class PeakMemory:
-    """How many MiB the process grew at its peak inside of the block; None where there is no /proc.
+    """Growth of the process inside of a block at its peak, in MiB; None without /proc.
 
-    getrusage would do elsewhere, but starts from the peak of the process that forked.
+    getrusage would include the peak of the process that forked.
     """
 
-    grown: float | None = None
+    growth_mib: float | None = None
 
     def __enter__(self) -> PeakMemory:
-        # What malloc holds free would be used inside of the block, or given back there, and hide what the block takes.
+        # Free memory of malloc would be reused or returned inside of the block and hide what the block takes.
         with suppress(OSError, AttributeError):  # no glibc
             ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size
         self.before = self._read("VmRSS")
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.before is not None:
-            self.grown = (self._read("VmHWM") or 0) - self.before
+            self.growth_mib = (self._read("VmHWM") or 0) - self.before
 
     @staticmethod
     def _read(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""The check that every test of a refusal makes."""
+"""Check that a call refuses its arguments with one line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fullfield import InputError
 
 
 def refuses(message: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """Check that a call raises an InputError of one line in which ``message``, an expression, is found; return it."""
+    """Check that a call raises an InputError of one line that matches the expression ``message``; return the line."""
     with pytest.raises(InputError, match=message) as caught:
         call(*arguments, **options)
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+    line = str(caught.value)
+    assert "\n" not in line
+    return line

@@ -46,7 +46,7 @@ def test_public_names_resolve_and_are_documented(module: str) -> None:
 
 @pytest.mark.parametrize("module", LAZY)
 def test_lazy_modules_match_imports_for_type_checkers(module: str) -> None:
-    """The imports for type checkers name what the package gives, from where it takes it."""
+    """Imports for type checkers must name the same modules as the lazy imports."""
     home = importlib.import_module(module)
     block = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.If))
     seen = {alias.asname: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def test_public_functions_have_few_parameters() -> None:
 
 
 def test_public_names_have_an_example_or_a_page() -> None:
-    """In their docstring or their module's, on a page that people write, or in ``examples``."""
+    """Examples are in docstrings, in ``examples``, or on pages that are not generated."""
     root = ROOT.parent
     pages = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("docs/commands/*.md"), *ROOT.rglob("*.md")]
     words = set(re.findall(r"\w+", "".join(path.read_text("utf-8") for path in (*pages, *root.glob("examples/*.py")))))

@@ -9,13 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from commands import ROOT, loaded
+from commands import ROOT, load_file
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    return loaded("scripts/check/run.py")
+    return load_file("scripts/check/run.py")
 
 
 def test_check_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

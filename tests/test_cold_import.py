@@ -12,19 +12,20 @@ HEAVY = ["torch", "numpy", "numba", "llvmlite", "triton", "cv2", "OpenImageIO", 
 HEAVY += ["torch._dynamo"]
 
 
-def loaded(statement: str) -> dict[str, bool]:
+def find_heavy_modules(statement: str) -> dict[str, bool]:
+    """Return which of HEAVY a new Python has imported after ``statement``."""
     script = f"{statement}\nimport sys, json\nprint('\\n' + json.dumps({{m: m in sys.modules for m in {HEAVY}}}))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    result: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result: dict[str, bool] = json.loads(process.stdout.splitlines()[-1])
     return result
 
 
 def test_import_fullfield_loads_no_heavy_package() -> None:
-    assert not any(loaded("import fullfield; dir(fullfield)").values())
+    assert not any(find_heavy_modules("import fullfield; dir(fullfield)").values())
 
 
 def test_estimate_import_loads_no_optional_package() -> None:
-    there = loaded(
+    imported = find_heavy_modules(
         "import sys\n"
         "from fullfield import estimate\n"
         "assert 'numba' not in sys.modules\n"
@@ -32,8 +33,8 @@ def test_estimate_import_loads_no_optional_package() -> None:
         "from fullfield.models import RAFT, RAFTConfig\n"
         "RAFT(RAFTConfig.small())(*torch.zeros(2, 1, 3, 128, 128), 1)"
     )
-    assert there["torch"]
-    assert not any(there[name] for name in HEAVY if name not in ("torch", "numpy", "numba", "llvmlite", "scipy"))
+    assert imported["torch"]
+    assert not any(imported[name] for name in HEAVY if name not in ("torch", "numpy", "numba", "llvmlite", "scipy"))
 
 
 def test_import_fullfield_is_fast_and_keeps_torch_settings() -> None:
@@ -58,15 +59,15 @@ assert not torch.cuda.is_initialized()
     assert any(seconds() <= 0.1 for _ in range(3))
 
 
-def test_main_help_is_fast_and_imports_no_torch(spent: Callable[[], float]) -> None:
+def test_main_help_is_fast_and_imports_no_torch(get_child_cpu_seconds: Callable[[], float]) -> None:
     statement = "from fullfield.cli.main import main"
     for arguments in (["--help"], ["flow", "--help"], ["--version"]):
         statement += f"\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
-    assert not any(loaded(statement).values())
+    assert not any(find_heavy_modules(statement).values())
 
     def seconds() -> float:
-        start = spent()
+        start = get_child_cpu_seconds()
         subprocess.run([sys.executable, "-m", "fullfield", "--help"], capture_output=True, check=True)
-        return spent() - start
+        return get_child_cpu_seconds() - start
 
     assert any(seconds() <= 0.5 for _ in range(3))

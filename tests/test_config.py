@@ -18,16 +18,16 @@ from fullfield._config import Config
 
 
 def configurations() -> list[type[Config]]:
-    """Return every class with default values below Config; the modules named config, and others by their package."""
+    """Return every subclass of Config that has fields."""
     for module in pkgutil.walk_packages(fullfield.__path__, "fullfield."):
         if "config" in module.name or module.name.endswith(("augmentation", "learned_network")):
             importlib.import_module(module.name)
-    found, todo = [], [Config]
+    kinds, todo = [], [Config]
     while todo:
         kind = todo.pop()
         todo += kind.__subclasses__()
-        found += [kind] if dataclasses.fields(kind) else []
-    return sorted(found, key=lambda kind: kind.__name__)
+        kinds += [kind] if dataclasses.fields(kind) else []
+    return sorted(kinds, key=lambda kind: kind.__name__)
 
 
 def test_configurations_include_every_config() -> None:

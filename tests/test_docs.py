@@ -39,32 +39,34 @@ parsers = {"fullfield": cache(fullfield.build_parser), "python -m tools": cache(
 FENCE = re.compile(r"^ *```([\w{}-]*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
-def anchors(text: str) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+def list_anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to a page's headings."""
     times: dict[str, int] = {}
-    found = set()
+    anchors = set()
     for title in re.findall(r"^#+ +(.*?) *$", FENCE.sub("", text), re.MULTILINE):
-        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
-        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-        found.add(f"{name}-{times[name]}" if name in times else name)
+        heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        anchors.add(f"{name}-{times[name]}" if name in times else name)
         times[name] = times.get(name, 0) + 1
-    return found
+    return anchors
 
 
-def broken_links(page: Path) -> list[str]:
-    """Relative links of a page that lead to no file, or to no heading in it."""
+def list_broken_links(page: Path) -> list[str]:
+    """Return the relative links of a page that lead to no file or to no heading in it."""
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
         path, _, anchor = target.partition("#")
-        there = page.parent / path if path else page
-        if "://" not in target and not (there.exists() and (not anchor or anchor in anchors(there.read_text("utf-8")))):
+        file = page.parent / path if path else page
+        if "://" in target:
+            continue
+        if not file.exists() or (anchor and anchor not in list_anchors(file.read_text("utf-8"))):
             broken.append(target)
     return broken
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pages_have_no_broken_links(page: Path) -> None:
-    assert broken_links(page) == []
+    assert list_broken_links(page) == []
 
 
 def test_index_links_every_page() -> None:
@@ -159,22 +161,22 @@ def test_check_wheel_names_missing_and_unexpected_files(tmp_path: Path) -> None:
     assert networks | {"fullfield/py.typed"} <= set(names)
     lost_files = {Path(name).suffix: name for name in names if not name.endswith(".md")}.values()
     assert {"fullfield/datasets/three_d_match.json", "fullfield/py.typed"} <= set(lost_files)
-    for name, left, more, said in (
+    for name, missing, extra, expected in (
         ("whole", None, (), []),
         *((f"without {Path(lost).suffix}", lost, (), [f"{lost}: is missing"]) for lost in lost_files),
         ("full", None, ("benchmarks/runner.py",), ["benchmarks: does not belong into the wheel"]),
     ):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
-            for inside in (*names, *more, "fullfield-0.dist-info/METADATA"):
-                if inside != left:
+            for inside in (*names, *extra, "fullfield-0.dist-info/METADATA"):
+                if inside != missing:
                     wheel.writestr(inside, "")
-        assert problems(tmp_path / f"{name}.whl") == said
+        assert problems(tmp_path / f"{name}.whl") == expected
 
 
 def test_generated_blocks_equal_stored_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What pages mark as made by a script is what the script makes of the stored results."""
+    """Run every script that writes into pages; it must leave them unchanged."""
     monkeypatch.syspath_prepend(ROOT / "scripts" / "docs")
     tables = runpy.run_path(str(ROOT / "scripts" / "docs" / "tables.py"))
     assert tables["main"](["--check"]) == 0, capsys.readouterr().out
@@ -245,12 +247,12 @@ def test_tvl1_page_memory_formula_equals_solver() -> None:
         assert planes == pytest.approx(float(stated.split()[0]), rel=0.06)  # rows are padded
 
 
-def absent(page: str) -> list[str]:
+def list_missing_paths(page: str) -> list[str]:
     """Return the paths in the table "Where to …" that do not exist."""
     (table,) = re.findall(r"^## Where to …\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
-    told = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
+    paths = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
     folders = ROOT, ROOT / "src/fullfield"
-    return [place for place in told if "/" in place and not any((folder / place).exists() for folder in folders)]
+    return [path for path in paths if "/" in path and not any((folder / path).exists() for folder in folders)]
 
 
 def test_contributing_table_answers_in_at_most_five_files() -> None:
@@ -264,5 +266,5 @@ def test_contributing_table_answers_in_at_most_five_files() -> None:
 
 def test_contributing_table_names_existing_files() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    assert absent(page) == []
-    assert absent(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]
+    assert list_missing_paths(page) == []
+    assert list_missing_paths(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import fullfield
-from commands import loaded
+from commands import load_file
 from fullfield.testing import textured_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_torch_hub_lists_networks() -> None:
-    entries = vars(loaded("hubconf.py"))
+    entries = vars(load_file("hubconf.py"))
     assert {name for name in entries if callable(entries[name]) and name[0] != "_"} == {
         "Path",
         "fullfield_s",
@@ -83,17 +83,17 @@ class Panel:
 
 @pytest.fixture
 def nuke(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    told: list[Any] = []
+    progress_events: list[Any] = []
 
     class Task:
         def __init__(self, title: str) -> None:
-            told.append(title)
+            progress_events.append(title)
 
         def setProgress(self, percent: int) -> None:
-            told.append(percent)
+            progress_events.append(percent)
 
         def setMessage(self, message: str) -> None:
-            told.append(message)
+            progress_events.append(message)
 
         def isCancelled(self) -> bool:
             return False
@@ -108,10 +108,10 @@ def nuke(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ProgressTask=Task,
         nodes=SimpleNamespace(Read=make_read),
         made=[],
-        told=told,
+        progress_events=progress_events,
         messages=[],
         executeInMainThread=lambda function, arguments=(): function(*arguments),
-        menu=lambda _: SimpleNamespace(addCommand=lambda *words: told.append(words)),
+        menu=lambda _: SimpleNamespace(addCommand=lambda *words: progress_events.append(words)),
     )
     stand_in.message = stand_in.messages.append
     monkeypatch.setitem(sys.modules, "nuke", stand_in)
@@ -120,7 +120,7 @@ def nuke(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def in_nuke(nuke: SimpleNamespace) -> ModuleType:  # noqa: ARG001 - it is imported
-    return loaded("examples/nuke/fullfield_nuke.py")
+    return load_file("examples/nuke/fullfield_nuke.py")
 
 
 def plates(folder: Path) -> Read:
@@ -149,7 +149,7 @@ def test_nuke_command_estimates_read_node(
     (made,) = nuke.made
     assert made["file"].value() == f"{tmp_path.as_posix()}/vectors/mv.%04d.exr"
     assert made["raw"].value()
-    assert any(isinstance(each, int) and each > 0 for each in nuke.told), nuke.told
+    assert any(isinstance(each, int) and each > 0 for each in nuke.progress_events), nuke.progress_events
     from fullfield.io import read_vectors
 
     assert sorted(path.name for path in (tmp_path / "vectors").glob("*.exr")) == ["mv.1001.exr", "mv.1002.exr"]
@@ -177,7 +177,7 @@ def test_nuke_command_reports_errors(
     with pytest.raises(ValueError, match="expected a sequence"):
         in_nuke.command("one.exr", 1, 2, "out.exr")
     in_nuke.add_menu()
-    assert nuke.told[-1][1] is in_nuke.flow_of_selected
+    assert nuke.progress_events[-1][1] is in_nuke.flow_of_selected
     assert threading.active_count() < 50
 
 
@@ -191,7 +191,7 @@ def test_nuke_command_line_parses(in_nuke: ModuleType) -> None:
 
 
 def test_comfyui_nodes_estimate() -> None:
-    nodes = loaded("examples/comfyui/__init__.py")
+    nodes = load_file("examples/comfyui/__init__.py")
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     scene = textured_scene(64, 80, seed=1, max_motion=2.0)
     first, second = (frame.movedim(0, -1)[None].repeat(2, 1, 1, 1) for frame in (scene.frame1, scene.frame2))

@@ -34,8 +34,8 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with what the pages take for given: frames, plates, a paint-over, a video, scans."""
+def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the files of the pages: frames, plates, a paint-over, a video, scans."""
     from fullfield.io import VideoWriter, write_image, write_point_cloud
 
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def commands(page: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     "page", ["start.md", "compositors.md", "researchers.md", "services.md", "point-clouds.md", "live.md"]
 )
-def test_guides_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guides_commands_run(page: str, page_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = [words for words in commands(page) if words[0] not in ELSEWHERE]
     assert found
     for words in found:
@@ -83,7 +83,7 @@ def test_guides_commands_run(page: str, here: Path, capsys: pytest.CaptureFixtur
         capsys.readouterr()
         for option in ("-o", "--viz", "--st-map"):
             if option in words and "%" not in (name := words[words.index(option) + 1]):
-                assert (here / name).stat().st_size > 0, words
+                assert (page_folder / name).stat().st_size > 0, words
 
 
 def test_follow_page_runs_from_plates_to_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_follow_page_runs_from_plates_to_tracks(tmp_path: Path, monkeypatch: pyt
     run(python, {})
 
 
-def names(here: Path) -> dict[str, Any]:
-    """What the blocks of Python take for given."""
+def build_variables(folder: Path) -> dict[str, Any]:
+    """Return the variables that the blocks of Python use."""
     from foreign_network import Network
 
     maps = torch.rand(2, 1, 8, 16, 24)
@@ -117,7 +117,7 @@ def names(here: Path) -> dict[str, Any]:
         "checkout": str(ROOT),
         "frame1": frames[0],
         "frame2": frames[1],
-        "here": here,
+        "here": folder,
     }
 
 
@@ -127,25 +127,25 @@ def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", ["start.md", "compositors.md", "services.md", "point-clouds.md", "live.md"])
-def test_guides_python_runs(page: str, here: Path) -> None:
+def test_guides_python_runs(page: str, page_folder: Path) -> None:
     assert blocks(page, "python")
     for block in blocks(page, "python"):
-        run(block, names(here))
+        run(block, build_variables(page_folder))
 
 
-def test_researchers_page_python_runs(here: Path) -> None:
+def test_researchers_page_python_runs(page_folder: Path) -> None:
     patch, _, lookup, hub = blocks("researchers.md", "python")
-    assert run(patch, names(here))["handle"].replaced
-    assert run(lookup, names(here))["features"].shape == (1, 324, 16, 24)
-    assert run(hub, names(here))["flow"].shape == (1, 2, 64, 80)
+    assert run(patch, build_variables(page_folder))["handle"].replaced
+    assert run(lookup, build_variables(page_folder))["features"].shape == (1, 324, 16, 24)
+    assert run(hub, build_variables(page_folder))["flow"].shape == (1, 2, 64, 80)
 
 
-def test_researchers_page_patches_ptlflow(here: Path, ptlflow: Any) -> None:
+def test_researchers_page_patches_ptlflow(page_folder: Path, ptlflow: Any) -> None:
     from fullfield.integrations.handle import is_patched
 
     block = blocks("researchers.md", "python")[1]
     torch.manual_seed(0)
-    given = {**names(here), "fullfield": fullfield}
+    given = {**build_variables(page_folder), "fullfield": fullfield}
     given.update(frame1=torch.rand(1, 3, 128, 160), frame2=torch.rand(1, 3, 128, 160))
     found = run(block, given)
     assert is_patched(found["model"])
@@ -153,19 +153,19 @@ def test_researchers_page_patches_ptlflow(here: Path, ptlflow: Any) -> None:
     assert found["flow"].shape == (1, 2, 128, 160)
 
 
-def test_migrating_page_runs(here: Path) -> None:
+def test_migrating_page_runs(page_folder: Path) -> None:
     from fullfield.integrations.handle import is_patched
     from fullfield.nn import CorrelationPyramid
 
     patch, raft, local, voxels, cv2, ours, drop_in = blocks("migrating.md", "python")
-    assert is_patched(run(patch, names(here))["model"])
-    given = run(raft, names(here))
+    assert is_patched(run(patch, build_variables(page_folder))["model"])
+    given = run(raft, build_variables(page_folder))
     same = CorrelationPyramid(given["fmap1"], given["fmap2"], levels=4, radius=4)(given["coords"])
     assert torch.allclose(given["features"], same)
-    given = run(local, names(here))
+    given = run(local, build_variables(page_folder))
     window = CorrelationPyramid(given["fmap1"], given["fmap2"], levels=1, radius=4)(given["coords"])
     assert torch.allclose(given["features"], window.view(1, 9, 9, 16, 24).transpose(1, 2).reshape(1, 81, 16, 24))
-    given = run(voxels, names(here))
+    given = run(voxels, build_variables(page_folder))
     assert given["features"].shape == (50, 32)
     weight = given["conv"].weight.detach().view(3, 3, 3, 16, 32).permute(4, 0, 1, 2, 3)  # spconv's order
     assert torch.equal(weight.permute(1, 2, 3, 4, 0).reshape(27, 16, 32), given["conv"].weight.detach())
@@ -173,7 +173,7 @@ def test_migrating_page_runs(here: Path) -> None:
 
     scene = textured_scene(48, 64, seed=1, max_motion=2.0)
     grey = [(255 * frame.mean(0)).to(torch.uint8).numpy() for frame in (scene.frame1, scene.frame2)]
-    given = run(ours, {**names(here), "frame1": scene.frame1, "frame2": scene.frame2})
+    given = run(ours, {**build_variables(page_folder), "frame1": scene.frame1, "frame2": scene.frame2})
     assert given["ours"].shape == (48, 64, 2)
     calc = run(drop_in, {"grey1": grey[0], "grey2": grey[1]})["ours"]
     assert np.abs(np.median(calc - given["ours"], (0, 1))).max() < 0.2

@@ -99,8 +99,8 @@ LIGHT = {
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
-def imports(tree: ast.Module) -> list[tuple[str, bool, int]]:
-    """(module, inside a function or TYPE_CHECKING, line) for every import statement."""
+def list_imports(tree: ast.Module) -> list[tuple[str, bool, int]]:
+    """Return (module, is inside of a function or TYPE_CHECKING, line) for every import statement."""
     found: list[tuple[str, bool, int]] = []
 
     def visit(node: ast.AST, deferred: bool) -> None:
@@ -119,45 +119,45 @@ def imports(tree: ast.Module) -> list[tuple[str, bool, int]]:
     return found
 
 
-def room(module: str) -> str:
+def get_package(module: str) -> str:
     parts = module.split(".")
     if parts[0] != "fullfield":
         return parts[0]
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def violations(path: Path, source: str) -> list[str]:
-    here = path.relative_to(ROOT).with_suffix("").parts[0]
-    if here not in RULES:
-        return [f"{here}: a room without rules; add it to RULES and DESIGN.md"]
-    eager, lazy = RULES[here]
+def list_violations(path: Path, source: str) -> list[str]:
+    package = path.relative_to(ROOT).with_suffix("").parts[0]
+    if package not in RULES:
+        return [f"{package}: a package without rules; add it to RULES and DESIGN.md"]
+    eager, lazy = RULES[package]
     found = []
-    for module, deferred, line in imports(ast.parse(source)):
-        target = room(module)
+    for module, deferred, line in list_imports(ast.parse(source)):
+        target = get_package(module)
         own = module.split(".")[0] == "fullfield"
         if (
-            target in (here, "_config", "_lazy", "_read_ahead", "_switch")
+            target in (package, "_config", "_lazy", "_read_ahead", "_switch")
             or module == "fullfield"
             or (not own and target in STANDARD)
         ):
             continue
-        if here == "cli" and module in LIGHT:
+        if package == "cli" and module in LIGHT:
             continue
         allowed = eager | lazy if deferred else eager
         if target not in allowed:
             where = "" if deferred else " at module level"
-            found.append(f"{path.relative_to(ROOT)}:{line}: {here} may not import {module}{where}")
+            found.append(f"{path.relative_to(ROOT)}:{line}: {package} may not import {module}{where}")
     return found
 
 
-def modules(files: Sequence[Path]) -> dict[str, str]:
-    """Source text of every module by its dotted name; a package's is its ``__init__``'s."""
+def read_modules(files: Sequence[Path]) -> dict[str, str]:
+    """Return the source of every module by its dotted name; that of a package is its ``__init__``."""
     dotted = (".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__") for p in files)
     return dict(zip(dotted, (p.read_text("utf-8") for p in files), strict=True))
 
 
-def circle(sources: Mapping[str, str]) -> list[str]:
-    """Modules that import one another in a ring, at module level or in functions; none are found where none are."""
+def find_import_cycle(sources: Mapping[str, str]) -> list[str]:
+    """Return modules that import one another in a cycle, at module level or in functions, or an empty list."""
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
         taken = graph[module] = set[str]()
@@ -181,12 +181,12 @@ def circle(sources: Mapping[str, str]) -> list[str]:
 
 
 def test_imports_have_no_cycles() -> None:
-    assert not circle(modules(sorted(ROOT.rglob("*.py"))))
+    assert not find_import_cycle(read_modules(sorted(ROOT.rglob("*.py"))))
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_follow_the_layers(path: Path) -> None:
-    assert not violations(path, path.read_text("utf-8"))
+    assert not list_violations(path, path.read_text("utf-8"))
 
 
 def test_backends_import_no_other_backend() -> None:
@@ -200,13 +200,13 @@ def test_backends_import_no_other_backend() -> None:
             others = {f"{package}.{other}" for other in found - {backend}}
             for file in (f for f in files if f.exists()):
                 tree = ast.parse(file.read_text("utf-8"))
-                assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{file.name}"
+                assert not others & {module for module, _, _ in list_imports(tree)}, f"{operator.name}/{file.name}"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*_kernels.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_compiled_kernels_are_attributes_of_their_module(path: Path) -> None:
-    """They are called by the names of ``ENTRY_POINTS``."""
-    module = importlib.import_module(next(iter(modules([path]))))
+    """Callers look them up by the names in ``ENTRY_POINTS``."""
+    module = importlib.import_module(next(iter(read_modules([path]))))
     assert [name for name in getattr(module, "ENTRY_POINTS", ()) if not hasattr(module, name)] == []
 
 
@@ -219,7 +219,7 @@ def test_packages_are_neither_empty_nor_named_utils() -> None:
 
 
 def test_test_files_have_unique_names() -> None:
-    """pytest imports them by their file name, because their folders are no packages."""
+    """Pytest imports test files by their file name because their folders are no packages."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
 

@@ -17,56 +17,57 @@ from test_api_surface import SURFACE
 
 _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
-# What computes nothing in PyTorch: records, data sets, readers and writers, registries, what runs a job of files;
-# training of the user's network.
-_DO_NOT = {
+# They compute nothing in PyTorch (records, data sets, readers, writers, registries, jobs of files) or train a network.
+_WITHOUT_CASE = {
     "AcceptedRegistration", "Augmentation", "backends", "DescriptorTraining", "Estimator", "evaluate_scans",
     "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
     "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose",
     "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",
     "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "ShotJob", "warp_shot", "write_submission",
 }  # fmt: skip
-_ROOMS = ("fullfield.datasets", "fullfield.io")
-_ON_A_GPU = {"PreparedFlow", "PersistentSolver"}
+_PACKAGES_WITHOUT_CASE = ("fullfield.datasets", "fullfield.io")
+_ON_GPU = {"PreparedFlow", "PersistentSolver"}
 
 
-Told = dict[str, dict[str, str | None]]
-Once = Callable[[str, Callable[[], Any]], Any]
+CaseErrors = dict[str, dict[str, str | None]]
+GetOrCompute = Callable[[str, Callable[[], Any]], Any]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def told(request: pytest.FixtureRequest, once: Once, fresh: Callable[..., str]) -> Told:
-    """What every case gave in every mode. On a GPU, what works on the CPU alone says so in one line."""
+def errors_by_mode(
+    request: pytest.FixtureRequest, get_or_compute: GetOrCompute, run_script: Callable[..., str]
+) -> CaseErrors:
+    """Return the error of every case in every mode, or None. On a GPU, functions for the CPU refuse in one line."""
     import torch
 
     device: str = request.param
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
 
-    def told_by_a_process() -> Told:
-        said = fresh("import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", _CASES, device)
-        found: Told = json.loads(said.splitlines()[-1])
-        return found
+    def compute_errors() -> CaseErrors:
+        output = run_script("import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')", _CASES, device)
+        errors: CaseErrors = json.loads(output.splitlines()[-1])
+        return errors
 
-    return once(f"modes-{device}", told_by_a_process)  # type: ignore[no-any-return]
+    return get_or_compute(f"modes-{device}", compute_errors)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("mode", ["plain", "bfloat16", "float64", "inference", "autocast"])
-def test_public_functions_are_equal_in_every_mode(told: Told, mode: str) -> None:
-    assert len(told[mode]) > 80
-    assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
+def test_public_functions_are_equal_in_every_mode(errors_by_mode: CaseErrors, mode: str) -> None:
+    assert len(errors_by_mode[mode]) > 80
+    assert {name: error for name, error in errors_by_mode[mode].items() if error} == {}
 
 
-def test_public_functions_have_case(told: Told) -> None:
-    named = {name.rpartition(".")[2] for name in told["plain"]}
+def test_public_functions_have_case(errors_by_mode: CaseErrors) -> None:
+    named = {name.rpartition(".")[2] for name in errors_by_mode["plain"]}
     missing = [
         f"{module}.{name}"
         for module, names in SURFACE.items()
         for name in names
-        if module not in _ROOMS
+        if module not in _PACKAGES_WITHOUT_CASE
         and callable(value := getattr(import_module(module), name))
         and not (inspect.isclass(value) and name.endswith(("Config", "Settings")))
-        and name not in named | _DO_NOT | _ON_A_GPU
+        and name not in named | _WITHOUT_CASE | _ON_GPU
     ]
     assert missing == []
 
@@ -102,7 +103,7 @@ if abs(float(found[0, 4, 3, 3]) - 8**0.5) > 1e-5 or code:
 
 
 def test_estimate_and_lookup_work_without_assertions(tmp_path: Path) -> None:
-    """Neither needs assertions, and nothing warns: one process sees both."""
+    """One process also checks that nothing warns."""
     import torch
 
     from fullfield.io import write_image

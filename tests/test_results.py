@@ -160,14 +160,14 @@ def test_is_same_code_ignores_renamed_names(
 
 def test_is_same_code_follows_renamed_imports() -> None:
     old, new = {"src/a.py": PYTHON.encode()}, {"src/a.py": PYTHON.replace("lookup", "look_up").encode()}
-    asked = []
+    calls = []
 
     def is_renamed(*names: str) -> bool:
-        asked.append(names)
+        calls.append(names)
         return True
 
     assert is_same_code(old, new, is_renamed)
-    assert asked == [("fullfield.ops", "lookup", "look_up")]
+    assert calls == [("fullfield.ops", "lookup", "look_up")]
     assert not is_same_code(old, new)
     moved = {"src/a.py": PYTHON.replace("fullfield.ops import", "fullfield.ops.other import").encode()}
     assert not is_same_code(old, moved, is_renamed)

@@ -48,22 +48,22 @@ import contextlib, io, json, os, sys
 from fullfield._kernels.cache_folder import find_writable_folder
 from fullfield.cli.main import main
 commands = json.loads(sys.argv[1])
-def through():
-    told = {}
+def run_commands():
+    results = {}
     for name, line in commands.items():
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            told[name] = [main(line), err.getvalue()]
-    return told
+            results[name] = [main(line), err.getvalue()]
+    return results
 os.chdir("before")
-through()
+run_commands()
 os.chdir("..")
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 for name in ("HOME", "XDG_CACHE_HOME", "FULLFIELD_CACHE_DIR"):
     os.environ.pop(name, None)
 os.environ["HOME"] = os.path.abspath("locked")
-told = through()
+results = run_commands()
 folders = []
 for chosen in (None, "unowned", "locked"):
     if chosen is not None:
@@ -73,7 +73,7 @@ taken = os.path.abspath("taken")
 import tempfile
 tempfile.tempdir = taken
 folders.append(str(find_writable_folder("kernels")))
-print(json.dumps([told, folders, os.geteuid()]))
+print(json.dumps([results, folders, os.geteuid()]))
 """
 
 
@@ -95,8 +95,8 @@ def _furnish(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[tuple[dict[str, list[Any]], list[str], Path]]:
-    """Exit code and words of every command, the cache folders that were chosen, and where all this was."""
+def command_results() -> Iterator[tuple[dict[str, list[Any]], list[str], Path]]:
+    """Return exit code and errors of every command, the selected cache folders, and the working folder."""
     folder = Path(tempfile.mkdtemp(prefix="ff-"))  # pytest's own are its user's alone
     folder.chmod(0o1777)
     (folder / "before").mkdir()
@@ -151,8 +151,8 @@ def told() -> Iterator[tuple[dict[str, list[Any]], list[str], Path]]:
         ("weights", "secret.pth"),
     ],
 )
-def test_commands_name_forbidden_files_in_one_line(told: Any, name: str, words: str) -> None:
-    code, err = told[0][name]
+def test_commands_name_forbidden_files_in_one_line(command_results: Any, name: str, words: str) -> None:
+    code, err = command_results[0][name]
     assert code == 2, err
     errors = [line for line in err.splitlines() if line.startswith("fullfield: error: ")]
     assert len(errors) == 1, err
@@ -160,8 +160,8 @@ def test_commands_name_forbidden_files_in_one_line(told: Any, name: str, words: 
     assert "Traceback" not in err
 
 
-def test_commands_work_without_home(told: Any) -> None:
-    commands, folders, folder = told
+def test_commands_work_without_home(command_results: Any) -> None:
+    commands, folders, folder = command_results
     assert commands["fine"][0] == 0, commands["fine"]
     assert (folder / "out.flo").stat().st_size > 32 * 40 * 8
     user = 65534 if os.geteuid() == 0 else os.getuid()
@@ -169,15 +169,15 @@ def test_commands_work_without_home(told: Any) -> None:
     assert folders == [mine, mine, mine, "None"], "another's folder is never taken, nor one that cannot be written"
 
 
-def test_shot_writes_into_unlistable_folder(told: Any) -> None:
-    commands, _, folder = told
+def test_shot_writes_into_unlistable_folder(command_results: Any) -> None:
+    commands, _, folder = command_results
     code, err = commands["shot, blind"]
     assert code == 0, err
     assert (folder / "blind" / "mv.0001.exr").is_file()
 
 
-def test_shot_skips_pairs_of_unreadable_plate(told: Any) -> None:
-    commands, _, folder = told
+def test_shot_skips_pairs_of_unreadable_plate(command_results: Any) -> None:
+    commands, _, folder = command_results
     code, err = commands["shot"]
     assert code == 2
     assert "plate.0003.png: Permission denied" in err

@@ -9,12 +9,12 @@ from fullfield.io import PointCloud
 from fullfield.registration import register
 
 
-def moved(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64] | str:
+def register_and_move(source: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64] | str:
     """Move ``source`` onto ``target``, or return why that cannot be done."""
-    found = register(source, target)
-    if found.success:
-        return source @ found.transform[:3, :3].T + found.transform[:3, 3]
-    return found.reason
+    result = register(source, target)
+    if result.success:
+        return source @ result.transform[:3, :3].T + result.transform[:3, 3]
+    return result.reason
 
 
 def coordinates(cloud: PointCloud) -> NDArray[np.float32]:

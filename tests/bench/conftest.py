@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.runner import main
-from commands import Ran
+from commands import CommandResult
 from fullfield.cli.main import main as fullfield
 from fullfield.io import write_flow, write_image
 from known_scenes import known_scene
@@ -40,19 +40,19 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:  # noqa: ARG001 - sets the folder
+def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:  # noqa: ARG001 - sets the folder
     """Run one command line in the scene's folder: the benchmarks', or fullfield's where it begins with that word."""
 
-    def run(*argv: object) -> Ran:
+    def run(*argv: object) -> CommandResult:
         capsys.readouterr()
         words = [str(arg) for arg in argv]
         code = fullfield(words[1:]) if words[0] == "fullfield" else main(words)
-        return Ran(code, *capsys.readouterr())
+        return CommandResult(code, *capsys.readouterr())
 
     return run
 
 
 @pytest.fixture
-def refused(cli: Callable[..., Ran]) -> Callable[..., str]:
+def refused(cli: Callable[..., CommandResult]) -> Callable[..., str]:
     """Run a command line that must fail as a user's mistake; returns its one line."""
     return lambda *argv: cli(*argv).refusal()

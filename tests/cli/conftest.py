@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from commands import Ran
+from commands import CommandResult
 from fullfield import estimate
 from fullfield.cli.main import main
 from fullfield.io import write_flow, write_image
 from fullfield.testing import textured_scene
 from fullfield.testing.scenes import Scene
 
-Cli = Callable[..., Ran]
+Cli = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:  # no
     """Run one command line in the scene's folder and return its exit code and what it printed."""
     threads = torch.get_num_threads()
 
-    def run(*argv: object) -> Ran:
+    def run(*argv: object) -> CommandResult:
         capsys.readouterr()
         code = main([str(arg) for arg in argv])
-        return Ran(code, *capsys.readouterr())
+        return CommandResult(code, *capsys.readouterr())
 
     yield run
     torch.set_num_threads(threads)
@@ -41,7 +41,7 @@ def compiled() -> None:
 @pytest.fixture
 def refused(cli: Cli, compiled: None) -> Callable[..., str]:  # noqa: ARG001 - so that refusals stand alone
     """Run a command line that must fail as a user's mistake; returns its one line."""
-    return lambda *argv: cli(*argv).refusal()
+    return lambda *argv: cli(*argv).get_refusal()
 
 
 @pytest.fixture(scope="session")

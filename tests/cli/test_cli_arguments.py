@@ -29,9 +29,11 @@ except SystemExit as end:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [20, pytest.param(400, marks=pytest.mark.long)])
-def test_main_returns_exit_code_for_random_arguments(tmp_path: Path, fresh: Callable[..., str], cases: int) -> None:
+def test_main_returns_exit_code_for_random_arguments(
+    tmp_path: Path, run_script: Callable[..., str], cases: int
+) -> None:
     """In a process of its own: one that hangs is ended, and says where."""
-    said = fresh(SCRIPT, tmp_path, fuzz_arguments.__file__, "--cases", cases, "--seed", 3)
+    said = run_script(SCRIPT, tmp_path, fuzz_arguments.__file__, "--cases", cases, "--seed", 3)
     found = json.loads(said.splitlines()[-1])
     assert sum(found["codes"].values()) == cases
     assert set(found["codes"]) <= {"0", "1", "2", "3"}

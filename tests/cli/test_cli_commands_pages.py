@@ -7,14 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from commands import loaded
+from commands import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def commands() -> ModuleType:
-    return loaded("scripts/docs/commands.py")
+    return load_file("scripts/docs/commands.py")
 
 
 def test_commands_pages_match_parsers(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks o
 torch.set_num_threads(2)
 frames = torch.rand(2, 3, 24, 32)
 
-def forked(threads):
+def estimate_in_fork(threads):
     child = os.fork()
     if child == 0:
         torch.set_num_threads(threads)
@@ -30,16 +30,16 @@ def forked(threads):
         os._exit(0)
     os.waitpid(child, 0)
 
-forked(2)
+estimate_in_fork(2)
 estimate(*frames, "fullfield-s", updates=1, cascade=False)
-forked(1)
-forked(2)
+estimate_in_fork(1)
+estimate_in_fork(2)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_estimate_refuses_forked_child_of_computing_parent(forked: Callable[..., str]) -> None:
-    before, one_thread, two_threads = forked(SCRIPT).splitlines()
+def test_estimate_refuses_forked_child_of_computing_parent(run_measured_script: Callable[..., str]) -> None:
+    before, one_thread, two_threads = run_measured_script(SCRIPT).splitlines()
     assert before == one_thread == "estimated"
     assert two_threads.startswith("process: was forked after its parent had computed")
     assert "multiprocessing.get_context('spawn')" in two_threads

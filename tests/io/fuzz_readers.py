@@ -93,7 +93,7 @@ def _outcome(read: Callable[[Path], Any], path: Path) -> dict[str, Any]:
             answer["trace"] = traceback.format_exc()[-3000:]
     # On a busy machine the clock runs for others too.
     answer["seconds"] = min(time.perf_counter() - begin, time.process_time() - spent)
-    answer["grew"] = memory.grown or 0.0
+    answer["grew"] = memory.growth_mib or 0.0
     return answer
 
 

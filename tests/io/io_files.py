@@ -92,4 +92,4 @@ def refused(path: Path, data: bytes, match: str, read: Callable[[Path], Any] = r
         read(path)
     assert complaint(error).startswith(str(path))
     assert time.process_time() - begin < 1
-    assert (memory.grown or 0) < MIB
+    assert (memory.growth_mib or 0) < MIB

@@ -93,7 +93,7 @@ def test_read_flow_of_empty_window_allocates_nothing(tmp_path: Path) -> None:
         assert (flow[:, 7, 5].tolist(), flow[:, 9, 5].tolist()) == ([1.0, -1.0], [0.0, 0.0])
         assert (bool(valid[7, 5]), bool(valid[9, 5])) == (True, False)
     assert flow.shape == (2, 8192, 16384)
-    assert (memory.grown or 0) < MIB
+    assert (memory.growth_mib or 0) < MIB
 
 
 def test_read_vectors_refuses_huge_display_window(tmp_path: Path) -> None:

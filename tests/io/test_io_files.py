@@ -173,9 +173,9 @@ print("every short write was noticed")
 """
 
 
-def test_writers_name_file_on_full_disk(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_writers_name_file_on_full_disk(tmp_path: Path, run_measured_script: Callable[..., str]) -> None:
     """The limit on a file's size stands for the full disk; in a process of its own, for libraries that crash."""
-    assert "every short write was noticed" in forked(FULL_DISK, Path(__file__).parent, tmp_path)
+    assert "every short write was noticed" in run_measured_script(FULL_DISK, Path(__file__).parent, tmp_path)
 
 
 KILLED = """
@@ -199,9 +199,11 @@ os.waitpid(writer, 0)
 """
 
 
-def test_write_atomically_leaves_no_partial_file_when_killed(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_write_atomically_leaves_no_partial_file_when_killed(
+    tmp_path: Path, run_measured_script: Callable[..., str]
+) -> None:
     target = tmp_path / "flow.exr"
-    forked(KILLED, Path(__file__).parent, target)
+    run_measured_script(KILLED, Path(__file__).parent, target)
     assert read_flow(target).flow.shape[1] in (300, 301)
     assert all(path == target or path.name.startswith(".") for path in tmp_path.iterdir())
 
@@ -306,11 +308,11 @@ print([name for name in ("numpy", "torch", "OpenImageIO", "h5py", "PIL") if name
 """
 
 
-def test_import_io_loads_no_torch(forked: Callable[..., str]) -> None:
+def test_import_io_loads_no_torch(run_measured_script: Callable[..., str]) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     functions = LOADED.replace("io.names.FLOW_SUFFIXES", "io.read_flow, io.read_frame, io.write_image")
-    assert forked(functions) == "['numpy', 'torch']\n"
+    assert run_measured_script(functions) == "['numpy', 'torch']\n"
 
 
 @pytest.mark.unit

@@ -54,8 +54,8 @@ print("done")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_readers_and_writers_work_in_forked_child(tmp_path: Path, fresh: Callable[..., str]) -> None:
-    assert fresh(SCRIPT, tmp_path).splitlines()[-1] == "done"
+def test_readers_and_writers_work_in_forked_child(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    assert run_script(SCRIPT, tmp_path).splitlines()[-1] == "done"
 
 
 def test_fork_guard_keeps_one_thread_with_old_openmp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -498,7 +498,7 @@ def test_read_frame_refuses_false_headers_without_allocating(tmp_path: Path) -> 
         with PeakMemory() as peak, pytest.raises(InputError) as error:
             read_frame(path)
         assert complaint(error).startswith(str(path))
-        assert (peak.grown or 0) < 20, f"{name}: {peak.grown} MiB"
+        assert (peak.growth_mib or 0) < 20, f"{name}: {peak.growth_mib} MiB"
 
 
 def test_read_frame_refuses_display_window_beyond_file(tmp_path: Path) -> None:
@@ -529,9 +529,9 @@ def test_read_frame_peak_memory_is_below_two_copies(tmp_path: Path, dtype: type)
     path = save(tmp_path / "a.exr", part)
     with PeakMemory() as peak:
         frame = read_frame(path)
-    if peak.grown is None:
+    if peak.growth_mib is None:
         pytest.skip("the peak of memory is read from /proc")
-    assert 0.9 < peak.grown * 2**20 / (4 * frame.numel()) < 2
+    assert 0.9 < peak.growth_mib * 2**20 / (4 * frame.numel()) < 2
 
 
 # real files

@@ -313,7 +313,7 @@ def test_open_video_refuses_header_beyond_limits(tmp_path: Path, sides: tuple[in
     else:
         with PeakMemory() as memory, pytest.raises(InputError, match=r"a\.avi: the header says 16000 × 16000 pixels"):
             open_video(str(path))
-        assert (memory.grown or 0) < 64
+        assert (memory.growth_mib or 0) < 64
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(Fraction(1, 90000), None), (Fraction(10**6), None), (24, 24.0)])

@@ -412,14 +412,14 @@ occluded = torch.zeros(858, 4096, dtype=torch.bool)
 occluded[500:700] = True
 with PeakMemory() as memory:
     FlowMetrics().update(pred, truth, None, occluded)
-print(memory.grown * 2**20 / (4 * 858 * 4096))
+print(memory.growth_mib * 2**20 / (4 * 858 * 4096))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_flow_metrics_peak_memory_is_few_planes(forked):
+def test_flow_metrics_peak_memory_is_few_planes(run_measured_script):
     """An eighth of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
-    assert 0.5 < float(forked(MEMORY)) <= 3.5
+    assert 0.5 < float(run_measured_script(MEMORY)) <= 3.5
 
 
 @pytest.mark.unit

@@ -134,12 +134,12 @@ def work(width):
 work(64)
 with PeakMemory() as memory:
     work(int(sys.argv[1]))
-print(memory.grown * 2**20)
+print(memory.growth_mib * 2**20)
 """
 
 
 @pytest.mark.unit
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_stereo_corr_block_memory_is_linear_in_width(forked: Callable[..., str]) -> None:
+def test_stereo_corr_block_memory_is_linear_in_width(run_measured_script: Callable[..., str]) -> None:
     """The rows' volumes of 16384 columns alone would be 2 GiB."""
-    assert float(forked(SCRIPT, 16384)) < 200e6
+    assert float(run_measured_script(SCRIPT, 16384)) < 200e6

@@ -437,11 +437,11 @@ flow = torch.full((2, 1716, 4096), 1.5)
 with PeakMemory() as memory:
     viz.flow_to_image(flow)
     viz.error_map(flow, flow)
-print(memory.grown * 2**20 / (3 * 1716 * 4096))
+print(memory.growth_mib * 2**20 / (3 * 1716 * 4096))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_flow_to_image_peak_memory_is_one_picture(forked):
+def test_flow_to_image_peak_memory_is_one_picture(run_measured_script):
     """A quarter of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
-    assert 1 <= float(forked(MEMORY)) <= 2.5
+    assert 1 <= float(run_measured_script(MEMORY)) <= 2.5

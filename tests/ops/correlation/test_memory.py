@@ -31,7 +31,7 @@ work(16, 24, True)  # whatever is loaded and compiled once
 for grad in (False, True):
     with PeakMemory() as memory:
         work(height, width, grad)
-    print(memory.grown * 2**20)
+    print(memory.growth_mib * 2**20)
 """
 
 
@@ -41,13 +41,13 @@ Peaks = Callable[..., list[float]]
 
 
 @pytest.fixture(scope="module")
-def peaks(forked: Callable[..., str]) -> Peaks:
+def peaks(run_measured_script: Callable[..., str]) -> Peaks:
     """``peaks(backend, size)``: without and with gradients."""
     known: dict[object, list[float]] = {}
 
     def asked(backend: str, size: tuple[int, int]) -> list[float]:
         if (backend, size) not in known:
-            lines = forked(SCRIPT, backend, *size).splitlines()
+            lines = run_measured_script(SCRIPT, backend, *size).splitlines()
             known[backend, size] = [float(line) for line in lines[-2:]]
         return known[backend, size]
 

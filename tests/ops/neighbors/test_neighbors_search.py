@@ -144,9 +144,9 @@ assert cpu_target.target_context.codegen().magic_tuple()[1:] == ("generic", "")
 """
 
 
-def test_search_kernels_compile_for_limited_cpus(tmp_path: Path, fresh: Callable[..., str]) -> None:
+def test_search_kernels_compile_for_limited_cpus(tmp_path: Path, run_script: Callable[..., str]) -> None:
     pytest.importorskip("numba")
-    fresh(TARGET, tmp_path)
+    run_script(TARGET, tmp_path)
 
 
 @pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)

@@ -113,13 +113,13 @@ def step(channels):
 step(1)
 with PeakMemory() as memory:
     step(channels)
-print(memory.grown, points * each * channels * 4 / 2**20)
+print(memory.growth_mib, points * each * channels * 4 / 2**20)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
-def test_point_conv_and_pool_peak_memory_is_bounded(forked: Callable[..., str]) -> None:
+def test_point_conv_and_pool_peak_memory_is_bounded(run_measured_script: Callable[..., str]) -> None:
     """Of both backends and of pooling, with gradients."""
-    grown, triplets = (float(word) for word in forked(SCRIPT).split())
+    grown, triplets = (float(word) for word in run_measured_script(SCRIPT).split())
     # features, result and gradients are 1.5 MB each, a chunk 16 MB
     assert grown < triplets / 3, f"{grown} MiB, triplets times channels are {triplets}"

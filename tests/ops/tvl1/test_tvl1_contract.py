@@ -267,7 +267,7 @@ def test_tvl1_works_in_dataloader_workers(start: str, workers: int) -> None:
         assert torch.equal(torch.cat([batch[way] for batch in found]), torch.stack([pair[way] for pair in expected]))
 
 
-def test_tvl1_memory_is_linear(forked: Callable[..., str]) -> None:
+def test_tvl1_memory_is_linear(run_measured_script: Callable[..., str]) -> None:
     script = """
         import torch
         from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
@@ -279,9 +279,9 @@ def test_tvl1_memory_is_linear(forked: Callable[..., str]) -> None:
         with PeakMemory() as memory:
             frames = torch.rand(2, 1, 1, height, width)
             TVL1Solver(height, width, config)(*frames)
-        print(memory.grown * 2**20 / (height * width * 4))
+        print(memory.growth_mib * 2**20 / (height * width * 4))
     """
-    planes = float(forked(textwrap.dedent(script)))
+    planes = float(run_measured_script(textwrap.dedent(script)))
     # 15 of state, 4 packed, 2 × 5.26 of pyramids; then the frames, two copies of the flow, and its parts.
     assert 29 < planes < 40
 

@@ -1,6 +1,6 @@
-"""Scripts in processes of their own that need not import PyTorch anew: forked from one that has done nothing else.
+"""Server that runs scripts in forks of a process which has only imported PyTorch and numba.
 
-For what wants memory that nobody has used yet. What is about imports, or about the start of a process, starts Python.
+It is for scripts that need unused memory. Tests of imports and of the start of a process start Python instead.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import traceback
 from typing import Any
 
 
-class Server:
-    """A process that has imported PyTorch and numba and started no threads; on Linux."""
+class ForkServer:
+    """Process that has imported PyTorch and numba and started no threads, on Linux."""
 
     def __init__(self) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True)
 
-    def run(self, script: str, *arguments: object) -> str:
-        """What ``script`` printed in a fork; RuntimeError with its last words where it failed."""
+    def run_script(self, script: str, *arguments: object) -> str:
+        """Run ``script`` in a fork and return its output; raise RuntimeError with the end of the output if it fails."""
         return self._run(script, arguments, is_measured=False)
 
-    def measure(self, script: str, *arguments: object) -> str:
-        """The same, of a script that looks at the memory that it takes: free blocks go back to the system at once."""
+    def measure_script(self, script: str, *arguments: object) -> str:
+        """Run a script that measures its memory: free blocks return to the system at once."""
         return self._run(script, arguments, is_measured=True)
 
     def _run(self, script: str, arguments: tuple[object, ...], *, is_measured: bool) -> str:
-        asked, told = self._process.stdin, self._process.stdout
-        if asked is None or told is None:
+        requests, answers = self._process.stdin, self._process.stdout
+        if requests is None or answers is None:
             raise RuntimeError("the process has no pipes")
-        asked.write(json.dumps([is_measured, script, *map(str, arguments)]) + "\n")
-        asked.flush()
-        answer: dict[str, Any] = json.loads(told.readline())
+        requests.write(json.dumps([is_measured, script, *map(str, arguments)]) + "\n")
+        requests.flush()
+        answer: dict[str, Any] = json.loads(answers.readline())
         if answer["status"]:
-            raise RuntimeError(f"exit status {answer['status']}: {answer['said'][-3000:]}")
-        return str(answer["said"])
+            raise RuntimeError(f"exit status {answer['status']}: {answer['output'][-3000:]}")
+        return str(answer["output"])
 
     def close(self) -> None:
         self._process.communicate()
@@ -47,8 +47,8 @@ class Server:
 def _fix_allocator() -> None:
     """Let glibc return every block of 128 KiB or more to the system when it is free.
 
-    It raises this threshold as blocks are freed and keeps what is below it: the peak of memory would depend on what ran
-    before. A threshold that is set stays.
+    Otherwise glibc raises this threshold as blocks are freed and keeps smaller blocks: the peak of memory would depend
+    on earlier scripts.
     """
     threshold = -3  # M_MMAP_THRESHOLD
     if not ctypes.CDLL(None).mallopt(threshold, 131072):
@@ -56,7 +56,7 @@ def _fix_allocator() -> None:
 
 
 def _fork(is_measured: bool, words: list[str]) -> dict[str, Any]:
-    """Run a script with its arguments in a child; how it ended, and its stdout and stderr together."""
+    """Run a script with its arguments in a child; return its exit status and its stdout and stderr together."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -69,7 +69,7 @@ def _fork(is_measured: bool, words: list[str]) -> dict[str, Any]:
                 _fix_allocator()
             exec(compile(words[0], "script", "exec"), {"__name__": "__main__"})
             status = 0
-        except BaseException:  # noqa: BLE001 - it ends here and is told
+        except BaseException:  # noqa: BLE001 - printed, and the child ends
             traceback.print_exc()
         finally:
             sys.stdout.flush()
@@ -77,8 +77,8 @@ def _fork(is_measured: bool, words: list[str]) -> dict[str, Any]:
             os._exit(status)
     os.close(writing)
     with open(reading, encoding="utf-8") as pipe:  # noqa: PTH123 - a descriptor
-        said = pipe.read()
-    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "said": said}
+        output = pipe.read()
+    return {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "output": output}
 
 
 def _serve() -> None:
