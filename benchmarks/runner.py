@@ -26,7 +26,7 @@ from benchmarks.paper import command as reproduce
 from benchmarks.stored import environment, read_results, write_results
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import parse_count
+from fullfield.cli.argtypes import parse_positive_integer
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
@@ -62,7 +62,7 @@ def build_parser() -> Parser:
 def _add_common_options(parser: argparse.ArgumentParser, bench: Bench) -> None:
     device = bench.device or "cuda where there is one"
     parser.add_argument("--device", metavar="NAME", default=bench.device, help=f"cpu, cuda, cuda:1, ... [{device}]")
-    parser.add_argument("--repeats", type=parse_count, metavar="N", help=f"rounds [{bench.repeats}]")
+    parser.add_argument("--repeats", type=parse_positive_integer, metavar="N", help=f"rounds [{bench.repeats}]")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
     if bench.resumes:
         parser.add_argument("--resume", action="store_true", help="keep what --output holds and measure the rest")
@@ -86,9 +86,9 @@ def _run(bench: Bench, parser: argparse.ArgumentParser, args: argparse.Namespace
         return _show_stored(bench, parser, args)
     inputs = bench.check(args)
     if args.output is not None:
-        paths.check_suffix(args.output, "results", (".json",))
-        paths.check_output(args.output, "results")
-        paths.check_distinct([("--output", args.output)], inputs)
+        paths.get_checked_suffix(args.output, "results", (".json",))
+        paths.check_output_file(args.output, "results")
+        paths.check_outputs_are_distinct([("--output", args.output)], inputs)
     if getattr(args, "resume", False) and args.output is None:
         raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
     _check_shown(args)
@@ -135,11 +135,11 @@ def noting(args: argparse.Namespace) -> Note:
 
 def _check_shown(args: argparse.Namespace) -> None:
     if getattr(args, "plots", None) is not None:
-        paths.check_folder(Path(args.plots), "--plots")
+        paths.check_folder_and_remove_abandoned_files(Path(args.plots), "--plots")
         import_module("matplotlib")  # now, not when everything has been measured
     if getattr(args, "tables", None) is not None:
-        paths.check_suffix(args.tables, "--tables", (".md",))
-        paths.check_output(args.tables, "--tables")
+        paths.get_checked_suffix(args.tables, "--tables", (".md",))
+        paths.check_output_file(args.tables, "--tables")
 
 
 def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:
@@ -165,7 +165,7 @@ def _show_stored(bench: Bench, parser: argparse.ArgumentParser, args: argparse.N
     for name, value in vars(args).items():
         if name not in displayed and value not in (None, [], parser.get_default(name)):
             raise InputError(f"--{name.replace('_', '-')}: --stored measures nothing; leave it out")
-    paths.check_input(args.stored, "--stored")
+    paths.check_input_file(args.stored, "--stored")
     _check_shown(args)
     results = read_results(Path(args.stored), bench.name, "--stored")
     try:

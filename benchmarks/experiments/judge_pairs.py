@@ -36,7 +36,12 @@ from torch import Tensor
 
 from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 from fullfield import InputError
-from fullfield.cli.argtypes import parse_count, parse_positive, parse_size, parse_updates
+from fullfield.cli.argtypes import (
+    parse_positive_integer,
+    parse_positive_number,
+    parse_update_count_or_range,
+    parse_wxh_as_height_width,
+)
 from fullfield.io import read_flow
 from fullfield.io.files import write_atomically
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
@@ -134,13 +139,23 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--mixture", nargs="+", default=MIXED, metavar="STYLE=SHARE")
     made.add_argument("--pictures", type=Path, metavar="PACK", help="picture pack of the scenes [procedural pictures]")
     made.add_argument("--compressed", type=float, default=0.25, help="share of pairs with the blocks of JPEG [0.25]")
-    made.add_argument("--pairs", type=parse_count, default=29_000, help="pairs shown [29,000]")
-    made.add_argument("--seconds", type=parse_positive, help="end after that many seconds of training, or with --pairs")
-    made.add_argument("--size", type=parse_size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
-    made.add_argument("--cut", type=parse_size, metavar="WxH", help="augment pairs as RAFT does; cut to that size")
-    made.add_argument("--batch", type=parse_count, default=8)
-    made.add_argument("--updates", type=parse_updates, default=12, metavar="N|LOW-HIGH", help="in training [12]")
-    made.add_argument("--scored-updates", type=parse_count, nargs="+", default=[20], help="the first one counts [20]")
+    made.add_argument("--pairs", type=parse_positive_integer, default=29_000, help="pairs shown [29,000]")
+    made.add_argument(
+        "--seconds", type=parse_positive_number, help="end after that many seconds of training, or with --pairs"
+    )
+    made.add_argument(
+        "--size", type=parse_wxh_as_height_width, default=(432, 768), metavar="WxH", help="of the pairs [768x432]"
+    )
+    made.add_argument(
+        "--cut", type=parse_wxh_as_height_width, metavar="WxH", help="augment pairs as RAFT does; cut to that size"
+    )
+    made.add_argument("--batch", type=parse_positive_integer, default=8)
+    made.add_argument(
+        "--updates", type=parse_update_count_or_range, default=12, metavar="N|LOW-HIGH", help="in training [12]"
+    )
+    made.add_argument(
+        "--scored-updates", type=parse_positive_integer, nargs="+", default=[20], help="the first one counts [20]"
+    )
     made.add_argument("--flips", action="store_true", help="score hard pairs with their mirror images")
     made.add_argument("--compile", choices=COMPILED, help="mode of torch.compile [not compiled, recorded as a graph]")
     made.add_argument("--score-at", type=float, nargs="*", default=[0.25, 0.5], metavar="SHARE", help="[0.25 0.5]")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fullfield.cli.argtypes import parse_size, parse_updates
+from fullfield.cli.argtypes import parse_update_count_or_range, parse_wxh_as_height_width
 from fullfield.models.weights import build_random_model
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import FlowBatch
@@ -79,7 +79,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     name, _, given = text.partition(":")
     training = FlowTraining(
         batch=args.batch,
-        updates=parse_updates(given),
+        updates=parse_update_count_or_range(given),
         precision="bfloat16",
         channels_last=True,
         compile=None if args.compile == "none" else args.compile,
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", required=True, metavar="NETWORK:UPDATES")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--size", type=parse_size, default=(368, 496))
+    parser.add_argument("--size", type=parse_wxh_as_height_width, default=(368, 496))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--compile", default="default")
     parser.add_argument("--workers", type=int, default=2)

@@ -133,13 +133,13 @@ def _folder(name: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; --output takes the name of a folder")
     existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    paths.check_folder(existing, f"--output {folder}")
+    paths.check_folder_and_remove_abandoned_files(existing, f"--output {folder}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _lookups(path: str) -> dict[str, Any]:
-    paths.check_input(path, "--lookups")
+    paths.check_input_file(path, "--lookups")
     try:
         content = json.loads(Path(path).read_text("utf-8"))
     except ValueError as error:
@@ -203,9 +203,9 @@ def _sheet(name: str, runs: Runs, path: Path, frames: str | None) -> bool:
 def _dataset(word: str | None) -> FlowDataset | None:
     if word is None:
         return None
-    from fullfield.cli.evaluate import open_named_dataset
+    from fullfield.cli.evaluate import open_dataset_argument
 
-    return open_named_dataset(word, "--frames")
+    return open_dataset_argument(word, "--frames")
 
 
 def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: list[Path], absent: list[str]) -> None:
@@ -228,6 +228,6 @@ def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: 
     if args.output is None:
         print("\n".join(markdown(table) for table in tables), end="")
     for path in written:
-        print(report.make_printable(path))
+        print(report.escape_control_characters(path))
     for name in absent:
         print(f"{name}: not run")

@@ -84,13 +84,13 @@ def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
 
 
 # Most of a call's time goes into these two, which only a few tests look at.
-MAIN_JOB, COLOURS = functools.cache(doctor._describe_main_job), functools.cache(doctor._describe_colour_management)
+MAIN_JOB, COLOURS = functools.cache(doctor._try_main_job), functools.cache(doctor._describe_colour_management)
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main job and colour management are tried once in this process."""
-    monkeypatch.setattr(doctor, "_describe_main_job", MAIN_JOB)
+    monkeypatch.setattr(doctor, "_try_main_job", MAIN_JOB)
     monkeypatch.setattr(doctor, "_describe_colour_management", COLOURS)
 
 
@@ -245,7 +245,7 @@ def test_doctor_exits_with_2_when_estimate_fails(cli: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.backends", broken)
-    monkeypatch.setattr("fullfield.cli.doctor._describe_kernel_cache", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._check_and_describe_kernel_cache", broken)
     monkeypatch.setattr("fullfield.cli.doctor._describe_system", broken)
     monkeypatch.setattr("fullfield.cli.doctor._describe_colour_management", broken)
     ran = cli("doctor")

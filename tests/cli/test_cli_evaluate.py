@@ -87,13 +87,13 @@ def test_evaluate_scale_writes_to_own_folder(cli: Any, pairs: Path) -> None:  # 
 @pytest.mark.usefixtures("pairs")
 def test_evaluate_prepares_method_for_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
-    once = MethodChoice.prepare
+    once = MethodChoice.load_weights_and_kernels
 
     def noted(self: MethodChoice, size: tuple[int, int], *more: Any, **named: Any) -> None:
         sizes.append(size)
         once(self, size, *more, **named)
 
-    monkeypatch.setattr(MethodChoice, "prepare", noted)
+    monkeypatch.setattr(MethodChoice, "load_weights_and_kernels", noted)
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/4").code == 0
     assert sizes == [(12, 16)]
 
@@ -104,7 +104,7 @@ def test_evaluate_records_memory_shortage_of_preparation(cli: Any, monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(MethodChoice, "prepare", no_room)
+        patched.setattr(MethodChoice, "load_weights_and_kernels", no_room)
         assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code != 0
     assert json.loads(Path("runs/mine/tvl1/failure.json").read_text()) == {"failure": "out of memory"}
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0

@@ -42,8 +42,8 @@ def _chosen(*options: str) -> methods.MethodChoice:
 
 
 def test_list_parameters_covers_every_config_field() -> None:
-    assert {p.field for p in methods.list_parameters("tvl1").values()} == {f.name for f in fields(TVL1Config)}
-    assert {"--lambda", "--scale-factor"} <= methods.list_parameters("tvl1").keys()
+    assert {p.field for p in methods.get_parameters_by_option("tvl1").values()} == {f.name for f in fields(TVL1Config)}
+    assert {"--lambda", "--scale-factor"} <= methods.get_parameters_by_option("tvl1").keys()
 
 
 def test_choose_method_options_override_preset() -> None:

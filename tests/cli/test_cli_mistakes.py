@@ -18,7 +18,7 @@ import torch
 
 import fullfield.estimators.estimation
 import fullfield.io
-from fullfield.cli.report import make_printable
+from fullfield.cli.report import escape_control_characters
 from fullfield.datasets import SCANS
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import PointCloud, VideoWriter, write_flow, write_image, write_point_cloud
@@ -513,9 +513,9 @@ def test_convert_json_escapes_control_characters_in_names(cli: Any, scene: Path)
 
 
 def test_make_printable_escapes_control_characters() -> None:
-    assert make_printable("plain Ünïcode 漢字 👩\u200d🔬 \udcff") == "plain Ünïcode 漢字 👩\u200d🔬 \udcff"
-    assert make_printable("a\x1b\x00\x85\u2028\u202e\n\t") == r"a\x1b\x00\x85\u2028\u202e\n\t"
-    assert make_printable("a\n\x07", "\n") == "a\n\\x07"
+    assert escape_control_characters("plain Ünïcode 漢字 👩\u200d🔬 \udcff") == "plain Ünïcode 漢字 👩\u200d🔬 \udcff"
+    assert escape_control_characters("a\x1b\x00\x85\u2028\u202e\n\t") == r"a\x1b\x00\x85\u2028\u202e\n\t"
+    assert escape_control_characters("a\n\x07", "\n") == "a\n\\x07"
 
 
 @pytest.mark.filterwarnings("default::UserWarning")

@@ -34,10 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--licence", metavar="NAME", required=True, help="CC0-1.0, public-domain, CC-BY or MIT")
     source.add_argument("--statement", metavar="FILE", required=True, help="file of the package with the licence")
     source.add_argument("--skip", metavar="PATTERN", default=r"(?!)", help="leave out the paths that match")
-    parser.add_argument("--max-triangles", type=argtypes.parse_count, default=1500, help="largest number of a mesh")
+    parser.add_argument(
+        "--max-triangles", type=argtypes.parse_positive_integer, default=1500, help="largest number of a mesh"
+    )
     parser.add_argument(
         "--max-meshes",
-        type=argtypes.parse_count,
+        type=argtypes.parse_positive_integer,
         default=1 << 20,
         help="number from which only animated meshes are added",
     )
@@ -46,10 +48,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, add the meshes and report."""
-    paths.check_output(args.output, "--output")
-    paths.check_suffix(args.output, "--output", (".zip",))
-    paths.check_input(args.pack, "--pack")
-    paths.check_input(args.statement, "--statement")
+    paths.check_output_file(args.output, "--output")
+    paths.get_checked_suffix(args.output, "--output", (".zip",))
+    paths.check_input_file(args.pack, "--pack")
+    paths.check_input_file(args.statement, "--statement")
     folder = Path(args.folder)
     if not folder.is_dir():
         raise InputError(f"--folder {args.folder}: expected a folder, got {'a file' if folder.exists() else 'nothing'}")
@@ -73,5 +75,5 @@ def run(args: argparse.Namespace) -> int:
     facts |= {"bytes": pack.size, "left_out": len(pack.left_out)}
     text = f"{pack.meshes} meshes added, {pack.animated} with clips, {pack.triangles} triangles"
     text += f"; {len(pack.left_out)} left out; {pack.size / 1e6:.1f} MB"
-    report.print_report(args, facts, f"{report.make_printable(args.output)}: {text}")
+    report.print_report(args, facts, f"{report.escape_control_characters(args.output)}: {text}")
     return 0

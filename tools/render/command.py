@@ -38,17 +38,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("FIRST", "LAST"),
         help="first and last frame; the last has no flow [1 4 for the own scene, the shot's for Charge-8K]",
     )
-    parser.add_argument("--width", type=argtypes.parse_count, default=8192, metavar="PX", help="width of the frames")
     parser.add_argument(
-        "--height", type=argtypes.parse_count, metavar="PX", help="height of the frames [the scene's shape]"
+        "--width", type=argtypes.parse_positive_integer, default=8192, metavar="PX", help="width of the frames"
     )
-    parser.add_argument("--samples", type=argtypes.parse_count, help="samples for each pixel [1024]")
+    parser.add_argument(
+        "--height", type=argtypes.parse_positive_integer, metavar="PX", help="height of the frames [the scene's shape]"
+    )
+    parser.add_argument("--samples", type=argtypes.parse_positive_integer, help="samples for each pixel [1024]")
     own = parser.add_argument_group("own scene")
     own.add_argument("--seed", type=argtypes.parse_integer, help="seed [0]")
     own.add_argument(
-        "--thin", type=argtypes.parse_count, metavar="N", help="add N branches, fans of hairs and grids [none]"
+        "--thin",
+        type=argtypes.parse_positive_integer,
+        metavar="N",
+        help="add N branches, fans of hairs and grids [none]",
     )
-    own.add_argument("--speed", type=argtypes.parse_positive, metavar="X", help="factor of all motion [1]")
+    own.add_argument("--speed", type=argtypes.parse_positive_number, metavar="X", help="factor of all motion [1]")
     own.add_argument("--fast", action="store_true", help="shade by angle, without shadows; four samples for each pixel")
     blender = parser.add_argument_group("Blender (4.2 or newer, in a process of its own)")
     blender.add_argument("--blender", metavar="FILE", help="path or name of Blender [blender]")
@@ -61,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, render, compute the flow, report."""
     own = args.scene == OWN_SCENE
     if not own:
-        paths.check_input(args.scene, "SCENE")
-        paths.check_suffix(args.scene, "SCENE", (".blend",))
+        paths.check_input_file(args.scene, "SCENE")
+        paths.get_checked_suffix(args.scene, "SCENE", (".blend",))
         values = {"seed": args.seed, "thin": args.thin, "speed": args.speed, "fast": args.fast or None}
         for option in (name for name, value in values.items() if value is not None):
             raise InputError(f"--{option}: only the scene {OWN_SCENE} takes it; leave it out")
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if last <= first:
         raise InputError(f"--frames: expected a first before a last, got {first} {last}")
     target = Path(args.output)
-    paths.check_new_folder(args.output, "--output")
+    paths.check_creatable_folder(args.output, "--output")
 
     from tools.render import Blender, Shot, render_shot
     from tools.render.launch import FAST_SAMPLES
@@ -96,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("render", quiet=args.quiet) as progress:
         flows = render_shot(shot, target, Blender(args.blender or "blender", args.python), progress=progress)
     watch.add_lap("render")
-    seconds = watch.get_seconds()
+    seconds = watch.get_stage_seconds()
     files = [str(path) for path in flows]
     facts = {"output": str(target), "frames": [first, last], "flow": files, "seconds": seconds}
     summary = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
-    report.print_report(args, facts, f"{report.make_printable(target)}: {summary}")
+    report.print_report(args, facts, f"{report.escape_control_characters(target)}: {summary}")
     return 0
 
 

@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--licence", default="the user's own", metavar="TEXT", help="their licence, for the list")
     own.add_argument("--author", default="the user", metavar="TEXT", help="their author, for the list")
     parser.add_argument(
-        "--most-silhouettes", type=argtypes.parse_count, default=3000, help="largest number of silhouettes"
+        "--most-silhouettes", type=argtypes.parse_positive_integer, default=3000, help="largest number of silhouettes"
     )
     report.add_report_options(parser, progress=True)
 
@@ -47,15 +47,15 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, build the pack and report; or print a licence list."""
     if args.list is not None:
         return _list(args)
-    paths.check_output(args.output, "--output")
-    paths.check_suffix(args.output, "--output", (".zip",))
+    paths.check_output_file(args.output, "--output")
+    paths.get_checked_suffix(args.output, "--output", (".zip",))
     folders = (("--pictures", args.pictures), ("--cutouts", args.cutouts))
     for option, folder in folders:
         if folder is not None and not Path(folder).is_dir():
             found = "a file" if Path(folder).exists() else "nothing of that name"
             raise InputError(f"{option} {folder}: expected a folder, got {found}")
     if args.archives is not None:
-        paths.check_new_folder(args.archives, "--archives")
+        paths.check_creatable_folder(args.archives, "--archives")
     if args.no_packages and args.pictures is None and args.cutouts is None:
         raise InputError("--no-packages: no pictures left; name a folder with --pictures or --cutouts")
 
@@ -85,19 +85,21 @@ def run(args: argparse.Namespace) -> int:
         "silhouettes": pack.shapes,
         "bytes": pack.size,
         "left_out": pack.left_out,
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
     left_out = ", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"
     counts = [
         f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((pack.pictures, "picture"), (pack.shapes, "silhouette"))
     ]
     summary = f"{', '.join(counts)}, {pack.size / 1e6:.1f} MB"
-    report.print_report(args, facts, f"{report.make_printable(args.output)}: {summary}\nleft out: {left_out}")
+    report.print_report(
+        args, facts, f"{report.escape_control_characters(args.output)}: {summary}\nleft out: {left_out}"
+    )
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    paths.check_input(args.list, "--list")
+    paths.check_input_file(args.list, "--list")
 
     from fullfield.training.flow.pictures import format_licences, read_licence_list
 

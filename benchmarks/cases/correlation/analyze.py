@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import parse_count
+from fullfield.cli.argtypes import parse_positive_integer
 from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -40,15 +40,20 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     lookups.add_argument(
         "files", nargs="+", metavar="FILE", help="recorded positions minus pixel grid, one pair each: .npy [U, 2, H, W]"
     )
-    lookups.add_argument("--radius", type=parse_count, default=4, help="of the windows")
-    lookups.add_argument("--levels", type=parse_count, default=1, help="of the pyramid, 1 to 8")
+    lookups.add_argument("--radius", type=parse_positive_integer, default=4, help="of the windows")
+    lookups.add_argument("--levels", type=parse_positive_integer, default=1, help="of the pyramid, 1 to 8")
     lookups.add_argument(
-        "--blocks", nargs="+", type=parse_count, default=BLOCKS, metavar="B", help="sides of the blocks [1 2 4 8 16]"
+        "--blocks",
+        nargs="+",
+        type=parse_positive_integer,
+        default=BLOCKS,
+        metavar="B",
+        help="sides of the blocks [1 2 4 8 16]",
     )
     lookups.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="of the matrix [both]")
     lookups.add_argument(
         "--updates",
-        type=parse_count,
+        type=parse_positive_integer,
         help="the first N lookups of 32, interpolated between the recorded 0, 1, 2, 4, 8, 12, 20, 31 "
         "[those in the file, as they are]",
     )
@@ -63,16 +68,18 @@ def run(args: argparse.Namespace) -> int:
 
     if args.levels > 8:
         raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
-    paths.check_files([("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))])
+    paths.check_input_and_output_files(
+        [("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))]
+    )
 
     from benchmarks.cases.correlation.analysis import read_shares, recorded_positions, window_statistics
     from benchmarks.cases.correlation.recorded import between, load_recorded
-    from fullfield.cli.report import rename_in_errors
+    from fullfield.cli.report import rename_arguments_in_errors
 
     blocks = sorted(set(args.blocks))
     layouts = [layout for layout in LAYOUTS if layout in args.layouts]
     recordings = [load_recorded(path) for path in args.files]
-    with rename_in_errors(updates="--updates", radius="--radius", blocks="--blocks"):
+    with rename_arguments_in_errors(updates="--updates", radius="--radius", blocks="--blocks"):
         if args.updates is not None:
             recordings = [between(recorded, args.updates) for recorded in recordings]
     result: list[list[Share]] = []
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for one in files:
         height, width = one["size"]
-        print(f"{report.make_printable(one['file'])}: {width}×{height}, {one['updates']} updates")
+        print(f"{report.escape_control_characters(one['file'])}: {width}×{height}, {one['updates']} updates")
         print(
             f"  mean window of 8×8 pixels {one['mean_columns']:.0f} target pixels, "
             f"{100 * one['inside']:.1f} % of the positions in the map"
@@ -145,7 +152,7 @@ def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str
         table.append(line + ([saved(block, level) for level in levels] if both else []))
     return [
         "Share of the all-pairs cells in blocks that are read, %, union over all updates",
-        *report.align_columns(table),
+        *report.format_aligned_columns(table),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 if TYPE_CHECKING:
     import torch
@@ -37,15 +37,21 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is looked up")
     what.add_argument("--sweep", choices=("size", "updates", "channels"), help="vary one of these as the paper does")
     what.add_argument(
-        "--sizes", nargs="+", type=parse_size, metavar="WxH", help="feature maps [512x224 on a GPU, else 128x56]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        metavar="WxH",
+        help="feature maps [512x224 on a GPU, else 128x56]",
     )
     what.add_argument(
-        "--updates", nargs="+", type=parse_count, metavar="N", help="lookups of a pair [32 on a GPU, else 2]"
+        "--updates", nargs="+", type=parse_positive_integer, metavar="N", help="lookups of a pair [32 on a GPU, else 2]"
     )
-    what.add_argument("--channels", nargs="+", type=parse_count, metavar="N", help="of the features [256]")
-    what.add_argument("--batch", type=parse_count, default=1, metavar="N", help="pairs at a time [%(default)s]")
-    what.add_argument("--levels", type=parse_count, default=4, metavar="N", help="1 to 8 [%(default)s]")
-    what.add_argument("--radius", type=parse_count, default=4, metavar="N", help="1 to 8 [%(default)s]")
+    what.add_argument("--channels", nargs="+", type=parse_positive_integer, metavar="N", help="of the features [256]")
+    what.add_argument(
+        "--batch", type=parse_positive_integer, default=1, metavar="N", help="pairs at a time [%(default)s]"
+    )
+    what.add_argument("--levels", type=parse_positive_integer, default=4, metavar="N", help="1 to 8 [%(default)s]")
+    what.add_argument("--radius", type=parse_positive_integer, default=4, metavar="N", help="1 to 8 [%(default)s]")
     what.add_argument(
         "--lookups",
         nargs="+",
@@ -120,9 +126,9 @@ def _check(args: argparse.Namespace) -> list[str]:
     if args.compare and not args.plots:
         raise InputError("--compare: is for the pictures; say where to with --plots DIR")
     for path in args.lookups:
-        paths.check_input(path, "--lookups")
+        paths.check_input_file(path, "--lookups")
     for path in args.compare:
-        paths.check_input(path, "--compare")
+        paths.check_input_file(path, "--compare")
     if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
         raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
     if args.localcorr and not Path(args.localcorr).exists():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import parse_count
+from fullfield.cli.argtypes import parse_positive_integer
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     record.add_argument("-o", "--output", required=True, metavar="DIR", help="existing folder for the files")
     record.add_argument("--weights", metavar="FILE", help="weights: a file or a published name [the method's own]")
-    record.add_argument("--updates", type=parse_count, metavar="N", help="of the flow [the network's own number]")
+    record.add_argument(
+        "--updates", type=parse_positive_integer, metavar="N", help="of the flow [the network's own number]"
+    )
     record.add_argument("--device", default="cpu", metavar="NAME", help="where to compute [%(default)s]")
     report.add_report_options(record, progress=False)
     return record
@@ -120,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise InputError(f"--output {args.output}: expected an existing folder")
     for path in (path for pair in args.pair for path in pair):
-        paths.check_input(path, "--pair")
+        paths.check_input_file(path, "--pair")
     given = {"weights": args.weights, "updates": args.updates}
     parameters = {name: value for name, value in given.items() if value is not None}
     if not args.method.startswith("ptlflow:"):
@@ -146,5 +148,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for one in files:
         updates, _, height, width = one["shape"]
-        print(f"{report.make_printable(one['file'])}: {width}×{height}, {updates} lookups, radius {one['radius']}")
+        print(
+            f"{report.escape_control_characters(one['file'])}: {width}×{height}, "
+            f"{updates} lookups, radius {one['radius']}"
+        )
     return 0

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fullfield.cli.report import align_columns
+from fullfield.cli.report import format_aligned_columns
 
 VARIABLES = {"size": "map width", "updates": "lookups", "channels": "channels"}
 # Against what improvements are stated, as the paper does: time against on-demand, memory against the volume.
@@ -109,7 +109,7 @@ def table10(cases: Sequence[Case]) -> list[str]:
         table.append(line + [_saved(each[ours or n], each[n], n == SLOW) for n in better])
     title = "Runtime of pooling, layout and all lookups (e: eager, else graph replay)"
     title += ", peak memory with inputs" if counted else ""
-    return [title, *align_columns(table)]
+    return [title, *format_aligned_columns(table)]
 
 
 def _cell(rows: Sequence[Row]) -> str:
@@ -164,4 +164,4 @@ def table4(cases: Sequence[Case]) -> list[str]:
             )
     if len(table) == 1:
         return []
-    return ["Share of the eager runtime by step", *align_columns(table)]
+    return ["Share of the eager runtime by step", *format_aligned_columns(table)]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 PARTS = ("estimate", "auto", "batch", "files", "pairs", "methods")
 DESCRIPTION = """\
@@ -28,12 +28,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     sizes = [(1080, 1920), (3432, 8192)]
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to time [all]")
     parser.add_argument(
-        "--sizes", nargs="+", type=parse_size, default=sizes, metavar="WxH", help="estimate [1920x1080 8192x3432]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        default=sizes,
+        metavar="WxH",
+        help="estimate [1920x1080 8192x3432]",
     )
-    parser.add_argument("--auto-size", type=parse_size, default=(1080, 1920), help="default method [1920x1080]")
-    parser.add_argument("--batch", type=parse_count, default=32, help="pairs in one call [%(default)s]")
-    parser.add_argument("--batch-size", type=parse_size, default=(384, 512), help="size of each [512x384]")
-    parser.add_argument("--file-size", type=parse_size, default=(2160, 3840), help="PNG files [3840x2160]")
+    parser.add_argument(
+        "--auto-size", type=parse_wxh_as_height_width, default=(1080, 1920), help="default method [1920x1080]"
+    )
+    parser.add_argument("--batch", type=parse_positive_integer, default=32, help="pairs in one call [%(default)s]")
+    parser.add_argument(
+        "--batch-size", type=parse_wxh_as_height_width, default=(384, 512), help="size of each [512x384]"
+    )
+    parser.add_argument(
+        "--file-size", type=parse_wxh_as_height_width, default=(2160, 3840), help="PNG files [3840x2160]"
+    )
     parser.add_argument("--data", metavar="FOLDER", help="pairs with true flow [FULLFIELD_DATA, or ../shared/data]")
 
 

@@ -10,7 +10,7 @@ from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_count, parse_positive, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_positive_number, parse_wxh_as_height_width
 
 if TYPE_CHECKING:
     import torch
@@ -40,12 +40,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--sizes",
         nargs="+",
-        type=parse_size,
+        type=parse_wxh_as_height_width,
         metavar="WxH",
         help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]",
     )
     what.add_argument(
-        "--updates", nargs="+", type=parse_count, metavar="N", help="of each method [the network's own number]"
+        "--updates",
+        nargs="+",
+        type=parse_positive_integer,
+        metavar="N",
+        help="of each method [the network's own number]",
     )
     what.add_argument("--cascade", action="store_true", help="also cascaded")
     what.add_argument(
@@ -64,7 +68,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
-    parser.add_argument("--seconds", type=parse_positive, metavar="S", help="begin no case after this time")
+    parser.add_argument("--seconds", type=parse_positive_number, metavar="S", help="begin no case after this time")
 
 
 def _weights(args: argparse.Namespace) -> dict[str, str]:
@@ -74,7 +78,7 @@ def _weights(args: argparse.Namespace) -> dict[str, str]:
         method, _, path = given.partition("=")
         if method not in METHODS or not path:
             raise InputError(f"--weights: expected METHOD=FILE with one of {', '.join(METHODS)}, got {given}")
-        paths.check_input(path, "--weights")
+        paths.check_input_file(path, "--weights")
         weights[method] = path
     return weights
 
@@ -85,7 +89,7 @@ def _check(args: argparse.Namespace) -> list[str]:
     inputs = [*_weights(args).values(), *(args.pair or ()), *([args.truth] if args.truth else ())]
     for option, given in (("--pair", args.pair or ()), ("--truth", [args.truth] if args.truth else ())):
         for path in given:
-            paths.check_input(path, option)
+            paths.check_input_file(path, option)
     options.check_extension(args)
     if args.updates and len(args.updates) not in (1, len(args.methods)):
         raise InputError(f"--updates: expected one number or one for each of {len(args.methods)} methods")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 if TYPE_CHECKING:
     from benchmarks.cases.networks.patched import Plan
@@ -29,10 +29,17 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="ptlflow's names: raft, dpflow, ...")
     parser.add_argument(
-        "--sizes", nargs="+", type=parse_size, default=[(436, 1024)], metavar="WxH", help="frames [1024x436]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        default=[(436, 1024)],
+        metavar="WxH",
+        help="frames [1024x436]",
     )
     parser.add_argument("--train", action="store_true", help="a training step instead of an estimate")
-    parser.add_argument("--batch", type=parse_count, default=1, metavar="N", help="pairs at a time [%(default)s]")
+    parser.add_argument(
+        "--batch", type=parse_positive_integer, default=1, metavar="N", help="pairs at a time [%(default)s]"
+    )
     options.add_extension_option(parser, "beside the models' on-demand lookup instead of their volume: ")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.bench import Bench, Note, Result, Session
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 DESCRIPTION = """\
 Time the guided refinement of a flow with a flow back, RGB frames in float32 on the device: median and 99th percentile
@@ -24,12 +24,19 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     sizes = [(1080, 1920), (3432, 8192)]
     parser.add_argument(
-        "--sizes", nargs="+", type=parse_size, default=sizes, metavar="WxH", help="frames [1920x1080 8192x3432]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        default=sizes,
+        metavar="WxH",
+        help="frames [1920x1080 8192x3432]",
     )
     parser.add_argument(
-        "--frames", type=parse_count, default=100, metavar="N", help="calls that are timed [%(default)s]"
+        "--frames", type=parse_positive_integer, default=100, metavar="N", help="calls that are timed [%(default)s]"
     )
-    parser.add_argument("--passes", type=parse_count, default=1, metavar="N", help="of the refinement [%(default)s]")
+    parser.add_argument(
+        "--passes", type=parse_positive_integer, default=1, metavar="N", help="of the refinement [%(default)s]"
+    )
     parser.add_argument("--shapes", action="store_true", help="on a GPU: every shape of the blocks that iterate")
 
 

@@ -40,9 +40,9 @@ def _check(args: argparse.Namespace) -> Sequence[str | None]:
     if not args.flows:
         raise InputError("--flows: expected files of flow, got none")
     for path in args.flows:
-        paths.check_input(path, "--flows")
+        paths.check_input_file(path, "--flows")
     if args.folder is not None:
-        paths.check_folder(Path(args.folder), "--folder")
+        paths.check_folder_and_remove_abandoned_files(Path(args.folder), "--folder")
     return list(args.flows)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_count
+from fullfield.cli.argtypes import parse_positive_integer
 
 if TYPE_CHECKING:
     from benchmarks.cases.points.measure import Plan
@@ -59,15 +59,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--coarse", type=_length, default=0.02, metavar="G", help="grid of the thinned cloud, metres [%(default)s]"
     )
-    what.add_argument("--kernel", type=parse_count, default=3, metavar="T", help="cells a side, 1 to 8 [%(default)s]")
+    what.add_argument(
+        "--kernel", type=parse_positive_integer, default=3, metavar="T", help="cells a side, 1 to 8 [%(default)s]"
+    )
     what.add_argument(
         "--channels", nargs="+", type=_channels, default=((64, 64), (64, 128)), metavar="INxOUT", help="[64x64 64x128]"
     )
     what.add_argument("--dtype", nargs="+", choices=DTYPES, help="[bfloat16 on a GPU, else float32]")
-    what.add_argument("--sizes", nargs="+", type=parse_count, metavar="N", help="points of sizes and voxels")
-    what.add_argument("--ablation-sizes", nargs="+", type=parse_count, metavar="N", help="points of figures A to C")
-    what.add_argument("--network-points", type=parse_count, metavar="N", help="points of ResNet-18 [164833 on a GPU]")
-    what.add_argument("--limit-sizes", nargs="+", type=parse_count, metavar="N", help="points of figure K, rising")
+    what.add_argument("--sizes", nargs="+", type=parse_positive_integer, metavar="N", help="points of sizes and voxels")
+    what.add_argument(
+        "--ablation-sizes", nargs="+", type=parse_positive_integer, metavar="N", help="points of figures A to C"
+    )
+    what.add_argument(
+        "--network-points", type=parse_positive_integer, metavar="N", help="points of ResNet-18 [164833 on a GPU]"
+    )
+    what.add_argument(
+        "--limit-sizes", nargs="+", type=parse_positive_integer, metavar="N", help="points of figure K, rising"
+    )
     who = parser.add_argument_group("who takes part")
     who.add_argument("--pointelligence", metavar="DIR", help="a checkout of ant-research/pointelligence")
     parser.add_argument("--seconds", type=_length, metavar="S", help="begin no case after so many")
@@ -159,7 +167,7 @@ def _check(args: argparse.Namespace) -> Sequence[str]:
     if args.kernel > 8:
         raise InputError(f"--kernel: expected 1 to 8, got {args.kernel}")
     for path in args.clouds:
-        paths.check_input(path, "--clouds")
+        paths.check_input_file(path, "--clouds")
     if args.pointelligence and not Path(args.pointelligence).is_dir():
         raise InputError(f"--pointelligence {args.pointelligence}: no such folder")
     return list(args.clouds)

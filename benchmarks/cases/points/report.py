@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.cases.points.verdict import line, summary
 from benchmarks.markdown import table
-from fullfield.cli.report import align_columns
+from fullfield.cli.report import format_aligned_columns
 
 Case = dict[str, Any]
 Row = dict[str, Any]
@@ -107,7 +107,7 @@ def report(results: Case) -> list[str]:
     """All cases as text."""
     lines: list[str] = []
     for case in results["cases"]:
-        lines += [_head(case), *(f"  {line}" for line in align_columns(_table(case)))]
+        lines += [_head(case), *(f"  {line}" for line in format_aligned_columns(_table(case)))]
         lines += [f"  {note}" for note in _notes(case)] + [""]
     lines += [f"{name}: not measured: {reason}" for name, reason in results.get("absent", {}).items()]
     lines.append(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 from fullfield.io.names import EXR_COMPRESSIONS
 
 if TYPE_CHECKING:
@@ -33,19 +33,27 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="auto", help="of the estimation [auto]")
     parser.add_argument("--presets", nargs="+", metavar="NAME", default=["default"], help="of the method [default]")
-    parser.add_argument("--frames", type=parse_count, default=200, metavar="N", help="of the shot [200]")
+    parser.add_argument("--frames", type=parse_positive_integer, default=200, metavar="N", help="of the shot [200]")
     parser.add_argument(
-        "--sizes", nargs="+", type=parse_size, metavar="WxH", help="frames [2048x1024 on a GPU, else 256x128]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        metavar="WxH",
+        help="frames [2048x1024 on a GPU, else 256x128]",
     )
     parser.add_argument(
         "--plates", nargs="+", choices=EXR_COMPRESSIONS, default=["zip"], help="compressions of the plates [zip]"
     )
-    parser.add_argument("--pairs", type=parse_count, default=64, metavar="N", help="pairs estimated alone at most [64]")
+    parser.add_argument(
+        "--pairs", type=parse_positive_integer, default=64, metavar="N", help="pairs estimated alone at most [64]"
+    )
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="flow [both]")
     parser.add_argument("--devices", metavar="LIST", help="also with a process for each: all, 2, or cuda:0,cuda:1")
     parser.add_argument("--half", action="store_true", help="vectors as half floats")
     parser.add_argument("--compression", choices=EXR_COMPRESSIONS, help="of the vectors [as fullfield shot]")
-    parser.add_argument("--threads", type=parse_count, metavar="N", help="of PyTorch in this process [as it is]")
+    parser.add_argument(
+        "--threads", type=parse_positive_integer, metavar="N", help="of PyTorch in this process [as it is]"
+    )
     parser.add_argument("--folder", metavar="DIR", help="where plates and vectors are for a while [a temporary folder]")
 
 
@@ -59,7 +67,7 @@ def _check(args: argparse.Namespace) -> list[str]:
     if args.frames < 3:
         raise InputError(f"--frames: expected 3 or more, got {args.frames}")
     if args.folder is not None:
-        paths.check_folder(Path(args.folder), "--folder")
+        paths.check_folder_and_remove_abandoned_files(Path(args.folder), "--folder")
     return []
 
 

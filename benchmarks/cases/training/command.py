@@ -6,7 +6,7 @@ import argparse
 
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_count, parse_size
+from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 NETWORKS = ("raft", "raft-small", "fullfield-s")
 CORRELATIONS = ("fullfield", "dense", "localcorr")
@@ -25,11 +25,15 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["raft", "fullfield-s"], help="[the two]")
     parser.add_argument("--correlations", nargs="+", choices=CORRELATIONS, default=list(CORRELATIONS), help="[all]")
-    parser.add_argument("--sizes", nargs="+", type=parse_size, metavar="WxH", default=[(368, 496)], help="[496x368]")
     parser.add_argument(
-        "--batches", nargs="+", type=parse_count, metavar="N", default=[8], help="pairs, for each size [8]"
+        "--sizes", nargs="+", type=parse_wxh_as_height_width, metavar="WxH", default=[(368, 496)], help="[496x368]"
     )
-    parser.add_argument("--updates", type=parse_count, metavar="N", help="of the flow [12 of RAFT, 4 of fullfield-s]")
+    parser.add_argument(
+        "--batches", nargs="+", type=parse_positive_integer, metavar="N", default=[8], help="pairs, for each size [8]"
+    )
+    parser.add_argument(
+        "--updates", type=parse_positive_integer, metavar="N", help="of the flow [12 of RAFT, 4 of fullfield-s]"
+    )
     parser.add_argument("--graph", action="store_true", help="forward and backward recorded as a CUDA graph")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), help="[bfloat16 on a GPU]")
 

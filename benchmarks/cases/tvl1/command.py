@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import parse_count, parse_positive
+from fullfield.cli.argtypes import parse_positive_integer, parse_positive_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,12 +50,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     gpu = parser.add_argument_group("on a GPU")
     gpu.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
-    gpu.add_argument("--sides", nargs="+", type=parse_count, metavar="PX", help="of the square frames [128 ... 8192]")
-    gpu.add_argument("--depths", nargs="+", type=parse_count, metavar="N", help="of the pipelines [1 ... 15]")
-    gpu.add_argument("--steps", nargs="+", type=parse_count, metavar="N", help="iterations of quality [3 ... 100]")
-    gpu.add_argument("--calls", type=parse_count, metavar="N", help="of whole frames, for a median and p99 [100]")
     gpu.add_argument(
-        "--joule-seconds", type=parse_positive, metavar="S", help="work of one measurement of energy [0.6]"
+        "--sides", nargs="+", type=parse_positive_integer, metavar="PX", help="of the square frames [128 ... 8192]"
+    )
+    gpu.add_argument(
+        "--depths", nargs="+", type=parse_positive_integer, metavar="N", help="of the pipelines [1 ... 15]"
+    )
+    gpu.add_argument(
+        "--steps", nargs="+", type=parse_positive_integer, metavar="N", help="iterations of quality [3 ... 100]"
+    )
+    gpu.add_argument(
+        "--calls", type=parse_positive_integer, metavar="N", help="of whole frames, for a median and p99 [100]"
+    )
+    gpu.add_argument(
+        "--joule-seconds", type=parse_positive_number, metavar="S", help="work of one measurement of energy [0.6]"
     )
     gpu.add_argument(
         "--tune",
@@ -68,7 +76,7 @@ def _check(args: argparse.Namespace) -> list[str]:
     inputs = []
     for name in ("pair", "large"):
         for path in getattr(args, name) or ():
-            paths.check_input(path, f"--{name}")
+            paths.check_input_file(path, f"--{name}")
             inputs.append(path)
     for folder in args.presets:
         if not Path(folder).is_dir():

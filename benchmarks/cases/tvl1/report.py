@@ -10,7 +10,7 @@ from benchmarks.cases.tvl1.romera import AUTO, shown
 from benchmarks.cases.tvl1.schedules import PRECISIONS, REFERENCE_SIDE, floor
 from benchmarks.cases.tvl1.solver import LIMITS, at_equal_time, curve_of
 from benchmarks.markdown import table
-from fullfield.cli.report import align_columns
+from fullfield.cli.report import format_aligned_columns
 
 Case = dict[str, Any]
 Table = list[list[str]]
@@ -33,7 +33,7 @@ def report(results: dict[str, Any]) -> list[str]:
     """Return the tables as lines of text."""
     lines: list[str] = []
     for title, rows in tables(results):
-        lines += [title, *(f"  {line}" for line in align_columns(rows)), ""]
+        lines += [title, *(f"  {line}" for line in format_aligned_columns(rows)), ""]
     return lines + [f"{where}: {one['status']}: {one.get('reason', '')}" for where, one in unmeasured(results)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_size
+from fullfield.cli.argtypes import parse_wxh_as_height_width
 
 PARTS = ("pwc", "liteflownet", "flownetc", "matching")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -28,7 +28,12 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument(
-        "--sizes", nargs="+", type=parse_size, default=[(436, 1024)], metavar="WxH", help="frames [1024x436]"
+        "--sizes",
+        nargs="+",
+        type=parse_wxh_as_height_width,
+        default=[(436, 1024)],
+        metavar="WxH",
+        help="frames [1024x436]",
     )
     parser.add_argument(
         "--dtype", nargs="+", choices=DTYPES, default=("float32", "float16"), help="of features [float32 float16]"

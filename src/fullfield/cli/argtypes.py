@@ -20,7 +20,7 @@ def parse_integer(text: str) -> int:
     return int(text)
 
 
-def parse_natural(text: str) -> int:
+def parse_nonnegative_integer(text: str) -> int:
     """Return a whole number of at most 18 digits, at least 0."""
     value = parse_integer(text)
     if value < 0:
@@ -28,7 +28,7 @@ def parse_natural(text: str) -> int:
     return value
 
 
-def parse_number(text: str) -> float:
+def parse_finite_number(text: str) -> float:
     """Return a finite decimal number."""
     value = float(text) if _NUMBER.fullmatch(text) else float("inf")
     if value in (float("inf"), float("-inf")):
@@ -36,7 +36,7 @@ def parse_number(text: str) -> float:
     return value
 
 
-def parse_names(text: str) -> tuple[str, ...]:
+def parse_comma_separated_names(text: str) -> tuple[str, ...]:
     """Return the names of a list with commas."""
     items = tuple(item.strip() for item in text.split(","))
     if not all(items):
@@ -44,18 +44,22 @@ def parse_names(text: str) -> tuple[str, ...]:
     return items
 
 
-def parse_factor(text: str) -> float:
+def parse_nonzero_factor(text: str) -> float:
     """Return a number other than 0, or a fraction such as 1/2."""
     numerator, slash, denominator = text.partition("/")
-    value = parse_number(numerator) / (parse_number(denominator) or math.nan) if slash else parse_number(text)
+    value = (
+        parse_finite_number(numerator) / (parse_finite_number(denominator) or math.nan)
+        if slash
+        else parse_finite_number(text)
+    )
     if not math.isfinite(value) or value == 0:
         raise argparse.ArgumentTypeError(f"expected a number other than 0, got {text!r}")
     return value
 
 
-def parse_factors(text: str) -> float | tuple[float, float]:
+def parse_one_or_two_factors(text: str) -> float | tuple[float, float]:
     """Return a factor, or one for each axis."""
-    values = [parse_factor(item) for item in text.split(",")]
+    values = [parse_nonzero_factor(item) for item in text.split(",")]
     if len(values) > 2:
         raise argparse.ArgumentTypeError(f"expected one or two numbers, got {text!r}")
     return (values[0], values[1]) if len(values) == 2 else values[0]
@@ -63,36 +67,36 @@ def parse_factors(text: str) -> float | tuple[float, float]:
 
 def parse_positive_factor(text: str) -> float:
     """Return a number above 0 and at most 64, or a fraction such as 1/2."""
-    value = parse_factor(text)
+    value = parse_nonzero_factor(text)
     if not 0 < value <= _MAX_FACTOR:
         raise argparse.ArgumentTypeError(f"expected a number > 0, at most {_MAX_FACTOR}, got {text!r}")
     return value
 
 
-def parse_positive(text: str) -> float:
+def parse_positive_number(text: str) -> float:
     """Return a finite number above 0."""
-    value = parse_number(text)
+    value = parse_finite_number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
     return value
 
 
-def parse_count(text: str) -> int:
+def parse_positive_integer(text: str) -> int:
     """Return a whole number of at least 1."""
     if not (re.fullmatch(r"[0-9]{1,10}", text) and 1 <= int(text) < 1 << 31):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
 
 
-def parse_threads(text: str) -> int:
+def parse_thread_count(text: str) -> int:
     """Return a number of CPU threads."""
-    value = parse_count(text)
+    value = parse_positive_integer(text)
     if value > _MAX_THREADS:
         raise argparse.ArgumentTypeError(f"expected at most {_MAX_THREADS} threads, got {text}")
     return value
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_wxh_as_height_width(text: str) -> tuple[int, int]:
     """Return ``WxH`` as height and width, each at least 1, together at most 16K."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})[xX×]([1-9][0-9]{0,5})", text)
     if match is None:
@@ -103,7 +107,7 @@ def parse_size(text: str) -> tuple[int, int]:
     return height, width
 
 
-def parse_updates(text: str) -> int | tuple[int, int]:
+def parse_update_count_or_range(text: str) -> int | tuple[int, int]:
     """Return ``N`` as a number, ``LOW-HIGH`` as two."""
     match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
     return parse_integer(text) if match is None else (int(match[1]), int(match[2]))

@@ -13,13 +13,13 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
-    add_packing_options,
+    add_compression_options,
     add_vector_options,
     build_vector_reading,
-    get_packing_arguments,
+    get_compression_arguments,
     get_vector_arguments,
 )
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.sequences.names import find_frame_files, has_number_field, select_frames
 
@@ -51,21 +51,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
     add_vector_options(parser)
-    add_packing_options(parser)
+    add_compression_options(parser)
     report.add_report_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
-    pairs = _list_pairs(args)
-    packing = get_packing_arguments(args)
+    pairs = _list_input_output_pairs(args)
+    packing = get_compression_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    converted = [_convert_file(args, source, output, packing) for source, output in pairs]
+    converted = [_convert_and_compare(args, source, output, packing) for source, output in pairs]
     if len(converted) == 1 and not has_number_field(args.input):
         content = converted[0]
         width, height = content["size"].values()
-        text = f"{report.make_printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
+        text = (
+            f"{report.escape_control_characters(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
+        )
         report.print_report(args, {**report.select_attributes(args, "input", "output", "st_map"), **content}, text)
         return 0
     unknown = sum(content["unknown"] for content in converted)
@@ -77,26 +79,26 @@ def run(args: argparse.Namespace) -> int:
     report.print_report(
         args,
         properties,
-        f"{report.make_printable(args.output)}: {len(converted)} files, {unknown} unknown vectors",
+        f"{report.escape_control_characters(args.output)}: {len(converted)} files, {unknown} unknown vectors",
     )
     return 0
 
 
-def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the files to read, each with the file to write."""
     name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
     if not has_number_field(args.input):
         if args.frames is not None:
             raise InputError("--frames: selects frames of a shot, and IN is one file; leave it out")
-        paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
-        paths.check_files([("IN", args.input)], [(name, args.output, suffixes)])
+        paths.get_checked_suffix(args.input, "IN", FLOW_SUFFIXES)
+        paths.check_input_and_output_files([("IN", args.input)], [(name, args.output, suffixes)])
         return [(args.input, args.output)]
     frame_files = find_frame_files(args.input)
     numbers = [number for number in select_frames(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
-    paths.check_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
-    pattern = paths.check_pattern(args.output, name, suffixes[0])
-    paths.check_suffix(args.output, name, suffixes)
+    paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
+    pattern = paths.parse_output_pattern(args.output, name, suffixes[0])
+    paths.get_checked_suffix(args.output, name, suffixes)
     outputs = {number: pattern.format_path(number) for number in numbers}
     taken = {Path(path).resolve() for path in sources.values()}
     for path in outputs.values():
@@ -105,30 +107,30 @@ def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [(sources[number], outputs[number]) for number in numbers]
 
 
-def _convert_file(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
+def _convert_and_compare(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
     from fullfield.io.flow import read_flow_window
 
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_arguments(args)}
     if "channels" in choice:
-        with rename_in_errors(channels="--channels"):
+        with rename_arguments_in_errors(channels="--channels"):
             choice["channels"] = io.VectorReading(choice["channels"]).build_read_arguments("forward")["channels"]
     is_exr_twice = has_exr_suffix(source) and has_exr_suffix(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
     window = read_flow_window(source, **names) if keeps else None
     window_choice: Any = {"window": "data"} if keeps else {}
-    with rename_in_errors(channels="--channels", layer="--layer"):
-        flow, valid = _resize_by_scale(args, *io.read_flow(source, **choice, **window_choice))
+    with rename_arguments_in_errors(channels="--channels", layer="--layer"):
+        flow, valid = _resize_by_scale_option(args, *io.read_flow(source, **choice, **window_choice))
     unknown = int((~valid).sum())
-    backward = _read_backward_layer(args, source, output)
-    with rename_in_errors(flow=output, backward=output):
+    backward = _read_backward_layer_if_storable(args, source, output)
+    with rename_arguments_in_errors(flow=output, backward=output):
         if args.st_map:
             io.write_st_map(output, flow, window=window)
             loss = _Loss(0.0, 0.0, unknown)
         else:
             io.write_flow(output, flow, valid, backward=backward, window=window, **packing)
-            loss = _measure_loss(flow, valid, *io.read_flow(output, **window_choice))
+            loss = _measure_conversion_loss(flow, valid, *io.read_flow(output, **window_choice))
     for line in loss.describe_losses(st_map=args.st_map):
         report.print_note(f"{output}: {line}")
     return {
@@ -139,7 +141,7 @@ def _convert_file(args: argparse.Namespace, source: str, output: str, packing: d
     }
 
 
-def _resize_by_scale(args: argparse.Namespace, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def _resize_by_scale_option(args: argparse.Namespace, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Return the flow for frames ``--scale`` times as large."""
     if args.scale is None:
         return flow, valid
@@ -168,13 +170,13 @@ class _Loss(NamedTuple):
         return sentences
 
 
-def _measure_loss(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _Loss:
-    error = (flow - written).square_().sum(0).sqrt_()[valid & marked].double()
+def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, written_valid: Tensor) -> _Loss:
+    error = (flow - written).square_().sum(0).sqrt_()[valid & written_valid].double()
     largest, mean = (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
-    return _Loss(largest, mean, int((~valid & marked).sum()))
+    return _Loss(largest, mean, int((~valid & written_valid).sum()))
 
 
-def _read_backward_layer(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
+def _read_backward_layer_if_storable(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io.vectors import has_backward_flow, read_flow_direction
 
@@ -189,5 +191,5 @@ def _read_backward_layer(args: argparse.Namespace, source: str, output: str) -> 
         return None
     reading = build_vector_reading(args, part=args.part)
     flow = read_flow_direction(source, "backward", reading, window="data" if args.scale is None else "display")
-    resized, valid = _resize_by_scale(args, flow, flow.isfinite().all(0))
+    resized, valid = _resize_by_scale_option(args, flow, flow.isfinite().all(0))
     return resized.masked_fill(~valid, float("nan"))

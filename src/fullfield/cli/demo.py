@@ -17,8 +17,8 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
-from fullfield.cli.score import format_table
+from fullfield.cli.report import rename_arguments_in_errors
+from fullfield.cli.score import format_score_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +29,14 @@ FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield demo``."""
     parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
-    parser.add_argument("--size", type=argtypes.parse_size, default="640x360", help="size of the frames")
+    parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, default="640x360", help="size of the frames")
     parser.add_argument("--seed", type=argtypes.parse_integer, default=0, help="seed of the scene")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
 
 
-def _check_leftovers(folder: Path) -> None:
+def _refuse_partial_earlier_demo(folder: Path) -> None:
     """Refuse a folder that holds some of the files; only a complete set is an earlier demo's and may be replaced."""
     existing = [name for name in FILES if (folder / name).exists()]
     if existing and len(existing) < len(FILES):
@@ -71,27 +71,27 @@ def run(args: argparse.Namespace) -> int:
     choice = methods.choose_method(args)
     folder = Path(args.output)
     if folder.exists():
-        paths.check_folder(folder, "--output")
-        _check_leftovers(folder)
+        paths.check_folder_and_remove_abandoned_files(folder, "--output")
+        _refuse_partial_earlier_demo(folder)
     else:
-        paths.check_folder(folder.parent, f"--output {folder}")
+        paths.check_folder_and_remove_abandoned_files(folder.parent, f"--output {folder}")
 
     from fullfield.metrics import FlowMetrics
     from fullfield.testing import textured_scene
 
     height, width = args.size
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     words = {**methods.map_arguments_to_options(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
-    with ProgressBar("demo", quiet=args.quiet) as progress, rename_in_errors(**words):
+    with ProgressBar("demo", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "generating the scene")
         textured = textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _round_to_8_bits(textured.frame1), _round_to_8_bits(textured.frame2)
         watch.add_lap("scene")
 
-        choice.prepare((height, width), progress.build_span(0.1, 0.2), quiet=args.quiet)
+        choice.load_weights_and_kernels((height, width), progress.build_span_callback(0.1, 0.2), quiet=args.quiet)
         watch.add_lap("compile")
 
-        flow = choice.estimate(frame1, frame2, progress=progress.build_span(0.2, 0.8))
+        flow = choice.estimate(frame1, frame2, progress=progress.build_span_callback(0.2, 0.8))
         watch.add_lap("estimate")
 
         progress(0.8, "scoring and drawing")
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():
                 io.write_image(hidden / f"{name}.png", picture)
         watch.add_lap("write")
-    seconds = watch.get_seconds()
+    seconds = watch.get_stage_seconds()
     content = {
         "output": str(folder),
         "files": list(FILES),
@@ -116,14 +116,14 @@ def run(args: argparse.Namespace) -> int:
         "parameters": dict(flow.parameters),
         "backend": flow.backend,
         "scores": scores,
-        "max_motion": scene.scale,
+        "max_motion": scene.color_scale_px,
         "seconds": seconds,
     }
     lines = [
         f"{width}x{height} pixels, {choice.title}, {seconds['estimate']:.2f} s",
-        *format_table(scores, "pooled"),
-        f"{report.make_printable(folder)}: {', '.join(FILES)}",
-        f"{report.make_printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",
+        *format_score_lines(scores, "pooled"),
+        f"{report.escape_control_characters(folder)}: {', '.join(FILES)}",
+        f"{report.escape_control_characters(folder / 'sheet.png')}: colour scale: 0 to {scene.color_scale_px:.4g} px",
     ]
-    report.print_report(args, content, "\n".join(lines), memory=True)
+    report.print_report(args, content, "\n".join(lines), has_peak_memory=True)
     return 0

@@ -62,26 +62,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
     packages = {name: _return_result_or_error(partial(import_module, name))[1] for name in _PACKAGES}
-    cache, cache_problem = _return_result_or_error(_describe_kernel_cache)
-    works, problem = _return_result_or_error(_describe_main_job)
+    cache, cache_problem = _return_result_or_error(_check_and_describe_kernel_cache)
+    works, problem = _return_result_or_error(_try_main_job)
     findings = {
         "versions": report.list_versions(),
         "system": _return_result_or_error(_describe_system)[0],
         "devices": _return_result_or_error(_describe_devices)[0],
-        "operators": {name: _return_result_or_error(partial(_choose_backends, name))[0] for name in _OPERATORS},
+        "operators": {name: _return_result_or_error(partial(_report_backend_choice, name))[0] for name in _OPERATORS},
         **{
-            f"{name}_on_gpus": _return_result_or_error(partial(_choose_backends_on_gpus, name))[0]
+            f"{name}_on_gpus": _return_result_or_error(partial(_report_backend_choice_per_gpu, name))[0]
             for name in ("correlation", *_ON_FRAMES)
         },
-        "points_on_gpus": _return_result_or_error(_choose_point_backends_on_gpus)[0],
-        "fast_networks": _return_result_or_error(_explain_fast_networks)[0],
-        "fast_networks_on_cpu": _return_result_or_error(_describe_fast_networks_on_cpu)[0],
+        "points_on_gpus": _return_result_or_error(_report_point_backend_choice_per_gpu)[0],
+        "fast_networks": _return_result_or_error(_explain_missing_fast_networks_per_gpu)[0],
+        "fast_networks_on_cpu": _return_result_or_error(_name_fast_network_dtype_on_cpu)[0],
         "networks": _return_result_or_error(_list_network_weights)[0],
         "ptlflow": _return_result_or_error(_describe_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "extras": {
-            name: {"missing": _list_missing_modules(brings), "adds": adds, "command": build_install_command(name)}
+            name: {"missing": _list_missing_packages(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
         "colour_management": _return_result_or_error(_describe_colour_management)[0],
@@ -94,10 +94,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if problem is None else 2
 
 
-def _return_result_or_error(look: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Return the result of ``look``, or its error, because doctor runs on broken machines."""
+def _return_result_or_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
+    """Return the result of ``function``, or its error, because doctor runs on broken machines."""
     try:
-        return look(), None
+        return function(), None
     except Exception as error:  # noqa: BLE001
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -119,13 +119,13 @@ def build_install_command(extra: str) -> str:
     return f"pip install {editable}'{'.' if is_current else checkout}[{extra}]'"
 
 
-def _list_missing_modules(brings: tuple[str, ...]) -> list[str]:
+def _list_missing_packages(requirements: tuple[str, ...]) -> list[str]:
     """Return the modules or distributions that are not installed."""
 
     def is_absent(name: str) -> bool:
         return not list(metadata.distributions(name=name)) if "-" in name else find_spec(name) is None
 
-    return [name for name in brings if is_absent(name)]
+    return [name for name in requirements if is_absent(name)]
 
 
 def _describe_system() -> dict[str, object]:
@@ -157,7 +157,7 @@ def _describe_devices() -> dict[str, str | None]:
     return devices
 
 
-def _choose_backends(operator: str, *device: str) -> dict[str, Any]:
+def _report_backend_choice(operator: str, *device: str) -> dict[str, Any]:
     """Return the chosen backend on a device, by default the CPU, and why the others are not."""
     module, function = _ELSEWHERE.get(operator, (operator, "backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
@@ -175,17 +175,17 @@ def _list_gpus() -> list[str]:
     return gpus
 
 
-def _choose_backends_on_gpus(operator: str) -> dict[str, Any]:
+def _report_backend_choice_per_gpu(operator: str) -> dict[str, Any]:
     """Return the backends of the operator on every GPU."""
-    return {gpu: _choose_backends(operator, gpu) for gpu in _list_gpus()}
+    return {gpu: _report_backend_choice(operator, gpu) for gpu in _list_gpus()}
 
 
-def _choose_point_backends_on_gpus() -> dict[str, Any]:
+def _report_point_backend_choice_per_gpu() -> dict[str, Any]:
     """Return the backends of the point operators on every GPU."""
-    return {gpu: {operator: _choose_backends(operator, gpu) for operator in _ON_POINTS} for gpu in _list_gpus()}
+    return {gpu: {operator: _report_backend_choice(operator, gpu) for operator in _ON_POINTS} for gpu in _list_gpus()}
 
 
-def _explain_fast_networks() -> dict[str, str | None]:
+def _explain_missing_fast_networks_per_gpu() -> dict[str, str | None]:
     """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
@@ -194,7 +194,7 @@ def _explain_fast_networks() -> dict[str, str | None]:
     return {gpu: explain_no_half_precision(torch.device(gpu)) for gpu in _list_gpus()}
 
 
-def _describe_fast_networks_on_cpu() -> str:
+def _name_fast_network_dtype_on_cpu() -> str:
     """Return the dtype of the networks' fast form on the CPU."""
     from fullfield.models.prepared import choose_cpu_dtype
 
@@ -219,7 +219,7 @@ def _describe_ptlflow() -> dict[str, str | None] | None:
     return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
-def _describe_kernel_cache() -> dict[str, object]:
+def _check_and_describe_kernel_cache() -> dict[str, object]:
     from fullfield.ops.tvl1.cpu import kernels
 
     folder, warm = kernels.find_cache_and_check_warm()
@@ -237,7 +237,7 @@ def _describe_colour_management() -> dict[str, object]:
     return {"config": config, "problem": error or None, "colour_spaces": len(spaces.getColorSpaceNames())}
 
 
-def _describe_main_job() -> dict[str, object]:
+def _try_main_job() -> dict[str, object]:
     from fullfield.estimators.estimation import estimate
     from fullfield.metrics import epe
     from fullfield.testing import textured_scene

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
-from fullfield.cli.score import check_max_epe, format_table
+from fullfield.cli.report import rename_arguments_in_errors
+from fullfield.cli.score import format_score_lines, get_exit_code_for_max_epe
 from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ A run that was stopped continues with the same command.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield evaluate``."""
-    methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
+    methods.add_method_options(parser, is_positional=True, extra_names=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
         metavar="NAME:FOLDER",
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over pixels or images"
     )
     scoring.add_argument(
-        "--max-epe", type=argtypes.parse_positive, metavar="PX", help="exit with 1 when epe exceeds PX"
+        "--max-epe", type=argtypes.parse_positive_number, metavar="PX", help="exit with 1 when epe exceeds PX"
     )
     scoring.add_argument(
         "--submission", metavar="FOLDER", help="also write the layout of Sintel's, KITTI's or Spring's site"
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
 
     from fullfield.evaluation.sharing import get_torchrun_process, leave_process_group
 
@@ -87,38 +87,40 @@ def run(args: argparse.Namespace) -> int:
 def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.method in evaluate_scans.METHODS:
         weights = methods.get_option_value(args, "--weights") if args.method == "learned" else None
-        others = (option for option in _list_flow_options(args) if weights is None or option != "--weights")
-        evaluate_scans.refuse_options(others, f"MODEL {args.method} registers point clouds")
+        others = (option for option in _list_used_flow_options(args) if weights is None or option != "--weights")
+        evaluate_scans.refuse_used_options(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, process, weights)
-    evaluate_scans.refuse_options(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
+    evaluate_scans.refuse_used_options(evaluate_scans.list_used_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
     from fullfield.evaluation.predict import get_submission_layout, note_out_of_memory
     from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import wait_for_all_processes
 
-    dataset = open_named_dataset(args.dataset, "NAME:FOLDER")
+    dataset = open_dataset_argument(args.dataset, "NAME:FOLDER")
     choice = methods.choose_method(args)
-    with rename_in_errors(scale="--scale"):
+    with rename_arguments_in_errors(scale="--scale"):
         scale = parse_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
         get_submission_layout(dataset)
-        paths.check_new_folder(args.submission, "--submission")
-    folder = Path(args.output or build_default_folder(dataset, args.method, scale))
-    paths.check_new_folder(os.fspath(folder), "--output")
+        paths.check_creatable_folder(args.submission, "--submission")
+    folder = Path(args.output or build_default_run_folder(dataset, args.method, scale))
+    paths.check_creatable_folder(os.fspath(folder), "--output")
     if not args.score_only:
         Run.check_new_or_run_folder(folder)  # before weights are downloaded and kernels compiled
 
     first = process.rank == 0
     quiet = args.quiet or not first
     words = {**methods.map_arguments_to_options(args.method), "initial_flow": "--warm-start"}
-    with ProgressBar("evaluate", quiet=quiet) as progress, rename_in_errors(**words):
-        device = _choose_device(args.device, choice.device)
+    with ProgressBar("evaluate", quiet=quiet) as progress, rename_arguments_in_errors(**words):
+        device = _choose_device_of_process(args.device, choice.device)
         settings = EvaluationSettings(device=device, warm_start=args.warm_start, alone=args.alone, process=process)
         if args.score_only:
-            result = score(dataset, _load_stored_run(args, folder, scale), averaging=args.averaging, settings=settings)
+            result = score(
+                dataset, _load_run_to_score(args, folder, scale), averaging=args.averaging, settings=settings
+            )
         else:
             choice = replace(choice, device=settings.device)
             if not first:
@@ -126,35 +128,39 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
             estimator = choice.estimator if scale == 1 else ReducedSizeEstimator(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with note_out_of_memory(estimator, dataset, folder, settings):
-                choice.prepare(scale_size((height, width), scale), progress.build_span(*_FETCH), quiet=quiet)
+                choice.load_weights_and_kernels(
+                    scale_size((height, width), scale), progress.build_span_callback(*_FETCH), quiet=quiet
+                )
             if first:
                 wait_for_all_processes(process)
-            settings = replace(settings, progress=progress.build_span(*_ESTIMATE))
+            settings = replace(settings, progress=progress.build_span_callback(*_ESTIMATE))
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
     run = Run.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
     _print_result(args, folder, result, len(files), title=choice.title)
-    return 0 if result["scores"] is None else check_max_epe(result["scores"]["epe"], args.max_epe, "evaluate")
+    return (
+        0 if result["scores"] is None else get_exit_code_for_max_epe(result["scores"]["epe"], args.max_epe, "evaluate")
+    )
 
 
-def _list_flow_options(args: argparse.Namespace) -> list[str]:
+def _list_used_flow_options(args: argparse.Namespace) -> list[str]:
     """Return the options on the command line that only flow has."""
     usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
     usual |= {"averaging": "pooled", "max_epe": None, "submission": None}
     names = report.map_arguments_to_options(args)
     return [
-        *methods.list_parameter_options(args),
+        *methods.list_used_parameter_options(args),
         *(names[name] for name, value in usual.items() if getattr(args, name) != value),
     ]
 
 
-def open_named_dataset(word: str, option: str) -> FlowDataset:
+def open_dataset_argument(text: str, option: str) -> FlowDataset:
     """Open the data set ``NAME:FOLDER``."""
     from fullfield.datasets import DATASETS, SCANS, open_dataset
 
-    name, colon, folder = word.partition(":")
+    name, colon, folder = text.partition(":")
     if name in SCANS and name not in DATASETS:
         models = " or ".join(evaluate_scans.METHODS)
         raise InputError(
@@ -162,17 +168,17 @@ def open_named_dataset(word: str, option: str) -> FlowDataset:
         )
     if not (colon and folder and name in DATASETS):
         hint = suggest_nearest(name, [*DATASETS])
-        raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}{hint}")
+        raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {text!r}{hint}")
     return open_dataset(name, Path(folder).expanduser())
 
 
-def build_default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
+def build_default_run_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
     """Return the default folder of a run, by data set, method and scale."""
     tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
-def _choose_device(requested: str, name: str) -> str:
+def _choose_device_of_process(requested: str, name: str) -> str:
     """Return the device ``name``; without an index in the request each of several processes takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if requested not in ("auto", "cuda") or not name.startswith("cuda") or local is None:
@@ -186,13 +192,13 @@ def _choose_device(requested: str, name: str) -> str:
     return device
 
 
-def _load_stored_run(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
+def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield._ledger.notes import check_entry_kinds
     from fullfield.evaluation.run import CONFIG, Run
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
-    options = [*methods.list_parameter_options(args), *(option for option, value in estimation if value)]
+    options = [*methods.list_used_parameter_options(args), *(option for option, value in estimation if value)]
     if options:
         raise InputError(f"{options[0]}: nothing is estimated with --score-only; leave it out")
     if not folder.is_dir():
@@ -207,10 +213,10 @@ def _load_stored_run(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
 
 def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     stored = result["config"]["dataset"]
-    name, backends = report.make_printable(stored["name"]), ", ".join(result["backends"])
-    lines = [f"{report.make_printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
+    name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
+    lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
     if result["scores"] is not None:
-        lines += format_table(result["scores"], result["averaging"])
+        lines += format_score_lines(result["scores"], result["averaging"])
     runtime = result["runtime"]
     lines.append(
         f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "
@@ -222,6 +228,6 @@ def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     if work is not None and work["estimated"]:
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        lines.append(f"{report.make_printable(args.submission)}: {files} files to submit")
+        lines.append(f"{report.escape_control_characters(args.submission)}: {files} files to submit")
     properties = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
     report.print_report(args, properties, "\n".join(lines))

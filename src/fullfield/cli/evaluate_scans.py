@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 
 if TYPE_CHECKING:
     from fullfield.datasets.scans import Criteria, ScanDataset
@@ -28,7 +28,7 @@ _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio"
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
-    counts = tuple(argtypes.parse_count(word) for word in text.split(","))
+    counts = tuple(argtypes.parse_positive_integer(word) for word in text.split(","))
     if min(counts) < 3:
         raise argparse.ArgumentTypeError(f"expected numbers of at least 3, got {text!r}")
     if len(set(counts)) < len(counts):
@@ -38,16 +38,21 @@ def _parse_counts(text: str) -> tuple[int, ...]:
 
 _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
     ("--samples", _parse_counts, "N,...", f"largest number of matches; one run for each number [{_SAMPLES}]"),
-    ("--voxel", argtypes.parse_positive, "X", "edge of a voxel, in the clouds' units [auto]"),
-    ("--seed", argtypes.parse_natural, "N", "seed of the random draws [0]"),
-    ("--ransac", argtypes.parse_count, "N", "number of triples that RANSAC draws [50000]"),
-    ("--max-rre", argtypes.parse_positive, "DEG", "rotation error limit of a registered pair [KITTI: 5]"),
-    ("--max-rte", argtypes.parse_positive, "M", "translation error limit of a registered pair [KITTI: 2]"),
-    ("--max-rmse", argtypes.parse_positive, "M", "RMSE limit of a registered pair [3DMatch: 0.2]"),
-    ("--inlier-distance", argtypes.parse_positive, "M", "largest error of a good match [3DMatch 0.1, KITTI 0.6]"),
+    ("--voxel", argtypes.parse_positive_number, "X", "edge of a voxel, in the clouds' units [auto]"),
+    ("--seed", argtypes.parse_nonnegative_integer, "N", "seed of the random draws [0]"),
+    ("--ransac", argtypes.parse_positive_integer, "N", "number of triples that RANSAC draws [50000]"),
+    ("--max-rre", argtypes.parse_positive_number, "DEG", "rotation error limit of a registered pair [KITTI: 5]"),
+    ("--max-rte", argtypes.parse_positive_number, "M", "translation error limit of a registered pair [KITTI: 2]"),
+    ("--max-rmse", argtypes.parse_positive_number, "M", "RMSE limit of a registered pair [3DMatch: 0.2]"),
+    (
+        "--inlier-distance",
+        argtypes.parse_positive_number,
+        "M",
+        "largest error of a good match [3DMatch 0.1, KITTI 0.6]",
+    ),
     (
         "--inlier-ratio",
-        argtypes.parse_positive,
+        argtypes.parse_positive_number,
         "X",
         "share of good matches above which the features of a pair match [0.05]",
     ),
@@ -64,12 +69,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--protocol", dest=f"{_DEST}protocol", choices=PROTOCOLS, default=argparse.SUPPRESS, help=words)
 
 
-def list_options(args: argparse.Namespace) -> list[str]:
+def list_used_options(args: argparse.Namespace) -> list[str]:
     """Return the options of registration on the command line."""
     return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def refuse_options(options: Iterable[str], reason: str) -> None:
+def refuse_used_options(options: Iterable[str], reason: str) -> None:
     """Raise InputError for the first of ``options``."""
     for option in options:
         raise InputError(f"{option}: {reason}; leave it out")
@@ -83,35 +88,35 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
     from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
     from fullfield.evaluation.scans import PROTOCOLS as KNOWN_PROTOCOLS
 
-    dataset = _open_named_scans(args.dataset)
+    dataset = _open_scans_argument(args.dataset)
     if args.device not in ("auto", "cpu"):
         raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
     options = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:
-        refuse_options(
+        refuse_used_options(
             (f"--{name}" for name in ("voxel", "seed", "ransac") if name in options), "--score-only registers nothing"
         )
     if options.get("inlier_ratio", 0.0) >= 1.0:
         raise InputError(f"--inlier-ratio: expected a share below 1, got {options['inlier_ratio']:g}")
     learned = args.method == "learned"
     if learned and args.score_only:
-        refuse_options(["--weights"] if weights is not None else [], "--score-only registers nothing")
+        refuse_used_options(["--weights"] if weights is not None else [], "--score-only registers nothing")
     elif learned and weights is None:
         from fullfield.registration.learned import fetch_descriptor
 
         weights = os.fspath(fetch_descriptor())
     elif weights is not None:
-        paths.check_input(weights, "--weights")
+        paths.check_input_file(weights, "--weights")
     protocol = options.get("protocol")
     usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].get_criteria(dataset)
-    criteria = _change_criteria(usual, options)
+    criteria = _override_criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
-    paths.check_new_folder(os.fspath(folder), "--output")
+    paths.check_creatable_folder(os.fspath(folder), "--output")
     arguments = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
     with (
         ProgressBar("evaluate", quiet=args.quiet or process.rank > 0) as progress,
-        rename_in_errors(iterations="--ransac"),
+        rename_arguments_in_errors(iterations="--ransac"),
     ):
         if protocol is None:
             counts = arguments.pop("samples", (_SAMPLES,))
@@ -120,11 +125,11 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
             registrars = KNOWN_PROTOCOLS[protocol].list_registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
-                process=process, progress=progress.build_span(at / len(registrars), (at + 1) / len(registrars))
+                process=process, progress=progress.build_span_callback(at / len(registrars), (at + 1) / len(registrars))
             )
             run_folder = folder / method.run_name
             if args.score_only:
-                stored = _load_run(run_folder, args.method)
+                stored = _load_run_to_score(run_folder, args.method)
                 results[run_folder] = score_scans(dataset, stored, criteria=criteria, settings=settings)
             else:
                 results[run_folder] = evaluate_scans(method, dataset, run_folder, settings, criteria=criteria)
@@ -133,7 +138,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
     return 0
 
 
-def _load_run(folder: Path, method: str) -> ScanRun:
+def _load_run_to_score(folder: Path, method: str) -> ScanRun:
     """Load the run to score again, which must be of this method."""
     from fullfield.evaluation.run import ScanRun
 
@@ -147,19 +152,19 @@ def _load_run(folder: Path, method: str) -> ScanRun:
     return run
 
 
-def _open_named_scans(word: str) -> ScanDataset:
+def _open_scans_argument(text: str) -> ScanDataset:
     from fullfield.datasets import SCANS, open_scans
 
-    name, colon, folder = word.partition(":")
+    name, colon, folder = text.partition(":")
     if not (colon and folder and name in SCANS):
         hint = suggest_nearest(name, [*SCANS])
         raise InputError(
-            f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {word!r}{hint}"
+            f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {text!r}{hint}"
         )
     return open_scans(name, Path(folder).expanduser())
 
 
-def _change_criteria(usual: Criteria, options: dict[str, Any]) -> Criteria:
+def _override_criteria(usual: Criteria, options: dict[str, Any]) -> Criteria:
     """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
     changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):
@@ -187,7 +192,7 @@ def _print_results(args: argparse.Namespace, folder: Path, results: dict[Path, d
     scores = runs[0]["scores"]
     pair_counts = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
     lines = [
-        f"{report.make_printable(folder)}: {args.method}, {pair_counts}",
+        f"{report.escape_control_characters(folder)}: {args.method}, {pair_counts}",
         f"{'#samples':<12}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
     ]
     for result in runs:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.methods import report_download
+from fullfield.cli.methods import build_download_callback
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.estimators.registry import ALIASES, METHODS
 from fullfield.models.weights import DEFAULTS
 
@@ -35,9 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--method", type=_parse_method, metavar="NAME", default=METHODS["auto"].network, help="network")
     parser.add_argument("--weights", metavar="FILE|NAME", help="file, entry of the list, or random [the method's]")
-    parser.add_argument("--size", type=argtypes.parse_size, required=True, help="size of the frames")
+    parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, required=True, help="size of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
-    parser.add_argument("--batch", type=argtypes.parse_count, default=1, help="pairs at a time")
+    parser.add_argument("--batch", type=argtypes.parse_positive_integer, default=1, help="pairs at a time")
     parser.add_argument("--updates", type=argtypes.parse_integer, help="flow updates [the method's]")
     parser.add_argument(
         "--lookup", choices=LOOKUPS, default=LOOKUPS[0], help="gathered features, or the volume of all pairs [linear]"
@@ -54,8 +54,8 @@ def _parse_method(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Load the network, export it and report."""
-    paths.check_suffix(args.output, "-o", SUFFIXES)
-    paths.check_output(args.output, "-o")
+    paths.get_checked_suffix(args.output, "-o", SUFFIXES)
+    paths.check_output_file(args.output, "-o")
     watch = report.Stopwatch()
 
     from fullfield.models.export import export_onnx, require_onnx
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     height, width = args.size
     options = {"batch": args.batch, "updates": args.updates, "dynamic": args.dynamic, "lookup": args.lookup}
-    with rename_in_errors(height="--size", width="--size", updates="--updates", batch="--batch"):
+    with rename_arguments_in_errors(height="--size", width="--size", updates="--updates", batch="--batch"):
         export_onnx(model, args.output, height, width, **options)
     watch.add_lap("export")
     updates = model.config.updates if args.updates is None else args.updates
@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
         "updates": updates,
         "size": {"width": width, "height": height},
         "bytes": written,
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
     sizes = "any size" if args.dynamic else f"{width}x{height}"
     summary = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
-    report.print_report(args, properties, f"{report.make_printable(args.output)}: {summary}")
+    report.print_report(args, properties, f"{report.escape_control_characters(args.output)}: {summary}")
     return 0
 
 
@@ -89,7 +89,7 @@ def _load_network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
     """Return the network with its weights, and their name."""
     from fullfield.models.weights import find_weights_origin, load_weights
 
-    with rename_in_errors(weights="--weights"):
+    with rename_arguments_in_errors(weights="--weights"):
         origin = find_weights_origin(args.method, args.weights)
     with ProgressBar("export", quiet=args.quiet) as progress:
-        return load_weights(args.method, origin, report_download(progress, origin.name)), origin.name
+        return load_weights(args.method, origin, build_download_callback(progress, origin.name)), origin.name

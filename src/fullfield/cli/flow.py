@@ -15,15 +15,15 @@ from fullfield._check import InputError
 from fullfield.cli import methods, paths, report, scenes
 from fullfield.cli.options import (
     READING_WORDS,
+    add_compression_options,
     add_layer_options,
-    add_packing_options,
     add_reading_options,
-    check_layer_options,
+    get_compression_arguments,
     get_layer_arguments,
-    get_packing_arguments,
+    refuse_layer_options_without_flow,
 )
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import check_same_size, format_size, rename_in_errors
+from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.sequences.names import names_several_frames
 
@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    estimation = methods.add_method_options(parser, usual=parser)
+    estimation = methods.add_method_options(parser, common_group=parser)
     parser.add_argument("--refine", action="store_true", help=methods.REFINE_HELP)
     parser.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
     parser.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--previous", metavar="FRAME", help="frame before A: write the flow to it as layer backward (.exr)"
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
-    add_packing_options(output, half=False)
+    add_compression_options(output, has_half_option=False)
     methods.add_scale_option(estimation)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_layer_options(estimation, "initial", "--initial-flow")
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_parameter_options(parser)
 
 
-def _check_frames(args: argparse.Namespace) -> None:
+def _require_two_frames(args: argparse.Namespace) -> None:
     """Refuse a shot, and more frames than two."""
     if args.others:
         count = 2 + len(args.others)
@@ -107,17 +107,17 @@ def _check_frames(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
     watch = report.Stopwatch()
-    _check_frames(args)
-    _check_files(args)
+    _require_two_frames(args)
+    _check_file_options(args)
     choice = replace(methods.choose_method(args), scale=args.scale)
 
     from fullfield.cli.options import read_frames
 
-    methods.use_threads(args.threads)
-    choice.start_compiling()
+    methods.limit_cpu_threads(args.threads)
+    choice.start_compiling_in_second_process()
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.map_arguments_to_options(args.method), **READING_WORDS, **names}
-    with ProgressBar("flow", quiet=args.quiet) as progress, rename_in_errors(**words):
+    with ProgressBar("flow", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
         files = read_frames(args, [path for path in listed if path is not None])
@@ -125,17 +125,19 @@ def run(args: argparse.Namespace) -> int:
         initial = None if args.initial_flow is None else _read_initial_flow(args, frame1, window)
         watch.add_lap("load")
 
-        choice.prepare((frame1.shape[-2], frame1.shape[-1]), progress.build_span(*_FETCH), quiet=args.quiet)
+        choice.load_weights_and_kernels(
+            (frame1.shape[-2], frame1.shape[-1]), progress.build_span_callback(*_FETCH), quiet=args.quiet
+        )
         watch.add_lap("compile")
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
-        span = progress.build_span(start, middle)
+        span = progress.build_span_callback(start, middle)
         valid1, valid2, *_ = files.valid
         options = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
         flow = choice.estimate(frame1, frame2, progress=span, valid1=valid1, valid2=valid2, **options)
-        span = progress.build_span(middle, end)
+        span = progress.build_span_callback(middle, end)
         backward = [
             choice.estimate(frame1, frame, progress=span, refine=args.refine, valid1=valid1) for frame in previous
         ]
@@ -146,20 +148,20 @@ def run(args: argparse.Namespace) -> int:
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "planes": maps}
         scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
-        outcome = _write_flow(args, scene, layers, window)
+        outcome = _write_flow_or_rescue_file(args, scene, layers, window)
         watch.add_lap("write")
     if not args.quiet:
-        _note_levels(choice, frame1)
-    _print_result(args, choice, [flow, *backward], scene, outcome, watch.get_seconds())
+        _note_frames_too_small_for_levels(choice, frame1)
+    _print_result(args, choice, [flow, *backward], scene, outcome, watch.get_stage_seconds())
     return 0 if outcome.problem is None else 2
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    suffix = paths.check_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
-    get_packing_arguments(args)
+def _check_file_options(args: argparse.Namespace) -> None:
+    suffix = paths.get_checked_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
+    get_compression_arguments(args)
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
-    check_layer_options(args, "initial", args.initial_flow, "--initial-flow")
+    refuse_layer_options_without_flow(args, "initial", args.initial_flow, "--initial-flow")
     for name in MAPS:
         if getattr(args, name) and suffix != ".exr":
             raise InputError(f"--{name}: expected an .exr output, got {args.output}; or use --viz-kind {name}")
@@ -180,9 +182,9 @@ def _check_files(args: argparse.Namespace) -> None:
         ("--st-map", args.st_map, (".exr",)),
         ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
     ]
-    paths.check_files(inputs, outputs)
+    paths.check_input_and_output_files(inputs, outputs)
     if not args.overwrite:
-        paths.check_replaceable([(option, path) for option, path, _ in outputs])
+        paths.refuse_replacing_unrecorded_files([(option, path) for option, path, _ in outputs])
 
 
 def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
@@ -198,7 +200,7 @@ def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWin
     return flow
 
 
-def _note_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
+def _note_frames_too_small_for_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
     """Print a note if the frames are too small for the requested levels."""
     requested, factor = (getattr(choice.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:
@@ -213,38 +215,38 @@ def _note_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
         )
 
 
-class _Outcome(NamedTuple):
+class _WrittenFlowFile(NamedTuple):
     """File of the flow, and the reason if it is not the requested one."""
 
     path: str
     problem: str | None = None
 
 
-def _write_flow(
+def _write_flow_or_rescue_file(
     args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: FrameWindow | None
-) -> _Outcome:
+) -> _WrittenFlowFile:
     contents: dict[str, Any] = {"valid": scene.valid}
     if has_exr_suffix(args.output):
         contents = {"window": window, **layers}
         if not bool(scene.valid.all()):  # vectors from the surroundings, and a channel that says so
             contents["planes"] = {**layers["planes"], "valid": scene.valid.float()}
-    outcome = _Outcome(args.output)
+    outcome = _WrittenFlowFile(args.output)
     try:
-        with paths.record_output(args.output):
-            io.write_flow(args.output, scene.flow, **contents, **get_packing_arguments(args))
+        with paths.record_written_file(args.output):
+            io.write_flow(args.output, scene.flow, **contents, **get_compression_arguments(args))
     except io.FlowRangeError as error:  # keep the work
-        rescue = paths.find_free_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
-        with paths.record_output(rescue):
+        rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
+        with paths.record_written_file(rescue):
             io.write_flow(rescue, scene.flow, **contents)
         reason = str(error).removeprefix("flow: ")
-        outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
+        outcome = _WrittenFlowFile(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.print_note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        with paths.record_output(args.st_map):
+        with paths.record_written_file(args.st_map):
             io.write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
-        picture = scene.contents_for_file(args.viz_kind or KINDS[0], args.viz)
-        with paths.record_output(args.viz):
+        picture = scene.get_file_content(args.viz_kind or KINDS[0], args.viz)
+        with paths.record_written_file(args.viz):
             io.write_image(args.viz, picture)
     return outcome
 
@@ -254,7 +256,7 @@ def _print_result(
     choice: methods.MethodChoice,
     flows: list[Flow],  # and the one to the frame before
     scene: scenes.Scene,
-    outcome: _Outcome,
+    outcome: _WrittenFlowFile,
     seconds: dict[str, float],
 ) -> None:
     kind = args.viz_kind or KINDS[0]
@@ -264,14 +266,14 @@ def _print_result(
     title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
     title += ", refined by TV-L1" if refined else ""
     text = (
-        f"{report.make_printable(outcome.path)}: {format_size(flow.flow)}, {title}, "
+        f"{report.escape_control_characters(outcome.path)}: {format_size(flow.flow)}, {title}, "
         f"on {choice.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
         f"{seconds['estimate']:.2f} s"
     )
     picture = None
     if args.viz is not None:
-        picture = {"path": args.viz, "kind": kind, "max_motion": scene.list_scales(kind)["max_motion"]}
-        text += f"\n{report.make_printable(args.viz)}: {scene.format_legend(kind)}"
+        picture = {"path": args.viz, "kind": kind, "max_motion": scene.get_scale_ends_px(kind)["max_motion"]}
+        text += f"\n{report.escape_control_characters(args.viz)}: {scene.format_legend(kind)}"
     content = {
         "output": outcome.path,
         "problem": outcome.problem,
@@ -286,4 +288,4 @@ def _print_result(
         "seconds": seconds,
         "estimate_seconds": {name: round(stage_seconds, 3) for name, stage_seconds in flow.stages.items()},
     }
-    report.print_report(args, content, text, memory=True)
+    report.print_report(args, content, text, has_peak_memory=True)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, report
-from fullfield.cli.options import READING_WORDS, add_reading_options, get_reading_arguments, list_devices
+from fullfield.cli.options import READING_WORDS, add_reading_options, get_reading_arguments, parse_device_names
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
 from fullfield.sequences.names import FrameFiles, Pattern, find_frame_files, format_frames, select_frames
 
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="ref.%%04d.exr; for several references ref{reference}.%%04d.exr",
     )
-    methods.add_method_options(parser, usual=parser)
+    methods.add_method_options(parser, common_group=parser)
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("--st-map", metavar="FILES", help="also write ST maps, which move the reference: st.%%04d.exr")
     parser.add_argument(
@@ -82,12 +82,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, follow every reference, report."""
     choice = methods.choose_method(args)
-    outputs = _check_files(args)
+    outputs = _check_files_and_build_outputs(args)
 
     from fullfield import sequences
 
-    methods.use_threads(args.threads)
-    devices = list_devices(args.devices, choice.device)
+    methods.limit_cpu_threads(args.threads)
+    devices = parse_device_names(args.devices, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
     words = {
@@ -97,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
         "reference": "--reference",
     }
     start_s, written = time.perf_counter(), 0
-    with rename_in_errors(**words), ProgressBar("follow", quiet=args.quiet) as progress:
+    with rename_arguments_in_errors(**words), ProgressBar("follow", quiet=args.quiet) as progress:
         reading = get_reading_arguments(args)
         if reading.get("window") == "data":
             raise InputError("--window data: following works on the display window; leave it out")
         frame_files = find_frame_files(args.plates)
-        numbers = _list_numbers(frame_files, args.frames, reading)
+        numbers = _list_frame_numbers(frame_files, args.frames, reading)
         jobs = [
             sequences.FollowJob(
                 frame_files,
@@ -118,17 +118,19 @@ def run(args: argparse.Namespace) -> int:
             )
             for reference, output in outputs.items()
         ]
-        _check_jobs(args, jobs)
+        _check_references_and_outputs(args, jobs)
         progress(0.0, "preparing")
-        choice.prepare(None, lambda *_: None, quiet=args.quiet)
+        choice.load_weights_and_kernels(None, lambda *_: None, quiet=args.quiet)
         tasks = [_compare_with_files(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
-        for (job, plan), job_outcome in zip(tasks, _run_tasks(tasks, choice, devices, progress), strict=False):
+        for (job, plan), job_outcome in zip(
+            tasks, _run_tasks_on_devices(tasks, choice, devices, progress), strict=False
+        ):
             outcome.add(job_outcome)
             written += len(job_outcome.written)
             if args.tracks is not None and job_outcome.stopped is None:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
-                _write_tracks(args, job, sorted(current))
+                _write_tracks_of_points(args, job, sorted(current))
     for problem in outcome.problems:
         report.print_note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
@@ -137,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.is_complete else 2
 
 
-def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
+def _list_frame_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
     """Return the frames that get a file; for a video without a range all that it has."""
     from fullfield.sequences.plates import open_frame_files
 
@@ -150,19 +152,19 @@ def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str
         plates.close()
 
 
-def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
+def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
     """Raise InputError for a reference that is absent, outputs that name plates or each other, and unusable points."""
     from fullfield.sequences.tracks import check_points_inside_frame, read_points_csv
 
     points = {} if args.points is None else read_points_csv(args.points)
     if args.points is not None:
-        paths.check_distinct([("--tracks", args.tracks)], [args.points])
+        paths.check_outputs_are_distinct([("--tracks", args.tracks)], [args.points])
     for job in jobs:
         plates = job.open_plates()
         try:
             read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
             if points:
-                height, width = _read_size(job, plates)
+                height, width = _read_reference_size(job, plates)
                 check_points_inside_frame(points, height, width, plates.path(job.reference))
         finally:
             plates.close()
@@ -176,7 +178,7 @@ def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
                 raise InputError(f"--st-map {pattern}: is also written by --output; choose another file")
 
 
-def _read_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
+def _read_reference_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
     """Return height and width of the reference; of a plate in its own file no pixel is read."""
     from fullfield.io import frame_window
     from fullfield.io.windows import resolve_window_to_box
@@ -190,7 +192,7 @@ def _read_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
     return height, width
 
 
-def _check_files(args: argparse.Namespace) -> dict[int, Output]:
+def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output]:
     """Check the names of files, and return the output of each reference."""
     from fullfield.sequences.outputs import Output
     from fullfield.sequences.tracks import TRACK_SUFFIXES
@@ -203,8 +205,8 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
     if (args.points is None) != (args.tracks is None):
         raise InputError("--points and --tracks: expected both, got one")
     if args.points is not None:
-        paths.check_input(args.points, "--points")
-        paths.check_suffix(args.tracks, "--tracks", TRACK_SUFFIXES)
+        paths.check_input_file(args.points, "--points")
+        paths.get_checked_suffix(args.tracks, "--tracks", TRACK_SUFFIXES)
     if len(references) > 1 and args.tracks is not None and _FIELD not in args.tracks:
         raise InputError(f"--tracks {args.tracks}: expected {_FIELD} in the name, for {len(references)} references")
     if len(references) > 1 and args.st_map is not None and _FIELD not in args.st_map:
@@ -214,8 +216,8 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
         names = [None if name is None else name.replace(_FIELD, str(reference)) for name in (args.output, args.st_map)]
         for option, name in zip(("--output", "--st-map"), names, strict=True):
             if name is not None:
-                paths.check_suffix(name, option, (".exr",))
-                paths.check_pattern(name, option, ".exr")
+                paths.get_checked_suffix(name, option, (".exr",))
+                paths.parse_output_pattern(name, option, ".exr")
         half = "half" if args.half else None
         outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
     return outputs
@@ -235,7 +237,7 @@ def _compare_with_files(
     return job, plan
 
 
-def _run_tasks(
+def _run_tasks_on_devices(
     tasks: Sequence[tuple[FollowJob, Plan]],
     choice: methods.MethodChoice,
     devices: Sequence[str],
@@ -244,7 +246,7 @@ def _run_tasks(
     """Yield the outcome of each task, until one cannot write any more."""
     from fullfield import sequences
 
-    report_frame = progress.count_frames(sum(len(plan.missing) for _, plan in tasks))
+    report_frame = progress.build_frame_callback(sum(len(plan.missing) for _, plan in tasks))
     if len(devices) > 1:
         requested = [(job, plan.missing) for job, plan in tasks]
         from fullfield.sequences.follow_pool import run_follow_on_devices
@@ -258,7 +260,7 @@ def _run_tasks(
             return
 
 
-def _write_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
+def _write_tracks_of_points(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_vectors
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
@@ -298,12 +300,12 @@ def _print_result(
         "devices": list(devices),
         "seconds": {"total": seconds},
     }
-    text = f"{report.make_printable(args.output)}: {written} frames written, {existing} kept"
+    text = f"{report.escape_control_characters(args.output)}: {written} frames written, {existing} kept"
     if st_maps:
         text += f", {st_maps} ST maps written from them"
     text += f", {choice.title} on {', '.join(devices)}, {seconds:.1f} s"
     if outcome.is_complete:
-        text += report.format_next_step(
+        text += report.format_next_command(
             args, "fullfield", "view", args.output.replace(_FIELD, str(min(args.reference)))
         )
-    report.print_report(args, content, text, memory=True)
+    report.print_report(args, content, text, has_peak_memory=True)

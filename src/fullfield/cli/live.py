@@ -24,7 +24,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
-from fullfield.cli.report import print_to_stderr, rename_in_errors
+from fullfield.cli.report import print_to_stderr, rename_arguments_in_errors
 from fullfield.estimators.registry import get_method
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
@@ -52,10 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield live``."""
     parser.add_argument("source", metavar="SOURCE", help=f"video file, {CAMERA}0 or the address of a stream")
     parser.add_argument(
-        "--rate", type=_parse_rate, metavar="RATE", help="source, max (drop nothing) or frames a second [source]"
+        "--rate",
+        type=_parse_rate_or_keyword,
+        metavar="RATE",
+        help="source, max (drop nothing) or frames a second [source]",
     )
     parser.add_argument(
-        "--flows", type=argtypes.parse_count, help="stop after N flows [at the end of SOURCE or Ctrl-C]"
+        "--flows", type=argtypes.parse_positive_integer, help="stop after N flows [at the end of SOURCE or Ctrl-C]"
     )
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
@@ -66,11 +69,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_parameter_options(parser)
 
 
-def _parse_rate(text: str) -> str | float:
+def _parse_rate_or_keyword(text: str) -> str | float:
     if text in ("source", "max"):
         return text
     try:
-        return argtypes.parse_positive(text)
+        return argtypes.parse_positive_number(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected source, max or a number > 0, got {text!r}") from None
 
@@ -81,7 +84,9 @@ def _check_options(args: argparse.Namespace) -> None:
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
     if not is_file and args.rate not in (None, "source"):
         raise InputError(f"--rate: {args.source} has its own rate; leave it out")
-    paths.check_files([("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)])
+    paths.check_input_and_output_files(
+        [("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)]
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,13 +96,16 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.estimators.live import LiveStatistics
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     statistics = LiveStatistics()
-    with ExitStack() as stack, rename_in_errors(**methods.map_arguments_to_options(args.method), window="--preview"):
+    with (
+        ExitStack() as stack,
+        rename_arguments_in_errors(**methods.map_arguments_to_options(args.method), window="--preview"),
+    ):
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close_source_if_idle, source, threads)
-        screen = _Screen.open(args, choice.device, source, stack)
+        screen = _PictureOutputs.open(args, choice.device, source, stack)
         compute = _build_computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
         interrupted = _compute_and_show(args, source, compute, screen, statistics, status, threads)
@@ -122,7 +130,7 @@ def _build_computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _
     solver = make and make(size, check.device(choice.device, "--device"))
     if solver is not None:
         return _Persistent(solver, size, choice.device)
-    choice.prepare(size, lambda _fraction, _text: None, quiet=True)
+    choice.load_weights_and_kernels(size, lambda _fraction, _text: None, quiet=True)
     return _PerPair(choice)
 
 
@@ -138,10 +146,10 @@ class _PerPair:
         return str(self._choice.estimator.backend)
 
     def __call__(self, pair: FramePair) -> Tensor:
-        first, second = (self._read_values(captured.frame) for captured in pair)
-        return _wait_until_finished(self._choice.estimator(first, second)[0])
+        first, second = (self._upload_as_unit_range(captured.frame) for captured in pair)
+        return _synchronize_flow(self._choice.estimator(first, second)[0])
 
-    def _read_values(self, frame: Any) -> Tensor:
+    def _upload_as_unit_range(self, frame: Any) -> Tensor:
         pixels: Tensor = frame.luma() if self._is_grey else frame.rgb()
         return pixels[None].to(self._choice.device).float().div_(255)
 
@@ -162,18 +170,18 @@ class _Persistent:
     def __call__(self, pair: FramePair) -> Tensor:
         first, second = pair
         if first.number == self._last:
-            flow = self._solver.step(self._send_to_device(second.frame))
+            flow = self._solver.step(self._upload_luma(second.frame))
         else:
-            flow = self._solver(self._send_to_device(first.frame), self._send_to_device(second.frame))
+            flow = self._solver(self._upload_luma(first.frame), self._upload_luma(second.frame))
         self._last = second.number
         assert flow is not None  # step has a previous frame
-        return _wait_until_finished(flow[0])
+        return _synchronize_flow(flow[0])
 
-    def _send_to_device(self, frame: Any) -> Tensor:
+    def _upload_luma(self, frame: Any) -> Tensor:
         return frame.luma()[None].to(self._device)  # type: ignore[no-any-return]
 
 
-def _wait_until_finished(flow: Tensor) -> Tensor:
+def _synchronize_flow(flow: Tensor) -> Tensor:
     if flow.device.type == "cuda":
         import torch
 
@@ -221,7 +229,7 @@ class _Window:
 
 
 @dataclass
-class _Screen:
+class _PictureOutputs:
     """Outputs of the pictures: a file, a window, both or none."""
 
     colors: FlowColors | None
@@ -230,7 +238,7 @@ class _Screen:
     drawn_count: int = 0
 
     @classmethod
-    def open(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
+    def open(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _PictureOutputs:
         from fullfield.viz.wheel import FlowColors
 
         window = writer = None
@@ -266,7 +274,7 @@ class _Status:
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
         self._last, self._drawn = now, self._live
-        line = f"fullfield: live: {summarize_statistics(statistics)}"
+        line = f"fullfield: live: {format_statistics(statistics)}"
         if not self._live:
             print_to_stderr(line)
             return
@@ -278,7 +286,7 @@ class _Status:
             print_to_stderr("")
 
 
-def summarize_statistics(statistics: LiveStatistics) -> str:
+def format_statistics(statistics: LiveStatistics) -> str:
     """Return rates and latency as text."""
     counts = statistics.as_dict()
     latency = counts["latency_s"]
@@ -300,7 +308,7 @@ def _compute_and_show(
     args: argparse.Namespace,
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
-    screen: _Screen,
+    screen: _PictureOutputs,
     statistics: LiveStatistics,
     status: _Status,
     threads: list[threading.Thread],
@@ -330,7 +338,7 @@ def _compute_and_show(
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_note_next_frame_due, args))
+        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_print_when_next_frame_is_due, args))
     work = (
         partial(capture_pairs, frames, pairs, statistics),
         partial(compute_newest_pairs, pairs, compute, results, statistics, clock, args.flows),
@@ -356,7 +364,7 @@ def _compute_and_show(
     return interrupted
 
 
-def _note_next_frame_due(args: argparse.Namespace, number: int, seconds: float) -> None:
+def _print_when_next_frame_is_due(args: argparse.Namespace, number: int, seconds: float) -> None:
     if not args.quiet:
         due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
         report.print_note(f"{args.source}: {due}; --rate max does not wait")
@@ -367,7 +375,7 @@ def _print_result(
     choice: methods.MethodChoice,
     source: VideoSource,
     backend: str,
-    screen: _Screen,
+    screen: _PictureOutputs,
     statistics: LiveStatistics,
     interrupted: bool,
 ) -> None:
@@ -382,12 +390,11 @@ def _print_result(
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
     description = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
-    text = f"{report.make_printable(args.source)}: {description}: {summarize_statistics(statistics)}"
+    text = f"{report.escape_control_characters(args.source)}: {description}: {format_statistics(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.drawn_count} pictures, {picture['dropped']} flows without one"
-        text += (
-            f"\n{report.make_printable(args.viz)}: {words if screen.drawn_count else 'not written, there was no flow'}"
-        )
+        status = words if screen.drawn_count else "not written, there was no flow"
+        text += f"\n{report.escape_control_characters(args.viz)}: {status}"
     requested = "source" if args.rate is None else args.rate
     rates = {"source": source.rate, "requested": requested}
     properties = {
@@ -401,4 +408,4 @@ def _print_result(
         "parameters": dict(choice.estimator.parameters),
         "backend": backend,
     }
-    report.print_report(args, properties, text, memory=True)
+    report.print_report(args, properties, text, has_peak_memory=True)

@@ -24,7 +24,7 @@ from fullfield import __version__
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes
 from fullfield.cli.options import add_verb
-from fullfield.cli.report import make_printable, print_note
+from fullfield.cli.report import escape_control_characters, print_note
 
 VERBS = (
     "flow", "shot", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate",
@@ -60,10 +60,16 @@ _PACKAGES = {
 
 _METAVARS: dict[object, str] = {
     **dict.fromkeys(
-        (argtypes.parse_integer, argtypes.parse_natural, argtypes.parse_count, argtypes.parse_threads), "N"
+        (
+            argtypes.parse_integer,
+            argtypes.parse_nonnegative_integer,
+            argtypes.parse_positive_integer,
+            argtypes.parse_thread_count,
+        ),
+        "N",
     ),
-    **dict.fromkeys((argtypes.parse_number, argtypes.parse_positive), "X"),
-    argtypes.parse_size: "WxH",
+    **dict.fromkeys((argtypes.parse_finite_number, argtypes.parse_positive_number), "X"),
+    argtypes.parse_wxh_as_height_width: "WxH",
 }
 
 
@@ -100,11 +106,11 @@ class Parser(argparse.ArgumentParser):
         self._arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
-    def refuse_arguments(self, unknown: Sequence[str]) -> NoReturn:
+    def refuse_unknown_arguments(self, unknown: Sequence[str]) -> NoReturn:
         """Raise InputError for arguments that the verb, or this parser, does not know."""
         parser: Parser = self
         words = iter(self._arguments)
-        while (below := parser._list_verbs()) and (verb := next((word for word in words if word in below), None)):
+        while (below := parser._get_verb_parsers()) and (verb := next((word for word in words if word in below), None)):
             parser = below[verb]
         files = [word for word in unknown if not word.startswith("-") and Path(word).is_file()]
         hint = "; quote a glob, as in 'plate.*.exr'" if files else ""
@@ -116,7 +122,7 @@ class Parser(argparse.ArgumentParser):
             suggest_nearest(word.lower() if word.lower() in valid_names else word, valid_names)
             for word, valid_names in _parse_choice_message(message)
         ]
-        if not self._list_verbs() or message.startswith("unrecognized"):
+        if not self._get_verb_parsers() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             valid_names = list(self._option_string_actions)
             hints += [suggest_nearest(option, valid_names, option) for option in options if option not in valid_names]
@@ -126,7 +132,7 @@ class Parser(argparse.ArgumentParser):
         """Return the help, with the example on top."""
         return self.example + super().format_help()
 
-    def _list_verbs(self) -> dict[str, Any]:
+    def _get_verb_parsers(self) -> dict[str, Any]:
         """Return the parsers of the verbs by name."""
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return dict(actions[0].choices) if actions else {}
@@ -167,34 +173,36 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
 
     ``build`` returns the parser of another command, as :func:`build_parser` does for this one.
     """
-    _prepare_streams()
-    with _print_plain_warnings(), _terminate_cleanly(), _replace_stdout():
+    _make_stdout_and_stderr_printable()
+    with _print_warnings_on_one_line(), _unwind_stack_on_sigterm(), _escape_stdout():
         try:
             code = _run_verb(argv, build or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
-            _discard_stdout()
+            _redirect_stdout_to_null()
             return 141
         except KeyboardInterrupt:
             print_note("interrupted", kind="error")
             return 130
         except InputError as error:
-            return _print_error(str(error), error.exit_code)
+            return _print_error_and_return_code(str(error), error.exit_code)
         except OSError as error:
             if error.filename == _STDOUT:
-                _discard_stdout()
-            return _print_error(_explain_os_error(error))
+                _redirect_stdout_to_null()
+            return _print_error_and_return_code(_describe_os_error(error))
         except ImportError as error:
             package = _PACKAGES.get((error.name or "").partition(".")[0])
             if package is None:
                 raise
-            return _print_error(f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor")
+            return _print_error_and_return_code(
+                f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor"
+            )
         except (MemoryError, RuntimeError) as error:
             short = ("DefaultCPUAllocator", "CUDA out of memory")
             named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
             if not named and not any(word in str(error) for word in short):
                 raise
-            return _print_error(_explain_memory(error))
+            return _print_error_and_return_code(_describe_out_of_memory_error(error))
     return code
 
 
@@ -206,10 +214,10 @@ def _run_verb(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     if unknown:
-        parser.refuse_arguments(unknown)
+        parser.refuse_unknown_arguments(unknown)
     if args.verb is None:
-        raise InputError(f"no verb given; one of {', '.join(parser._list_verbs())} (see {parser.prog} --help)")
-    with _silence_kernels(getattr(args, "quiet", False)):
+        raise InputError(f"no verb given; one of {', '.join(parser._get_verb_parsers())} (see {parser.prog} --help)")
+    with _silence_compilation_messages(getattr(args, "quiet", False)):
         try:
             code: int = args.run(args)
         except KeyboardInterrupt:
@@ -220,7 +228,7 @@ def _run_verb(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
 
 
 @contextlib.contextmanager
-def _silence_kernels(quiet: bool) -> Iterator[None]:
+def _silence_compilation_messages(quiet: bool) -> Iterator[None]:
     """Silence messages about compilation too while ``--quiet`` is in effect."""
     sets = quiet and not os.environ.get(_QUIET)
     if sets:
@@ -232,7 +240,7 @@ def _silence_kernels(quiet: bool) -> Iterator[None]:
             del os.environ[_QUIET]
 
 
-def _prepare_streams() -> None:
+def _make_stdout_and_stderr_printable() -> None:
     """Make stdout and stderr safe to print to: closed ones discard, narrow encodings escape."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -242,28 +250,28 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _print_error(message: str, code: int = 2) -> int:
+def _print_error_and_return_code(message: str, code: int = 2) -> int:
     print_note(message, kind="error")
     return code
 
 
-def _explain_os_error(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
 
 
-def _explain_memory(error: BaseException) -> str:
+def _describe_out_of_memory_error(error: BaseException) -> str:
     detail = next(iter(str(error).strip().splitlines()), "")
     return "out of memory" + (f": {detail}" if detail else "") + "; use smaller frames or fewer of them at a time"
 
 
-def _discard_stdout() -> None:
+def _redirect_stdout_to_null() -> None:
     """Redirect stdout to nothing, so that the interpreter's last flush does not fail a second time."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Stdout:
+class _EscapingStdout:
     """Stream whose errors contain its name, and that escapes control characters."""
 
     def __init__(self, stream: Any) -> None:
@@ -273,12 +281,12 @@ class _Stdout:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return int(self._call_naming_stream(self._stream.write, make_printable(text, "\n\t")))
+        return int(self._call_and_name_stream_in_errors(self._stream.write, escape_control_characters(text, "\n\t")))
 
     def flush(self) -> None:
-        self._call_naming_stream(self._stream.flush)
+        self._call_and_name_stream_in_errors(self._stream.flush)
 
-    def _call_naming_stream(self, call: Callable[..., Any], *arguments: str) -> Any:
+    def _call_and_name_stream_in_errors(self, call: Callable[..., Any], *arguments: str) -> Any:
         try:
             return call(*arguments)
         except BrokenPipeError:
@@ -288,9 +296,9 @@ class _Stdout:
 
 
 @contextlib.contextmanager
-def _replace_stdout() -> Iterator[None]:
+def _escape_stdout() -> Iterator[None]:
     stream = sys.stdout
-    sys.stdout = cast("TextIO", _Stdout(stream))
+    sys.stdout = cast("TextIO", _EscapingStdout(stream))
     try:
         yield
     finally:
@@ -298,7 +306,7 @@ def _replace_stdout() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _print_plain_warnings() -> Iterator[None]:
+def _print_warnings_on_one_line() -> Iterator[None]:
     """Print warnings of the library as one line each, without source and line number."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -311,7 +319,7 @@ def _print_plain_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _terminate_cleanly() -> Iterator[None]:
+def _unwind_stack_on_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the stack, so that a render farm's kill leaves no temporary file behind."""
 
     def stop(signum: int, _: object) -> NoReturn:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import argtypes
-from fullfield.cli.report import print_note, rename_in_errors
+from fullfield.cli.report import print_note, rename_arguments_in_errors
 from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
@@ -56,7 +56,7 @@ class MethodChoice:
         from fullfield.estimators.cascaded import ReducedSizeEstimator
         from fullfield.estimators.estimation import build_estimator
 
-        with rename_in_errors(**map_arguments_to_options(self.method)):
+        with rename_arguments_in_errors(**map_arguments_to_options(self.method)):
             estimator = build_estimator(self.method, config=self.config, backend=self.backend)
         return estimator if self.scale == "1" else ReducedSizeEstimator(estimator, self.scale)
 
@@ -72,7 +72,7 @@ class MethodChoice:
         used = {"method": source.method, "parameters": dict(source.parameters), "backend": source.backend}
         return {**used, "requested_method": self.method, "preset": self.preset}
 
-    def start_compiling(self) -> None:
+    def start_compiling_in_second_process(self) -> None:
         """Compile what the method needs last in a second process; reading and the rest need not wait for it."""
         from fullfield.estimators.refined import RefinedEstimator
 
@@ -80,11 +80,13 @@ class MethodChoice:
         if isinstance(estimator, RefinedEstimator):
             estimator.start_compiling(device)
 
-    def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
+    def load_weights_and_kernels(
+        self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool
+    ) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
         device = _check.device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
-        self.start_compiling()
+        self.start_compiling_in_second_process()
         if not hasattr(self.config, "weights"):
             from fullfield.estimators.protocol import prepare_estimator
 
@@ -92,20 +94,22 @@ class MethodChoice:
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             print_note(f"downloading the weights {self.origin.name}")
-        estimator.prepare(device, size, fetching=report_download(progress, f"the weights of {self.method}"))
+        estimator.prepare(device, size, fetching=build_download_callback(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 
-        with rename_in_errors(method=f"--method {self.method}"):
+        with rename_arguments_in_errors(method=f"--method {self.method}"):
             return estimate_tensors(frame1, frame2, self.estimator, device=self.device, **options).cpu()
 
 
 _DEST = "parameter "
 
 
-def report_download(progress: Callable[[float, str], None], description: str) -> Callable[[int, int | None], None]:
+def build_download_callback(
+    progress: Callable[[float, str], None], description: str
+) -> Callable[[int, int | None], None]:
     """Return a callback that reports downloaded and total bytes to ``progress``."""
 
     def report(have: int, total: int | None) -> None:
@@ -145,7 +149,7 @@ class Parameter:
     def parse_value(self, text: str) -> object:
         """Parse ``text``; InputError names the option."""
         try:
-            value = _parse_annotated(self.annotation, text)
+            value = _parse_as_annotation(self.annotation, text)
         except ValueError:
             raise InputError(f"{self.option}: expected {self.placeholder}, got {text!r}") from None
         if self.choices is not None and value not in self.choices:
@@ -153,13 +157,13 @@ class Parameter:
         return value
 
 
-def list_parameters(method: str) -> Mapping[str, Parameter]:
+def get_parameters_by_option(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _read_parameters(get_method(method).import_config_class())
+    return _collect_config_fields(get_method(method).import_config_class())
 
 
 @cache  # the parsers call it a thousand times
-def _read_parameters(config: Any) -> Mapping[str, Parameter]:
+def _collect_config_fields(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     result = {}
     for field in dataclasses.fields(config):
@@ -174,39 +178,41 @@ def _read_parameters(config: Any) -> Mapping[str, Parameter]:
 def add_method_options(
     parser: argparse.ArgumentParser,
     *,
-    positional: bool = False,
-    others: Sequence[str] = (),
+    is_positional: bool = False,
+    extra_names: Sequence[str] = (),
     default: str = DEFAULT_METHOD,
-    usual: Any = None,
+    common_group: Any = None,
 ) -> Any:
     """Add ``--method``, or MODEL in its place, and the options that all methods have; return the group.
 
-    ``others`` are further names of MODEL, which are no methods of flow. ``usual`` is the group of ``--method``,
-    ``--preset`` and ``--device``, if it is another one.
+    ``extra_names`` are further names of MODEL, which are no methods of flow. ``common_group`` is the group of
+    ``--method``, ``--preset`` and ``--device``, if it is another one.
     """
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.load_presets())
     group = parser.add_argument_group("estimation")
-    usual = group if usual is None else usual
-    names = ", ".join((*METHODS, *others))
-    if positional:
-        parser.add_argument("method", type=partial(_parse_method, others=others), metavar="MODEL", help=names)
+    common_group = group if common_group is None else common_group
+    names = ", ".join((*METHODS, *extra_names))
+    if is_positional:
+        parser.add_argument("method", type=partial(_parse_method, extra_names=extra_names), metavar="MODEL", help=names)
     else:
         names += ", or your own package.module:Class"
-        usual.add_argument("--method", type=_parse_method, metavar="NAME", default=default, help=names)
-    usual.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
-    usual.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
+        common_group.add_argument("--method", type=_parse_method, metavar="NAME", default=default, help=names)
+    common_group.add_argument(
+        "--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from"
+    )
+    common_group.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
-    group.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
     return group
 
 
-def _parse_method(text: str, others: Sequence[str] = ()) -> str:
-    if text in others:
+def _parse_method(text: str, extra_names: Sequence[str] = ()) -> str:
+    if text in extra_names:
         return text
     try:
         return get_canonical_method(text)
     except InputError:
-        names = ", ".join((*METHODS, *others))
+        names = ", ".join((*METHODS, *extra_names))
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None
 
 
@@ -217,7 +223,7 @@ def add_scale_option(group: Any) -> None:
     )
 
 
-def use_threads(count: int | None) -> None:
+def limit_cpu_threads(count: int | None) -> None:
     """Limit the process to ``count`` CPU threads."""
     if count is not None:
         import torch
@@ -231,14 +237,14 @@ def choose_method(args: argparse.Namespace) -> MethodChoice:
     presets = method.load_presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
-    changes = _collect_changes(args, args.method)
-    with rename_in_errors(**map_arguments_to_options(args.method)):
+    changes = _collect_used_parameters(args, args.method)
+    with rename_arguments_in_errors(**map_arguments_to_options(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else find_weights_origin(method.network, config.weights)
-    return MethodChoice(args.method, args.preset, config, args.backend, resolve_auto(args.device), origin)
+    return MethodChoice(args.method, args.preset, config, args.backend, resolve_auto_device(args.device), origin)
 
 
-def resolve_auto(name: str) -> str:
+def resolve_auto_device(name: str) -> str:
     """Return the name of a device, with ``auto`` decided for this machine."""
     if name != "auto":
         return name
@@ -248,8 +254,8 @@ def resolve_auto(name: str) -> str:
 
 
 def map_arguments_to_options(method: str) -> dict[str, str]:
-    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.report.rename_in_errors`."""
-    own = {parameter.field: option for option, parameter in list_parameters(method).items()}
+    """Return the options of the arguments of ``estimate``, for ``rename_arguments_in_errors``."""
+    own = {parameter.field: option for option, parameter in get_parameters_by_option(method).items()}
     names = ("method", "backend", "device", "scale", "initial_flow")
     general = {name: f"--{name.replace('_', '-')}" for name in names}
     return {**own, **general}
@@ -259,16 +265,16 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
     """Add a group of options for each method, or for several methods that share them."""
     shared: dict[tuple[str, ...], dict[str, dict[str, Parameter]]] = {}
     for name in METHODS:
-        for option, parameter in list_parameters(name).items():
+        for option, parameter in get_parameters_by_option(name).items():
             shared.setdefault(_list_methods_with(option), {}).setdefault(option, {})[name] = parameter
     for owners, options in shared.items():
         titles = ", ".join(METHODS[name].title for name in owners)
         group = parser.add_argument_group(f"parameters of {titles} (--method {', '.join(owners)})")
         for meanings in options.values():
-            _add_parameter(group, meanings)
+            _add_parameter_option(group, meanings)
 
 
-def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
+def _add_parameter_option(group: Any, meanings: dict[str, Parameter]) -> None:
     """Add one option, with its meaning for each method that has it."""
     parameter = next(iter(meanings.values()))
     names_by_help: dict[str, list[str]] = {}
@@ -286,10 +292,10 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
 
 def _list_methods_with(option: str) -> tuple[str, ...]:
     """Return the methods that have the option."""
-    return tuple(name for name in METHODS if option in list_parameters(name))
+    return tuple(name for name in METHODS if option in get_parameters_by_option(name))
 
 
-def list_parameter_options(args: argparse.Namespace) -> list[str]:
+def list_used_parameter_options(args: argparse.Namespace) -> list[str]:
     """Return the parameter options on the command line."""
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
@@ -299,10 +305,10 @@ def get_option_value(args: argparse.Namespace, option: str) -> Any:
     return getattr(args, _DEST + option, None)
 
 
-def _collect_changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
+def _collect_used_parameters(args: argparse.Namespace, method: str) -> dict[str, Any]:
     """Return the parameters on the command line by field; an option of another method is refused."""
-    own, changes = list_parameters(method), {}
-    for option in list_parameter_options(args):
+    own, changes = get_parameters_by_option(method), {}
+    for option in list_used_parameter_options(args):
         if option not in own:
             owners = ", ".join(_list_methods_with(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
@@ -311,10 +317,10 @@ def _collect_changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
     return changes
 
 
-def _describe_preset_values(owners: tuple[str, ...], parameter: Parameter) -> str:
+def _describe_preset_values(methods: tuple[str, ...], parameter: Parameter) -> str:
     """Return the presets' values for the help: one, or one per preset and method if they differ."""
     values: dict[str, list[str]] = {}
-    for name in owners:
+    for name in methods:
         values.setdefault(_describe_method_values(METHODS[name], parameter.field), []).append(name)
     if parameter.is_switch and values.keys() == {_format_value(None)}:
         return ""  # not a value of the command line
@@ -355,24 +361,24 @@ def _choose_metavar(annotation: object) -> str:
     return names[annotation]
 
 
-def _parse_annotated(annotation: object, text: str) -> object:
+def _parse_as_annotation(annotation: object, text: str) -> object:
     """Parse ``text`` as ``annotation``; ValueError if it does not fit."""
     origin, inner = _split_annotation(annotation)
     if origin is typing.Union:
         for member in sorted(inner, key=lambda member: member is not type(None)):
             with contextlib.suppress(ValueError):
-                return _parse_annotated(member, text)
+                return _parse_as_annotation(member, text)
         raise ValueError(text)
     if origin is tuple:
         items = text.split(",")
         kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(_parse_annotated(kind, item.strip()) for kind, item in zip(kinds, items, strict=True))
+        return tuple(_parse_as_annotation(kind, item.strip()) for kind, item in zip(kinds, items, strict=True))
     if origin is typing.Literal:
         return next((choice for choice in inner if str(choice) == text), text)
     words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}
     readers: dict[object, typing.Callable[[str], object]] = {
         int: argtypes.parse_integer,
-        float: argtypes.parse_number,
+        float: argtypes.parse_finite_number,
         str: str,
     }
     try:

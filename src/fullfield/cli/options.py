@@ -16,7 +16,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.cli import argtypes
-from fullfield.cli.report import check_same_size, format_size, rename_in_errors
+from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, merge_frame_windows
 from fullfield.sequences.names import format_mask_name
@@ -46,7 +46,7 @@ def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
     module.add_options(parser)
 
 
-def add_fields(group: Any, config: type[Config]) -> list[str]:
+def add_config_options(group: Any, config: type[Config]) -> list[str]:
     """Add an option for each described field of a configuration, and return the names of these fields."""
     fields = [field for field in dataclasses.fields(config) if "help" in field.metadata]
     for field in fields:
@@ -54,13 +54,13 @@ def add_fields(group: Any, config: type[Config]) -> list[str]:
         if kind is bool:
             group.add_argument(option, action="store_true", help=field.metadata["help"])
         else:
-            parse = {int: argtypes.parse_integer, float: argtypes.parse_number}.get(kind)
+            parse = {int: argtypes.parse_integer, float: argtypes.parse_finite_number}.get(kind)
             texts = {name: field.metadata[name] for name in ("help", "metavar")}
             group.add_argument(option, type=parse, default=field.default, **texts)
     return [field.name for field in fields]
 
 
-def list_devices(text: str | None, device: str) -> list[str]:
+def parse_device_names(text: str | None, device: str) -> list[str]:
     """Return the devices that ``--devices`` names; without it ``device``."""
     if text is None:
         return [device]
@@ -104,7 +104,7 @@ READING_WORDS = {
     "layer": "--layer",
     "mask": "--mask",
 }
-"""Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.rename_in_errors`."""
+"""Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.rename_arguments_in_errors`."""
 
 
 def get_reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def get_reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def list_reading_options(args: argparse.Namespace) -> list[str]:
+def list_used_reading_options(args: argparse.Namespace) -> list[str]:
     """Return the reading options that were given, for a command that reads no frame."""
     return [READING_WORDS[name] for name in get_reading_arguments(args)]
 
@@ -131,7 +131,7 @@ def get_layer_arguments(args: argparse.Namespace, prefix: str) -> dict[str, str 
     return {name: getattr(args, f"{prefix}_{name}") for name in ("layer", "part")}
 
 
-def check_layer_options(args: argparse.Namespace, prefix: str, path: str | None, source: str) -> None:
+def refuse_layer_options_without_flow(args: argparse.Namespace, prefix: str, path: str | None, source: str) -> None:
     """Refuse a layer or part of a flow that is absent."""
     for name, value in get_layer_arguments(args, prefix).items():
         if value is not None and path is None:
@@ -143,7 +143,9 @@ def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> N
     group = parser.add_argument_group(f"reading the vectors of {source}")
     names = "U,V" if prefix else "U,V[,U,V]"
     backward = "" if prefix else "; and of the backward flow"
-    group.add_argument(f"--{prefix}channels", type=argtypes.parse_names, metavar=names, help=f"EXR channels{backward}")
+    group.add_argument(
+        f"--{prefix}channels", type=argtypes.parse_comma_separated_names, metavar=names, help=f"EXR channels{backward}"
+    )
     group.add_argument(
         f"--{prefix}y-axis",
         choices=("up", "down"),
@@ -155,7 +157,7 @@ def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> N
     if prefix != "truth-":
         group.add_argument(
             f"--{prefix}vector-scale",
-            type=argtypes.parse_factors,
+            type=argtypes.parse_one_or_two_factors,
             metavar="X[,Y]",
             help="multiply the vectors by X, or u by X and v by Y [1]",
         )
@@ -172,24 +174,24 @@ def build_vector_reading(args: argparse.Namespace, **fields: Any) -> VectorReadi
     """Return the reading of vectors that the options describe."""
     from fullfield.io.vectors import VectorReading
 
-    with rename_in_errors(channels="--channels"):
+    with rename_arguments_in_errors(channels="--channels"):
         return VectorReading(**get_vector_arguments(args), **fields)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
 
 
-def add_packing_options(group: Any, *, half: bool = True) -> None:
-    """Add ``--compression`` and, with ``half``, ``--half``, for the flow that is written."""
+def add_compression_options(group: Any, *, has_half_option: bool = True) -> None:
+    """Add ``--compression`` and, with ``has_half_option``, ``--half``, for the flow that is written."""
     names = dict.fromkeys(name for compressions in _COMPRESSIONS.values() for name in compressions)
-    if half:
+    if has_half_option:
         group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     group.add_argument(
         "--compression", choices=names, help="of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
     )
 
 
-def get_packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_compression_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``write_flow`` for these options; InputError if the format does not support one."""
     suffix = Path(args.output).suffix.lower()
     packing: dict[str, Any] = {}
@@ -206,7 +208,7 @@ def get_packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return packing
 
 
-class FrameFiles(NamedTuple):
+class LoadedFrames(NamedTuple):
     """Frames that were read from files."""
 
     frames: list[Tensor]
@@ -217,7 +219,7 @@ class FrameFiles(NamedTuple):
     """bool [H, W]: where the frames are known; None: everywhere."""
 
 
-def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | None = None) -> FrameFiles:
+def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | None = None) -> LoadedFrames:
     """Read frames of one size.
 
     With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
@@ -242,8 +244,8 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
-    masks = {frame: format_mask_name(mask, _last_number(frame)) for frame in frames}
-    with rename_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(frames)) as pool:
+    masks = {frame: format_mask_name(mask, _parse_last_number(frame)) for frame in frames}
+    with rename_arguments_in_errors(mask=f"--mask {mask}"), ThreadPoolExecutor(len(frames)) as pool:
         results = list(pool.map(lambda frame: FrameReader(**reading, mask=masks[frame]).read(frame), frames))
     for result in results:
         if result.note:
@@ -253,10 +255,10 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         check_same_size(read[0], frames[0], tensor, frame)
     if any(warn_about_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
-    return FrameFiles(read, window, [result.valid for result in results])
+    return LoadedFrames(read, window, [result.valid for result in results])
 
 
-def _last_number(path: str) -> int:
+def _parse_last_number(path: str) -> int:
     """Return the last number in a file's name; 0 where it has none."""
     numbers = re.findall(r"\d+", Path(path).stem)
     return int(numbers[-1]) if numbers else 0
@@ -275,12 +277,13 @@ def read_truth(
     pred_path: str,
     *,
     scale: float = 1.0,
-    four: bool = False,
+    has_four_values: bool = False,
     **choice: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return the truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
 
-    The truth is ``[2, H, W]``, or ``[4, 2, H, W]`` if the file has twice the size and is a .flo5 or ``four`` is set.
+    The truth is ``[2, H, W]``, or ``[4, 2, H, W]`` if the file has twice the size and is a .flo5 or has four
+    values.
     ``choice`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
     """
     from fullfield.metrics import four_values
@@ -290,10 +293,10 @@ def read_truth(
         truth = truth * scale
     height, width = pred.shape[-2:]
     twice = truth.shape[-2:] == (2 * height, 2 * width)
-    if twice and (four or Path(path).suffix.lower() == ".flo5"):
+    if twice and (has_four_values or Path(path).suffix.lower() == ".flo5"):
         values = four_values(truth, valid)
         return values, values.isfinite().all(1).all(0)
-    if four:
+    if has_four_values:
         raise InputError(
             f"--four-values: {path} is {format_size(truth)}, expected twice the size of {pred_path}, "
             f"{format_size(pred)}"
@@ -307,7 +310,7 @@ def read_truth(
     return truth, valid
 
 
-def count_truth_values(truth: Tensor) -> int:
+def count_truth_values_per_pixel(truth: Tensor) -> int:
     """Return the number of values that the truth has for a pixel."""
     return 4 if truth.ndim == 4 else 1
 

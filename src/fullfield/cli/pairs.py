@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.training.flow.config import SceneStyle
 
 EPILOG = """\
@@ -29,11 +29,11 @@ The same command continues a run that was stopped; with a larger --count it adds
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
-    parser.add_argument("--count", type=argtypes.parse_count, default=20, help="number of pairs")
-    parser.add_argument("--size", type=argtypes.parse_size, default="640x360", help="size of the frames")
+    parser.add_argument("--count", type=argtypes.parse_positive_integer, default=20, help="number of pairs")
+    parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, default="640x360", help="size of the frames")
     parser.add_argument(
         "--seed",
-        type=argtypes.parse_natural,
+        type=argtypes.parse_nonnegative_integer,
         default=0,
         help="seed; training starts at 0 too, so validate with another",
     )
@@ -43,36 +43,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures, bodies or meshes")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
-    parser.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
+    parser.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
     report.add_report_options(parser, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
-        paths.check_input(args.textures, "--textures")
-    paths.check_new_folder(args.output, "--output")
+        paths.check_input_file(args.textures, "--textures")
+    paths.check_creatable_folder(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_picture_pack
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     watch = report.Stopwatch()
     with (
         ProgressBar("pairs", quiet=args.quiet) as progress,
-        rename_in_errors(size="--size", device="--device", style="--style"),
+        rename_arguments_in_errors(size="--size", device="--device", style="--style"),
     ):
         style = SceneStyle.preset(args.style)
         progress(0.0, "reading pictures")
         pictures = load_picture_pack(args.textures)
         watch.add_lap("pictures")
-        args.device = methods.resolve_auto(args.device)
+        args.device = methods.resolve_auto_device(args.device)
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
         written = write_pairs(args.output, pairs, args.count, **how)
     watch.add_lap("pairs")
-    seconds = watch.get_seconds()
+    seconds = watch.get_stage_seconds()
     properties = {
         **report.select_attributes(args, "output", "seed", "flow_format", "device", "style", "textures"),
         **report.select_attributes(written, "made", "kept"),
@@ -82,5 +82,5 @@ def run(args: argparse.Namespace) -> int:
     existing = f", {written.kept} existed" if written.kept else ""
     count = f"{written.made} pair{'' if written.made == 1 else 's'}"
     text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s on {args.device}{existing}"
-    report.print_report(args, properties, text, memory=True)
+    report.print_report(args, properties, text, has_peak_memory=True)
     return 0

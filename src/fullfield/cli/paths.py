@@ -15,16 +15,16 @@ from fullfield.io.files import remove_abandoned_temporary_files
 from fullfield.sequences.names import Pattern, has_number_field
 
 
-def check_input(path: str, option: str) -> None:
+def check_input_file(path: str, option: str) -> None:
     """Check that ``path`` is a file. ``option`` names the argument in errors."""
-    _check_name(path, option)
+    _check_name_is_utf8(path, option)
     if not Path(path).exists():
         raise InputError(f"{path}: no such file; check the path given as {option}")
     if Path(path).is_dir():
         raise InputError(f"{path}: is a folder, expected a file as {option}")
 
 
-def check_suffix(path: str, option: str, suffixes: Collection[str]) -> str:
+def get_checked_suffix(path: str, option: str, suffixes: Collection[str]) -> str:
     """Return the lower-case suffix of ``path``; raise InputError unless it is one of ``suffixes``."""
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
@@ -33,20 +33,22 @@ def check_suffix(path: str, option: str, suffixes: Collection[str]) -> str:
     return suffix
 
 
-def check_output(path: str, option: str) -> None:
+def check_output_file(path: str, option: str) -> None:
     """Check that a file can be created at ``path``; an old file may be replaced."""
-    _check_name(path, option)
+    _check_name_is_utf8(path, option)
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise InputError(f"{path}: is a link to itself; {option} takes the name of a file")
     if target.is_dir():
         raise InputError(f"{path}: is a folder; {option} takes the name of a file")
-    check_folder(target.parent if Path(path).is_symlink() else Path(path).parent, f"{option} {path}")
+    check_folder_and_remove_abandoned_files(
+        target.parent if Path(path).is_symlink() else Path(path).parent, f"{option} {path}"
+    )
     if target.exists() and not os.access(target, os.W_OK):
         raise InputError(f"{path}: is read-only; choose another {option} or make it writable")
 
 
-def _check_name(path: str, option: str) -> None:
+def _check_name_is_utf8(path: str, option: str) -> None:
     """Check that the name is not empty and is UTF-8, which OpenImageIO requires."""
     if not path:
         raise InputError(f"{option}: expected the name of a file, got an empty one")
@@ -56,7 +58,7 @@ def _check_name(path: str, option: str) -> None:
         raise InputError(f"{path}: the name is not UTF-8; rename it, or use a UTF-8 locale") from None
 
 
-def check_folder(folder: Path, option: str) -> None:
+def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
     """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
         raise InputError(f"{option}: folder {folder} does not exist; make it first")
@@ -70,26 +72,26 @@ def check_folder(folder: Path, option: str) -> None:
         remove_abandoned_temporary_files(folder)
 
 
-def check_pattern(text: str, option: str, suffix: str) -> Pattern:
+def parse_output_pattern(text: str, option: str, suffix: str) -> Pattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
     if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
     pattern = Pattern.parse(text)
-    check_folder(Path(pattern.before).parent, f"{option} {text}")
+    check_folder_and_remove_abandoned_files(Path(pattern.before).parent, f"{option} {text}")
     return pattern
 
 
-def check_new_folder(name: str, option: str) -> None:
+def check_creatable_folder(name: str, option: str) -> None:
     """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    check_folder(existing, f"{option} {folder}")
+    check_folder_and_remove_abandoned_files(existing, f"{option} {folder}")
 
 
-def check_replaceable(outputs: Iterable[tuple[str, str | None]]) -> None:
-    """Raise InputError if an output would replace a file that :func:`record_output` has not recorded.
+def refuse_replacing_unrecorded_files(outputs: Iterable[tuple[str, str | None]]) -> None:
+    """Raise InputError if an output would replace a file that :func:`record_written_file` has not recorded.
 
     Outputs are (option, path); the path of an absent one is None. Empty files may be replaced.
     """
@@ -98,33 +100,33 @@ def check_replaceable(outputs: Iterable[tuple[str, str | None]]) -> None:
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_notes_path(path)).find_records_of_current_file(os.path.realpath(path)):
+        if not Records(_get_notes_path(path)).find_records_of_current_file(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
 
 
-def record_output(path: str) -> AbstractContextManager[None]:
+def record_written_file(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_notes_path(path), "pairs").record_file_when_written(
+    return Journal(_get_notes_path(path), "pairs").record_file_when_written(
         os.path.realpath(path), {"version": __version__}
     )
 
 
-def _notes_path(path: str) -> Path:
+def _get_notes_path(path: str) -> Path:
     return Path(os.path.realpath(path)).parent / ".fullfield"
 
 
-def find_free_name(path: str, suffix: str) -> str:
+def build_unused_name(path: str, suffix: str) -> str:
     """Return ``path`` with ``suffix``, with a number if that name exists."""
     numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))
     names = (f"{path}{number}{suffix}" for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
 
 
-def check_files(
+def check_input_and_output_files(
     inputs: Collection[tuple[str, str | None]], outputs: Collection[tuple[str, str | None, Collection[str]]]
 ) -> None:
     """Check that inputs exist, and that outputs have a known suffix, can be created and are distinct.
@@ -133,29 +135,29 @@ def check_files(
     """
     for option, path, suffixes in outputs:
         if path is not None:
-            check_suffix(path, option, suffixes)
+            get_checked_suffix(path, option, suffixes)
     for option, path in inputs:
         if path is not None:
-            check_input(path, option)
+            check_input_file(path, option)
     for option, path, _ in outputs:
         if path is not None:
-            check_output(path, option)
-    check_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
+            check_output_file(path, option)
+    check_outputs_are_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
 
 
-def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
+def check_outputs_are_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
     """Check that no output is an input or another output; outputs are (option, path), None for an absent path."""
-    taken = {_identify_file(path): "an input" for path in inputs if path is not None}
+    taken = {_build_file_key(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:
             continue
-        identity = _identify_file(path)
+        identity = _build_file_key(path)
         if identity in taken:
             raise InputError(f"{option} {path}: is also {taken[identity]}; choose another file")
         taken[identity] = f"written by {option}"
 
 
-def _identify_file(path: str) -> tuple[object, ...]:
+def _build_file_key(path: str) -> tuple[object, ...]:
     try:
         status = Path(path).stat()
     except OSError:

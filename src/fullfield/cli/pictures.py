@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".exr", ".tif", ".tiff", ".png", *VIDEO_WRITE_SUFFIXES)
 
 
-def add_shot_options(parser: argparse.ArgumentParser) -> None:
+def add_warp_and_retime_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that both verbs take."""
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
     parser.add_argument(
@@ -44,15 +44,15 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def check_shot_files(args: argparse.Namespace) -> None:
+def check_flow_and_output_names(args: argparse.Namespace) -> None:
     """Check the names of the flow and of the pictures that are written."""
     if not has_number_field(args.flow):
-        paths.check_input(args.flow, "--flow")
-    paths.check_suffix(args.output, "--output", SUFFIXES)
+        paths.check_input_file(args.flow, "--flow")
+    paths.get_checked_suffix(args.output, "--output", SUFFIXES)
     if has_number_field(args.output):
-        paths.check_pattern(args.output, "--output", ".exr")
+        paths.parse_output_pattern(args.output, "--output", ".exr")
     else:
-        paths.check_output(args.output, "--output")
+        paths.check_output_file(args.output, "--output")
     is_video = args.output.lower().endswith(VIDEO_WRITE_SUFFIXES)
     if args.codec is not None and not is_video:
         raise InputError(f"--codec: is for a video, and the output is {args.output}; leave it out")
@@ -69,10 +69,10 @@ def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[N
         "codec": "--codec",
     }
     names |= {name: f"--{name}" for name in ("reference", "factor", "frames", "device")}
-    return report.rename_in_errors(**names)
+    return report.rename_arguments_in_errors(**names)
 
 
-def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:
+def write_missing_pictures(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import write_job_pictures
 
@@ -81,11 +81,13 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
         report.print_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
-        outcome = write_job_pictures(settled, plan.missing, codec=codec, report=progress.count_frames(count))
+        outcome = write_job_pictures(settled, plan.missing, codec=codec, report=progress.build_frame_callback(count))
     return outcome, len(job.numbers) - count
 
 
-def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, action: str = "", **content: Any) -> int:
+def print_picture_report(
+    args: argparse.Namespace, outcome: Outcome, existing: int, action: str = "", **content: Any
+) -> int:
     """Print problems and the report, which says the action, and return the exit code."""
     for problem in outcome.problems:
         report.print_note(str(problem), kind="error")
@@ -100,6 +102,6 @@ def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, actio
         **content,
     }
     lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
-    text = f"{report.make_printable(args.output)}: {len(outcome.written)} frames written{lost}"
+    text = f"{report.escape_control_characters(args.output)}: {len(outcome.written)} frames written{lost}"
     report.print_report(args, values, f"{text}, {action}" if action else text)
     return 0 if outcome.is_complete else 2

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from fullfield.cli.report import make_printable, print_to_stderr
+from fullfield.cli.report import escape_control_characters, print_to_stderr
 
 _SILENT_SECONDS = 1.0
 _REDRAW_SECONDS = 0.1
@@ -52,12 +52,12 @@ class ProgressBar:
             return
         self._tenth, self._last = tenth, now
 
-    def build_span(self, start: float, end: float) -> Callable[[float, str], None]:
+    def build_span_callback(self, start: float, end: float) -> Callable[[float, str], None]:
         """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
 
-    def count_frames(self, count: int, report: Callable[[float], None] | None = None) -> Callable[[int], None]:
+    def build_frame_callback(self, count: int, report: Callable[[float], None] | None = None) -> Callable[[int], None]:
         """Return a callback for the number of each of ``count`` finished frames, from any thread.
 
         ``report`` receives the finished fraction.
@@ -78,7 +78,7 @@ class ProgressBar:
         left = ""
         if before + _ENOUGH < fraction < 1:
             left = f", {_format_time((now - since) * (1 - fraction) / (fraction - before))} left"
-        return f"{fraction:4.0%}  {_format_time(now - self._start)}{left}  {make_printable(text)}"
+        return f"{fraction:4.0%}  {_format_time(now - self._start)}{left}  {escape_control_characters(text)}"
 
     def _draw_line(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1

@@ -49,17 +49,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "clouds", nargs="+", metavar="CLOUD", help=f"SRC and DST, or several: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)"
     )
     parser.add_argument(
-        "--columns", type=argtypes.parse_count, help="float32 numbers of a point in .bin files [by content]"
+        "--columns", type=argtypes.parse_positive_integer, help="float32 numbers of a point in .bin files [by content]"
     )
     parser.add_argument("--apply", metavar="POSE", help="move the only cloud by this pose: text or .npy, 4x4 or 3x4")
     search = parser.add_argument_group("search")
-    search.add_argument("--voxel", type=argtypes.parse_positive, help="edge of a voxel, in the clouds' units [auto]")
+    search.add_argument(
+        "--voxel", type=argtypes.parse_positive_number, help="edge of a voxel, in the clouds' units [auto]"
+    )
     search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
     search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
     search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [the published ones]")
-    search.add_argument("--seed", type=argtypes.parse_natural, help="seed of the random draws [0]")
-    search.add_argument("--iterations", type=argtypes.parse_count, help="number of triples that RANSAC draws [50000]")
-    search.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
+    search.add_argument("--seed", type=argtypes.parse_nonnegative_integer, help="seed of the random draws [0]")
+    search.add_argument(
+        "--iterations", type=argtypes.parse_positive_integer, help="number of triples that RANSAC draws [50000]"
+    )
+    search.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument("--pose", metavar="FILE", help="write the pose as text, as --init and --apply read it")
@@ -67,16 +71,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )
-    output.add_argument("--max-error", type=argtypes.parse_positive, help="end of the picture's error scale [2 voxels]")
+    output.add_argument(
+        "--max-error", type=argtypes.parse_positive_number, help="end of the picture's error scale [2 voxels]"
+    )
     report.add_report_options(output, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, register, write and report."""
     watch = report.Stopwatch()
-    _check_files(args)
+    _check_file_options(args)
     if args.apply is not None:
-        return _apply_pose(args)
+        return _move_cloud_by_pose(args)
     args.seed = 0 if args.seed is None else args.seed
     args.iterations = 50_000 if args.iterations is None else args.iterations
     if args.weights is not None and args.descriptor == "fpfh":
@@ -89,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.registration.group import register_group
     from fullfield.registration.register import Settings, register_clouds
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
     settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
@@ -103,10 +109,10 @@ def run(args: argparse.Namespace) -> int:
             check_lossless(args.output, clouds[0])
         watch.add_lap("load")
         if len(clouds) > 2:
-            group = register_group(clouds, settings, progress.build_span(0.1, 0.9))
+            group = register_group(clouds, settings, progress.build_span_callback(0.1, 0.9))
             watch.add_lap("register")
-            return _report_group(args, clouds, group, watch)
-        result = register_clouds(clouds[0], clouds[1], settings, progress.build_span(0.1, 0.7))
+            return _report_group_and_write_merged(args, clouds, group, watch)
+        result = register_clouds(clouds[0], clouds[1], settings, progress.build_span_callback(0.1, 0.7))
         watch.add_lap("register")
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
@@ -118,14 +124,14 @@ def run(args: argparse.Namespace) -> int:
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
-            _draw_clouds(args, clouds, result, pose, progress.build_span(0.8, 1.0))
+            _write_alignment_picture(args, clouds, result, pose, progress.build_span_callback(0.8, 1.0))
             drawn = True
         watch.add_lap("write")
-    _print_result(args, result, drawn, clouds, watch.get_seconds())
+    _print_result(args, result, drawn, clouds, watch.get_stage_seconds())
     return 0 if result.success else NOT_REGISTERED
 
 
-def _check_files(args: argparse.Namespace) -> None:
+def _check_file_options(args: argparse.Namespace) -> None:
     names = ("SRC", "DST") if len(args.clouds) == 2 else ("CLOUD",) * len(args.clouds)
     inputs = [*zip(names, args.clouds, strict=True), ("--init", args.init), ("--weights", args.weights)]
     outputs = (
@@ -134,15 +140,15 @@ def _check_files(args: argparse.Namespace) -> None:
         ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
         ("--pose", args.pose, (".txt",)),
     )
-    paths.check_files([*inputs, ("--apply", args.apply)], outputs)
+    paths.check_input_and_output_files([*inputs, ("--apply", args.apply)], outputs)
     for name, path in zip(names, args.clouds, strict=True):
-        paths.check_suffix(path, name, POINT_SUFFIXES)
+        paths.get_checked_suffix(path, name, POINT_SUFFIXES)
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
-    _check_count(args)
+    _check_options_match_cloud_count(args)
 
 
-def _check_count(args: argparse.Namespace) -> None:
+def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
     """Check that the options fit the number of clouds."""
     count = len(args.clouds)
     if args.apply is not None:
@@ -164,11 +170,11 @@ def _check_count(args: argparse.Namespace) -> None:
 
 def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
     """Read a cloud; the number of columns is for files of numbers without a header."""
-    with report.rename_in_errors(columns="--columns"):
+    with report.rename_arguments_in_errors(columns="--columns"):
         return io.read_point_cloud(path, columns=columns if path.lower().endswith(".bin") else None)
 
 
-def _apply_pose(args: argparse.Namespace) -> int:
+def _move_cloud_by_pose(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, transform_cloud
     from fullfield.registration import read_pose
@@ -197,7 +203,7 @@ def _write_merged_cloud(path: str, clouds: list[io.PointCloud]) -> None:
     io.write_point_cloud(path, merged)
 
 
-def _report_group(
+def _report_group_and_write_merged(
     args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, watch: report.Stopwatch
 ) -> int:
     """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
@@ -245,13 +251,13 @@ def _report_group(
         "contradictions": [[args.clouds[one.source], args.clouds[one.target]] for one in group.contradictions],
         "merged": args.merge if is_merged else None,
         "left_out": left_out,
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
-    report.print_report(args, values, "\n".join(lines), memory=True)
+    report.print_report(args, values, "\n".join(lines), has_peak_memory=True)
     return 0 if group.is_complete else NOT_REGISTERED
 
 
-def _draw_clouds(
+def _write_alignment_picture(
     args: argparse.Namespace,
     clouds: list[io.PointCloud],
     result: Registration,
@@ -368,4 +374,4 @@ def _print_result(
         f"confidence {result.confidence:.3f}, {result.inliers} of {result.matches} matches agree, "
         f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
     )
-    report.print_report(args, values, "\n".join(lines), memory=True)
+    report.print_report(args, values, "\n".join(lines), has_peak_memory=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def rename_in_errors(**words: str) -> Iterator[None]:
+def rename_arguments_in_errors(**words: str) -> Iterator[None]:
     """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``."""
     try:
         yield
@@ -40,7 +40,7 @@ def rename_in_errors(**words: str) -> Iterator[None]:
 
 
 def map_arguments_to_options(args: argparse.Namespace) -> dict[str, str]:
-    """Return the option of each argument of a command, for :func:`rename_in_errors`."""
+    """Return the option of each argument of a command, for :func:`rename_arguments_in_errors`."""
     return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
 
 
@@ -68,7 +68,7 @@ _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 def print_note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
-    print_to_stderr(f"fullfield: {kind}: {make_printable(' '.join(text.split()))}")
+    print_to_stderr(f"fullfield: {kind}: {escape_control_characters(' '.join(text.split()))}")
 
 
 def print_plan(numbers: Sequence[int], plan: Plan) -> None:
@@ -83,7 +83,7 @@ def print_plan(numbers: Sequence[int], plan: Plan) -> None:
         )
 
 
-def make_printable(text: object, allowed: str = "") -> str:
+def escape_control_characters(text: object, allowed: str = "") -> str:
     r"""Return ``text`` with control characters escaped, as in ``\x1b``, so that it cannot forge a line of output.
 
     Names and contents of files may have such characters. Those in ``allowed`` stay.
@@ -103,30 +103,32 @@ def print_to_stderr(text: str, end: str = "\n") -> None:
 
 def print_json(report: Mapping[str, object]) -> None:
     """Print the JSON object of ``--json``, in ASCII, with null for numbers that are not finite."""
-    print(json.dumps(_to_plain(report), indent=2, allow_nan=False))
+    print(json.dumps(_convert_to_json_value(report), indent=2, allow_nan=False))
 
 
-def print_report(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
-    """Print the report of a verb: its text, or with ``--json`` its facts, versions and, if wanted, peak ``memory``."""
+def print_report(
+    args: argparse.Namespace, report: Mapping[str, object], text: str, *, has_peak_memory: bool = False
+) -> None:
+    """Print the report of a verb: its text, or with ``--json`` its facts, versions and peak memory if requested."""
     if args.json:
-        taken = {"peak_memory_bytes": get_peak_memory_bytes()} if memory else {}
+        taken = {"peak_memory_bytes": get_peak_memory_bytes()} if has_peak_memory else {}
         print_json({**report, **taken, "versions": list_versions()})
     else:
         print(text)
 
 
-def format_next_step(args: argparse.Namespace, *words: str) -> str:
+def format_next_command(args: argparse.Namespace, *command: str) -> str:
     """Return a last line that names the command to run next; empty with ``--quiet``."""
-    return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(make_printable(word)) for word in words)
+    return "" if args.quiet else "\nnext: " + " ".join(shlex.quote(escape_control_characters(word)) for word in command)
 
 
-def _to_plain(value: object) -> object:
+def _convert_to_json_value(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _to_plain(item) for key, item in value.items()}
+        return {str(key): _convert_to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
+        return [_convert_to_json_value(item) for item in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
@@ -170,7 +172,7 @@ def get_processor_name() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def align_columns(table: Sequence[Sequence[str]]) -> list[str]:
+def format_aligned_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text with aligned columns, the first one to the left."""
     first, *widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join((row[0].ljust(first), *map(str.rjust, row[1:], widths))) for row in table]
@@ -189,7 +191,7 @@ class Stopwatch:
         self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
         self._last = now
 
-    def get_seconds(self) -> dict[str, float]:
+    def get_stage_seconds(self) -> dict[str, float]:
         """Return all stages and their ``total``, rounded to a millisecond."""
         stages = {**self._stages, "total": self._last - self._start}
         return {name: round(value, 3) for name, value in stages.items()}

@@ -23,17 +23,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob, a video")
     parser.add_argument(
         "--factor",
-        type=argtypes.parse_positive,
+        type=argtypes.parse_positive_number,
         metavar="F",
         required=True,
         help="output frames per plate; 2: half the speed",
     )
-    pictures.add_shot_options(parser)
+    pictures.add_warp_and_retime_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
-    pictures.check_shot_files(args)
+    pictures.check_flow_and_output_names(args)
 
     from fullfield.sequences.retiming import RetimeSettings, build_retime_job
     from fullfield.sequences.stored_flow import StoredFlow
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
         flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
-        outcome, existing = pictures.run_shot(args, "retime", job)
+        outcome, existing = pictures.write_missing_pictures(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:
             report.print_note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")
-    return pictures.report_shot(args, outcome, existing, factor=float(job.factor), cuts=outcome.cuts)
+    return pictures.print_picture_report(args, outcome, existing, factor=float(job.factor), cuts=outcome.cuts)

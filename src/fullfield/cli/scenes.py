@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import viz
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_positive
+from fullfield.cli.argtypes import parse_positive_number
 from fullfield.io.names import has_exr_suffix
 
 if TYPE_CHECKING:
@@ -31,10 +31,14 @@ _SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale of a s
 
 def add_max_motion_option(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
-    group.add_argument("--max-motion", type=parse_positive, metavar="PX", help="end of the colour scale [the longest]")
+    group.add_argument(
+        "--max-motion", type=parse_positive_number, metavar="PX", help="end of the colour scale [the longest]"
+    )
 
 
-def sample_max_motion(numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]) -> float:
+def measure_max_motion_of_sampled_frames(
+    numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]
+) -> float:
     """Return the length of the longest vector in about twenty frames; ``read`` returns their flows and valid masks."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
@@ -58,24 +62,24 @@ class Scene:
     maps: Mapping[str, Tensor] = field(default_factory=dict)  # occlusion and confidence, [H, W]
 
     @cached_property
-    def scale(self) -> float:
+    def color_scale_px(self) -> float:
         """Motion at the end of the colour scale, px."""
         return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
-    def list_scales(self, kind: str) -> dict[str, float | None]:
+    def get_scale_ends_px(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
         from fullfield.viz.errors import DEFAULT_MAX_ERROR
 
         moving = kind in ("flow", "overlay", "sheet")
         error = kind == "error" or (kind == "sheet" and self.truth is not None)
         return {
-            "max_motion": self.scale if moving else None,
+            "max_motion": self.color_scale_px if moving else None,
             "max_error": (self.max_error or DEFAULT_MAX_ERROR) if error else None,
         }
 
     def format_legend(self, kind: str) -> str:
         """Return the kind of the picture and its scales as text."""
-        scales = self.list_scales(kind)
+        scales = self.get_scale_ends_px(kind)
         words = [kind]
         if scales["max_motion"] is not None:
             words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")
@@ -85,59 +89,61 @@ class Scene:
 
     def draw_kind(self, kind: str) -> Tensor:
         """Return the picture of that kind, uint8 ``[3, H', W']``."""
-        drawn: Tensor = getattr(self, f"_{kind}")()
+        drawn: Tensor = getattr(self, f"_draw_{kind}")()
         return drawn
 
-    def _get_required(self, name: str) -> Tensor:
+    def _get_field_or_raise(self, name: str) -> Tensor:
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise InputError(f"{name}: required for this picture")
         return value
 
-    def _flow(self) -> Tensor:
-        return viz.flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
+    def _draw_flow(self) -> Tensor:
+        return viz.flow_to_image(self.flow, self.valid, max_motion=self.color_scale_px or None)
 
-    def _overlay(self) -> Tensor:
-        return viz.overlay(self.flow, self._get_required("frame1"), valid=self.valid, max_motion=self.scale or None)
+    def _draw_overlay(self) -> Tensor:
+        return viz.overlay(
+            self.flow, self._get_field_or_raise("frame1"), valid=self.valid, max_motion=self.color_scale_px or None
+        )
 
-    def _warped_frame(self) -> tuple[Tensor, Tensor]:
+    def _warp_second_frame(self) -> tuple[Tensor, Tensor]:
         from fullfield.sequences import warp_image
 
-        return warp_image(self._get_required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+        return warp_image(self._get_field_or_raise("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
-    def contents_for_file(self, kind: str, path: str) -> Tensor:
+    def get_file_content(self, kind: str, path: str) -> Tensor:
         """Return :meth:`draw_kind`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]
-        return self._warped_frame()[0] if kind == "warped" and has_exr_suffix(path) else self.draw_kind(kind)
+        return self._warp_second_frame()[0] if kind == "warped" and has_exr_suffix(path) else self.draw_kind(kind)
 
-    def _warped(self) -> Tensor:
-        return viz.frame_to_image(self._warped_frame()[0])
+    def _draw_warped(self) -> Tensor:
+        return viz.frame_to_image(self._warp_second_frame()[0])
 
-    def _difference(self) -> Tensor:
+    def _draw_difference(self) -> Tensor:
         """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
-        warped, inside = self._warped_frame()
-        return viz.frame_to_image((self._get_required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+        warped, inside = self._warp_second_frame()
+        return viz.frame_to_image((self._get_field_or_raise("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
-    def _error(self) -> Tensor:
+    def _draw_error(self) -> Tensor:
         valid = self.valid if self.truth_valid is None else self.valid & self.truth_valid
-        return viz.error_map(self.flow, self._get_required("truth"), valid, max_error=self.max_error)
+        return viz.error_map(self.flow, self._get_field_or_raise("truth"), valid, max_error=self.max_error)
 
-    def _sheet(self) -> Tensor:
+    def _draw_sheet(self) -> Tensor:
         from fullfield.viz.errors import draw_error_legend
 
-        key = viz.wheel_legend(256, self.scale)
+        key = viz.wheel_legend(256, self.color_scale_px)
         panels: list[Any] = []
         if self.frame1 is not None:
             panels.append(("first frame", viz.frame_to_image(self.frame1)))
-        panels.append(("flow", self._flow(), key))
+        panels.append(("flow", self._draw_flow(), key))
         if self.frame1 is not None:
-            panels.append(("flow over first frame", self._overlay(), key))
+            panels.append(("flow over first frame", self._draw_overlay(), key))
         if self.frame2 is not None:
             panels.append(("second frame", viz.frame_to_image(self.frame2)))
-            panels.append(("second frame, warped back", self._warped()))
+            panels.append(("second frame, warped back", self._draw_warped()))
         if self.frame1 is not None and self.frame2 is not None:
-            panels.append((f"difference to first frame, times {_GAIN}", self._difference()))
+            panels.append((f"difference to first frame, times {_GAIN}", self._draw_difference()))
         if self.truth is not None:
-            panels.append(("end-point error", self._error(), draw_error_legend(512, max_error=self.max_error)))
+            panels.append(("end-point error", self._draw_error(), draw_error_legend(512, max_error=self.max_error)))
         return viz.sheet(panels)

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.argtypes import parse_positive
+from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
     add_four_values_option,
     add_layer_options,
     add_vector_options,
-    count_truth_values,
+    count_truth_values_per_pixel,
     get_layer_arguments,
     get_vector_arguments,
     read_truth,
 )
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_mask_file, has_exr_suffix
 
 if TYPE_CHECKING:
@@ -83,19 +83,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
     parser.add_argument("--skip-missing", action="store_true", help="leave out pixels without a prediction")
     scoring = parser.add_argument_group("scoring")
-    scoring.add_argument("--truth-scale", type=parse_positive, default=1.0, help="multiply the true vectors by X")
+    scoring.add_argument(
+        "--truth-scale", type=parse_positive_number, default=1.0, help="multiply the true vectors by X"
+    )
     add_four_values_option(scoring)
     scoring.add_argument("--averaging", choices=("pooled", "per_image"), help="mean over pixels or images [pooled]")
-    scoring.add_argument("--max-epe", type=parse_positive, metavar="PX", help="exit with 1 when epe exceeds PX")
+    scoring.add_argument("--max-epe", type=parse_positive_number, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
     output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
-    output.add_argument("--max-error", type=parse_positive, metavar="PX", help="error at the end of its scale [16]")
+    output.add_argument(
+        "--max-error", type=parse_positive_number, metavar="PX", help="error at the end of its scale [16]"
+    )
     report.add_report_options(output)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score, report, and check ``--max-epe``."""
-    images = _list_images(args)
+    images = _list_image_files(args)
     _check_options(args, folders=Path(args.pred).is_dir())
 
     from fullfield.metrics import FlowMetrics
@@ -104,16 +108,15 @@ def run(args: argparse.Namespace) -> int:
     missing = outside = 0
     values_each = 0
     for files in images:
-        pred, truth, valid, occluded, absent = _load_image(files, args)
+        pred, truth, valid, occluded, absent = _load_prediction_and_truth(files, args)
         missing, outside = missing + absent.missing, outside + absent.outside
-        if values_each and count_truth_values(truth) != values_each:
-            raise InputError(
-                f"{files.truth}: holds {count_truth_values(truth)} values a pixel, previous files {values_each}"
-            )
-        if not values_each and count_truth_values(truth) == 4 and not args.four_values:
+        value_count = count_truth_values_per_pixel(truth)
+        if values_each and value_count != values_each:
+            raise InputError(f"{files.truth}: holds {value_count} values a pixel, previous files {values_each}")
+        if not values_each and value_count == 4 and not args.four_values:
             report.print_note(f"{files.truth}: {FOUR_VALUES}")
-        values_each = count_truth_values(truth)
-        with rename_in_errors(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
+        values_each = value_count
+        with rename_arguments_in_errors(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
             io.write_image(args.error_map, viz.error_map(pred, truth, valid, max_error=args.max_error))
@@ -125,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     properties = {**report.select_attributes(args, "pred", "truth"), "averaging": metrics.averaging, **values}
     properties |= {"missing": missing, "outside": outside}
     properties |= {"truth_values": values_each, "classes": metrics.breakdown()}
-    report.print_report(args, properties, "\n".join(format_table(values, metrics.averaging, missing, outside)))
-    return check_max_epe(values["epe"], args.max_epe)
+    report.print_report(args, properties, "\n".join(format_score_lines(values, metrics.averaging, missing, outside)))
+    return get_exit_code_for_max_epe(values["epe"], args.max_epe)
 
 
 def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
@@ -138,24 +141,24 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, get_mask_file(mask)) for option, mask in _list_masks(args)]
+    masks = [(option, get_mask_file(mask)) for option, mask in _list_mask_options(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
-    paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
+    paths.check_input_and_output_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
 
-def _list_masks(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+def _list_mask_options(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     return [("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid)]
 
 
-def _list_images(args: argparse.Namespace) -> list[ImageFiles]:
+def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
     """Return the files to compare, sorted by name."""
     pred, truth = Path(args.pred), Path(args.truth)
-    masks = _list_masks(args)
+    masks = _list_mask_options(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
             file = path if argument in ("PRED", "TRUTH") else get_mask_file(path)
             if file is not None:
-                paths.check_input(file, argument)
+                paths.check_input_file(file, argument)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
         raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
@@ -200,7 +203,7 @@ def _find_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, P
     return files
 
 
-class _Absent(NamedTuple):
+class _MissingPredictions(NamedTuple):
     """Numbers of pixels with truth and without prediction."""
 
     missing: int
@@ -208,28 +211,31 @@ class _Absent(NamedTuple):
     """Where the frame was not known: outside its data window, or under a mask."""
 
 
-def _load_image(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _Absent]:
+def _load_prediction_and_truth(
+    files: ImageFiles, args: argparse.Namespace
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _MissingPredictions]:
     """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
     choice: dict[str, Any] = {**get_layer_arguments(args, "pred"), **get_vector_arguments(args, "pred-")}
     pred, predicted = io.read_flow(files.pred, **choice)
-    outside = _read_outside_mask(files.pred, predicted, choice)
+    outside = _mark_prediction_outside_frame(files.pred, predicted, choice)
     choice = {**get_layer_arguments(args, "truth"), **get_vector_arguments(args, "truth-")}
-    choice |= {"scale": args.truth_scale, "four": args.four_values}
+    choice |= {"scale": args.truth_scale, "has_four_values": args.four_values}
     truth, valid = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:
             valid = valid & (_read_mask(option, path, pred, files.truth) == expected)
     occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred, files.truth)
-    absent = _Absent(int((valid & ~predicted & ~outside).sum()), int((valid & outside).sum()))
+    absent = _MissingPredictions(int((valid & ~predicted & ~outside).sum()), int((valid & outside).sum()))
     if absent.missing and not args.skip_missing:
+        hint = _suggest_swapped_arguments(bool(predicted.all()), bool(valid.all()))
         raise InputError(
             f"{files.pred}: has no vector at {absent.missing} of {int(valid.sum())} pixels to score; "
-            f"use --skip-missing to leave them out{_suggest_swapping(bool(predicted.all()), bool(valid.all()))}"
+            f"use --skip-missing to leave them out{hint}"
         )
     return pred, truth, valid & predicted, occluded, absent
 
 
-def _read_outside_mask(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
+def _mark_prediction_outside_frame(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
     from fullfield.io.flow import read_flow_optionally_masked, read_flow_window
 
@@ -244,9 +250,9 @@ def _read_outside_mask(path: str, predicted: Tensor, choice: dict[str, Any]) -> 
     return (outside | (stored & ~predicted)) & ~predicted
 
 
-def _suggest_swapping(predicted: bool, truth_valid: bool) -> str:
+def _suggest_swapped_arguments(all_predicted: bool, all_truth_valid: bool) -> str:
     """Return a hint for the case that only the prediction has unknown vectors, as truth usually has."""
-    return "; PRED comes before TRUTH: are they swapped?" if truth_valid and not predicted else ""
+    return "; PRED comes before TRUTH: are they swapped?" if all_truth_valid and not all_predicted else ""
 
 
 def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
@@ -258,7 +264,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
 
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
-    with rename_in_errors(mask=f"{option} {mask}"):
+    with rename_arguments_in_errors(mask=f"{option} {mask}"):
         if get_mask_file(mask) is not None or not has_exr_suffix(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
         with open_source(Path(truth)) as source:
@@ -266,7 +272,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
             return torch.from_numpy(read_mask(mask, source, display, display))
 
 
-def format_table(values: dict[str, float], averaging: str, missing: int = 0, outside: int = 0) -> list[str]:
+def format_score_lines(values: dict[str, float], averaging: str, missing: int = 0, outside: int = 0) -> list[str]:
     """Return the lines of a text table, without metrics that cover no pixel."""
     lines = [
         f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}"
@@ -280,7 +286,7 @@ def format_table(values: dict[str, float], averaging: str, missing: int = 0, out
     return [*lines, f"{int(values['pixels'])} pixels scored{over}{left_out}"]
 
 
-def check_max_epe(epe: float, limit: float | None, kind: str = "score") -> int:
+def get_exit_code_for_max_epe(epe: float, limit: float | None, kind: str = "score") -> int:
     """Return the exit code for ``--max-epe``; print an error that exceeds it."""
     if limit is None or epe <= limit:
         return 0

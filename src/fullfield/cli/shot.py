@@ -21,14 +21,14 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report, shot_pictures
 from fullfield.cli.options import (
     READING_WORDS,
-    add_packing_options,
+    add_compression_options,
     add_reading_options,
-    get_packing_arguments,
+    get_compression_arguments,
     get_reading_arguments,
-    list_devices,
+    parse_device_names,
 )
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"pattern such as mv.%%04d.exr, or a folder: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    methods.add_scale_option(methods.add_method_options(parser, usual=parser))
+    methods.add_scale_option(methods.add_method_options(parser, common_group=parser))
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     parser.add_argument(
         "--direction",
@@ -86,11 +86,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
     output.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
     output.add_argument("--st-map", metavar="FILES", help="also write ST maps: st.%%04d.exr")
-    add_packing_options(output, half=False)
+    add_compression_options(output, has_half_option=False)
     shot_pictures.add_options(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
-        "--step", type=argtypes.parse_count, default=1, metavar="K", help="distance between the frames of a pair"
+        "--step",
+        type=argtypes.parse_positive_integer,
+        default=1,
+        metavar="K",
+        help="distance between the frames of a pair",
     )
     pairs.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
     farm = parser.add_argument_group("several GPUs and farms")
@@ -107,14 +111,14 @@ def run(args: argparse.Namespace) -> int:
         names = 1 + len(args.others)
         raise InputError(f"PLATES: expected one pattern, got {names} names; quote a glob, as in 'plate.*.exr'")
     choice = replace(methods.choose_method(args), scale=args.scale)
-    frame_files, output = _check_files(args)
+    frame_files, output = _check_files_and_build_output(args)
 
     from fullfield.sequences.plates import open_frame_files
 
     if args.ray is not None:  # the nodes of a cluster have other working directories
-        frame_files, output = _make_absolute(frame_files, output)
-    methods.use_threads(args.threads)
-    devices = _list_devices(args, choice.device)
+        frame_files, output = _make_paths_absolute(frame_files, output)
+    methods.limit_cpu_threads(args.threads)
+    devices = _parse_devices_or_ray(args, choice.device)
     if args.devices is not None:
         choice = replace(choice, device=devices[0])
     words = {
@@ -123,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         "frames": "--frames",
         "warm_start": "--warm-start",
     }
-    with rename_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
+    with rename_arguments_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
         reading = get_reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
@@ -141,16 +145,16 @@ def run(args: argparse.Namespace) -> int:
             args.threads,
         )
         progress(0.0, "preparing")
-        size = _read_frame_size(plates) if devices[0].startswith("cuda") else None
-        choice.prepare(size, lambda *_: None, quiet=args.quiet)
+        size = _read_first_frame_size(plates) if devices[0].startswith("cuda") else None
+        choice.load_weights_and_kernels(size, lambda *_: None, quiet=args.quiet)
         job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
-        outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
-        pictures = None if args.viz is None else shot_pictures.draw_shot(args, job, progress)
+        outcome = _write_planned_frames(args, job, plan, choice.estimator, plates, devices, progress)
+        pictures = None if args.viz is None else shot_pictures.write_shot_pictures(args, job, progress)
     _print_result(args, choice, job, devices, plan, outcome, pictures)
     return 0 if outcome.is_complete else 2
 
 
-def _run_job(
+def _write_planned_frames(
     args: argparse.Namespace,
     job: sequences.ShotJob,
     plan: Plan,
@@ -172,7 +176,7 @@ def _run_job(
     for problem in problems:
         report.print_note(str(problem), kind="error")
     openjd_report = partial(_print_openjd_progress, sys.stdout) if args.farm == "openjd" else None
-    frame_report = progress.count_frames(len(numbers), openjd_report)
+    frame_report = progress.build_frame_callback(len(numbers), openjd_report)
     if args.ray is not None and numbers:
         plates.close()
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages
@@ -205,14 +209,14 @@ def _build_shot_settings(args: argparse.Namespace, device: str) -> sequences.Sho
     )
 
 
-def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
+def _check_files_and_build_output(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
     """Check the names of plates and outputs, and the options that depend on them."""
     from fullfield.sequences.outputs import Output
 
     frame_files = find_frame_files(args.plates)
     args.output = output = _choose_output_pattern(args.output, frame_files)
-    suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
-    packing = get_packing_arguments(args)
+    suffix = paths.get_checked_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
+    packing = get_compression_arguments(args)
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
@@ -233,14 +237,14 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
         if pattern is None:
             continue
         if option == "--st-map":
-            paths.check_suffix(pattern, option, (".exr",))
-        paths.check_pattern(pattern, option, suffix)
-    _check_distinct(args, frame_files)
+            paths.get_checked_suffix(pattern, option, (".exr",))
+        paths.parse_output_pattern(pattern, option, suffix)
+    _check_outputs_name_no_plate(args, frame_files)
     y_axis = args.y_axis or "up"
     return frame_files, Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)
 
 
-def _make_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles, Output]:
+def _make_paths_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles, Output]:
     """Return both with absolute names."""
 
     def absolute(text: str | None) -> str | None:
@@ -250,7 +254,7 @@ def _make_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles,
     return files, replace(output, pattern=absolute(output.pattern), st_map=absolute(output.st_map))  # type: ignore[arg-type]
 
 
-def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
+def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFiles) -> None:
     """Raise InputError if an output pattern names a plate, a later plate, or a file of the other pattern."""
     plates = {os.path.realpath(path) for path in frame_files.files.values()}
     number = next(iter(frame_files.files), 1)
@@ -259,7 +263,7 @@ def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
         output = Pattern.parse(pattern)
         if plates & {os.path.realpath(output.format_path(n)) for n in frame_files.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
-        if _would_match(output.format_path(number), args.plates):
+        if _would_be_listed(output.format_path(number), args.plates):
             raise InputError(
                 f"{option} {pattern}: {args.plates} would hold plates and results; choose another folder, or name the "
                 "plates by a pattern such as plate.####.exr"
@@ -268,11 +272,11 @@ def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
 
 
-def _would_match(path: str, text: str) -> bool:
-    """Return whether the folder or glob ``text`` finds the file ``path`` once it exists."""
-    (folder, name), (folder_glob, name_glob) = os.path.split(path), os.path.split(text)
-    if Path(text).is_dir():
-        folder_glob, name_glob = text, "*" if Path(name).suffix.lower() in FRAME_SUFFIXES else ""
+def _would_be_listed(path: str, folder_or_glob: str) -> bool:
+    """Return whether ``folder_or_glob`` finds the file ``path`` once it exists."""
+    (folder, name), (folder_glob, name_glob) = os.path.split(path), os.path.split(folder_or_glob)
+    if Path(folder_or_glob).is_dir():
+        folder_glob, name_glob = folder_or_glob, "*" if Path(name).suffix.lower() in FRAME_SUFFIXES else ""
     return fnmatch(os.path.realpath(folder), os.path.realpath(folder_glob)) and fnmatch(name, name_glob)
 
 
@@ -280,7 +284,7 @@ def _choose_output_pattern(text: str, frame_files: FrameFiles) -> str:
     """Return the output pattern; for a folder, files in it with the names of the plates."""
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
-    paths.check_folder(Path(text), f"--output {text}")
+    paths.check_folder_and_remove_abandoned_files(Path(text), f"--output {text}")
     folder = text.rstrip("/" + os.sep) or os.sep
     if frame_files.video is not None:
         return f"{folder}/{Path(frame_files.video).stem}.%06d.exr"
@@ -291,13 +295,13 @@ def _choose_output_pattern(text: str, frame_files: FrameFiles) -> str:
     return f"{folder}/{before}%0{frame_files.pattern.digits}d{after}.exr"
 
 
-def _list_devices(args: argparse.Namespace, device: str) -> list[str]:
+def _parse_devices_or_ray(args: argparse.Namespace, device: str) -> list[str]:
     if args.ray is not None and args.device == "auto":  # the nodes of a cluster are other machines
         return ["cpu"]
-    return list_devices(args.devices, device)
+    return parse_device_names(args.devices, device)
 
 
-def _read_frame_size(plates: Plates) -> tuple[int, int] | None:
+def _read_first_frame_size(plates: Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):
@@ -355,7 +359,7 @@ def _print_result(
     summary += (
         f", {choice.title}{', refined by TV-L1' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
     )
-    text = f"{report.make_printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
+    text = f"{report.escape_control_characters(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if outcome.is_complete:
-        text += report.format_next_step(args, "fullfield", "view", args.output)
-    report.print_report(args, content, text, memory=True)
+        text += report.format_next_command(args, "fullfield", "view", args.output)
+    report.print_report(args, content, text, has_peak_memory=True)

@@ -50,14 +50,14 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         raise InputError(f"--max-motion: is not used by --viz-kind {kind}; leave it out")
     if kind in _MAPS and not getattr(args, kind):
         raise InputError(f"--viz-kind {kind}: expected --{kind}, which stores the map")
-    suffix = paths.check_suffix(args.viz, "--viz", (*IMAGE_WRITE_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
+    suffix = paths.get_checked_suffix(args.viz, "--viz", (*IMAGE_WRITE_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
     if suffix in VIDEO_WRITE_SUFFIXES:
         inputs = [args.plates, *map(str, frame_files.files.values())]
-        paths.check_output(args.viz, "--viz")
-        paths.check_distinct([("--viz", args.viz)], inputs)
+        paths.check_output_file(args.viz, "--viz")
+        paths.check_outputs_are_distinct([("--viz", args.viz)], inputs)
         files = [args.viz]
     else:
-        pattern = paths.check_pattern(args.viz, "--viz", suffix)
+        pattern = paths.parse_output_pattern(args.viz, "--viz", suffix)
         outputs = [Pattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)
@@ -66,10 +66,10 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         if taken & {os.path.realpath(path) for path in (*files, pattern.format_path(number))}:
             raise InputError(f"--viz {args.viz}: names the plates or another output; choose another name")
     if not args.overwrite:
-        paths.check_replaceable([("--viz", path) for path in files])
+        paths.refuse_replacing_unrecorded_files([("--viz", path) for path in files])
 
 
-def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
+def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
     """Draw the frames that have a file; return the line of the report."""
 
     def read_flows(number: int) -> list[io.FlowData]:
@@ -77,11 +77,11 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
 
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
-    max_motion = args.max_motion or scenes.sample_max_motion(numbers, read_flows) or None
+    max_motion = args.max_motion or scenes.measure_max_motion_of_sampled_frames(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
     try:
-        with _open_output(args, job) as write:
+        with _open_picture_writer(args, job) as write:
             for count, number in enumerate(numbers):
                 progress(count / len(numbers), f"picture {number}")
                 frame = None if plates is None else plates.read(number).frame
@@ -95,7 +95,7 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
             plates.pop_nonfinite_messages()  # of which the run has warned
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
-    return f"{report.make_printable(args.viz)}: {drawn} pictures, {kind}{scale}"
+    return f"{report.escape_control_characters(args.viz)}: {drawn} pictures, {kind}{scale}"
 
 
 def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
@@ -114,14 +114,14 @@ def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_
 
 
 @contextmanager
-def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[int, Tensor], None]]:
+def _open_picture_writer(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[int, Tensor], None]]:
     """Yield a function that writes the picture of a frame to its file, or adds it to the video."""
     if Path(args.viz).suffix.lower() not in VIDEO_WRITE_SUFFIXES:
         pattern = Pattern.parse(args.viz)
 
         def write_file(number: int, picture: Tensor) -> None:
             path = pattern.format_path(number)
-            with paths.record_output(path):
+            with paths.record_written_file(path):
                 io.write_image(path, picture)
 
         yield write_file
@@ -132,7 +132,7 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
 
         rate = read_frame_rate(job.frame_files.video)
     writer: io.VideoWriter | None = None
-    with paths.record_output(args.viz):
+    with paths.record_written_file(args.viz):
         try:
 
             def write_picture(number: int, picture: Tensor) -> None:

@@ -10,7 +10,7 @@ import argparse
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import POINT_SUFFIXES
 
 EPILOG = """\
@@ -35,56 +35,66 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("SRC", "DST", "POSE"),
         help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
     )
-    data.add_argument("--synthetic", type=argtypes.parse_number, default=0.5, help="share of synthetic scenes")
+    data.add_argument("--synthetic", type=argtypes.parse_finite_number, default=0.5, help="share of synthetic scenes")
     data.add_argument(
-        "--cells", type=argtypes.parse_count, default=5000, help="approximate number of voxels of a cloud"
+        "--cells", type=argtypes.parse_positive_integer, default=5000, help="approximate number of voxels of a cloud"
     )
     network = parser.add_argument_group("network")
-    network.add_argument("--channels", type=argtypes.parse_count, default=64, help="channels of the layers")
+    network.add_argument("--channels", type=argtypes.parse_positive_integer, default=64, help="channels of the layers")
     network.add_argument("--layers", type=argtypes.parse_integer, default=3, help="layers of the finest resolution")
     network.add_argument(
-        "--scales", type=argtypes.parse_count, default=1, help="resolutions, each with cells twice as wide, 1 to 4"
+        "--scales",
+        type=argtypes.parse_positive_integer,
+        default=1,
+        help="resolutions, each with cells twice as wide, 1 to 4",
     )
     network.add_argument("--start", metavar="FILE", help="initial weights, or learned: those of the package")
     loop = parser.add_argument_group("training")
-    loop.add_argument("--steps", type=argtypes.parse_count, default=20_000, help="number of steps")
-    loop.add_argument("--minutes", type=argtypes.parse_positive, help="end after that time, with a complete schedule")
-    loop.add_argument("--pairs", type=argtypes.parse_count, default=4, help="pairs a step")
-    loop.add_argument("--block", type=argtypes.parse_count, default=256, help="pairs that are cut together")
-    loop.add_argument("--reuse", type=argtypes.parse_count, default=4, help="times each pair is shown")
-    loop.add_argument("--learning-rate", type=argtypes.parse_positive, default=1e-3, help="highest learning rate")
-    loop.add_argument("--seed", type=argtypes.parse_natural, default=0, help="seed of everything")
-    loop.add_argument("--every", type=argtypes.parse_count, default=500, help="steps between checkpoints")
+    loop.add_argument("--steps", type=argtypes.parse_positive_integer, default=20_000, help="number of steps")
+    loop.add_argument(
+        "--minutes", type=argtypes.parse_positive_number, help="end after that time, with a complete schedule"
+    )
+    loop.add_argument("--pairs", type=argtypes.parse_positive_integer, default=4, help="pairs a step")
+    loop.add_argument("--block", type=argtypes.parse_positive_integer, default=256, help="pairs that are cut together")
+    loop.add_argument("--reuse", type=argtypes.parse_positive_integer, default=4, help="times each pair is shown")
+    loop.add_argument(
+        "--learning-rate", type=argtypes.parse_positive_number, default=1e-3, help="highest learning rate"
+    )
+    loop.add_argument("--seed", type=argtypes.parse_nonnegative_integer, default=0, help="seed of everything")
+    loop.add_argument("--every", type=argtypes.parse_positive_integer, default=500, help="steps between checkpoints")
     loop.add_argument("--device", default="auto", metavar="NAME", help=methods.DEVICE_HELP)
-    loop.add_argument("--workers", type=argtypes.parse_threads, default=1, help="processes that cut pairs")
-    loop.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads of this process [all]")
+    loop.add_argument("--workers", type=argtypes.parse_thread_count, default=1, help="processes that cut pairs")
+    loop.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads of this process [all]")
     report.add_report_options(parser, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, train, report."""
     for path, option in [(p, "--clouds") for p in args.clouds] + [(p, "--scans") for s in args.scans for p in s[:2]]:
-        paths.check_input(path, option)
-        paths.check_suffix(path, option, POINT_SUFFIXES)
+        paths.check_input_file(path, option)
+        paths.get_checked_suffix(path, option, POINT_SUFFIXES)
     for *_, pose in args.scans:
-        paths.check_input(pose, "--scans")
+        paths.check_input_file(pose, "--scans")
     if args.start not in (None, "learned"):
-        paths.check_input(args.start, "--start")
-    paths.check_new_folder(args.output, "--output")
+        paths.check_input_file(args.start, "--start")
+    paths.check_creatable_folder(args.output, "--output")
 
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     watch = report.Stopwatch()
-    with ProgressBar("train", quiet=args.quiet) as progress, rename_in_errors(**report.map_arguments_to_options(args)):
+    with (
+        ProgressBar("train", quiet=args.quiet) as progress,
+        rename_arguments_in_errors(**report.map_arguments_to_options(args)),
+    ):
         fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
             descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
             seconds=None if args.minutes is None else 60 * args.minutes,
             **{name: getattr(args, name) for name in fields},
         )
-        args.device = methods.resolve_auto(args.device)
+        args.device = methods.resolve_auto_device(args.device)
         options = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
         trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
     watch.add_lap("train")
@@ -95,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
         "weights": weights,
         "training": training.as_dict(),
         "history": [row._asdict() for row in trained.history],
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
     summary = (
         f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
-    text = f"{report.make_printable(weights)}: {summary}"
-    text += report.format_next_step(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
-    report.print_report(args, properties, text, memory=True)
+    text = f"{report.escape_control_characters(weights)}: {summary}"
+    text += report.format_next_command(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)
+    report.print_report(args, properties, text, has_peak_memory=True)
     return 0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.options import add_fields
+from fullfield.cli.options import add_config_options
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.models.weights import build_random_model, load_weights
 from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
@@ -77,7 +77,9 @@ def _add_data_options(group: Any) -> None:
         help="synthetic, synthetic-STYLE (usual, small, figures, bodies, meshes), or a data set and its folder, as "
         f"chairs-train:/data/chairs=0.3 [{' '.join(mixture)}]",
     )
-    group.add_argument("--size", type=argtypes.parse_size, default=(368, 496), help="size of the frames [496x368]")
+    group.add_argument(
+        "--size", type=argtypes.parse_wxh_as_height_width, default=(368, 496), help="size of the frames [496x368]"
+    )
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
     group.add_argument(
         "--augment",
@@ -93,17 +95,21 @@ def _add_data_options(group: Any) -> None:
         help="synthetic pairs of another seed, or data sets",
     )
     group.add_argument(
-        "--validation-pairs", type=argtypes.parse_count, default=64, help="highest number of pairs of each"
+        "--validation-pairs", type=argtypes.parse_positive_integer, default=64, help="highest number of pairs of each"
     )
 
 
 def _add_training_options(group: Any) -> None:
-    group.add_argument("--steps", type=argtypes.parse_count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
-    group.add_argument("--minutes", type=argtypes.parse_positive, help="end after that time, with a complete schedule")
-    add_fields(group, FlowTraining)
+    group.add_argument(
+        "--steps", type=argtypes.parse_positive_integer, help=f"number of steps [{_STEPS}, or as --minutes allow]"
+    )
+    group.add_argument(
+        "--minutes", type=argtypes.parse_positive_number, help="end after that time, with a complete schedule"
+    )
+    add_config_options(group, FlowTraining)
     group.add_argument(
         "--updates",
-        type=argtypes.parse_updates,
+        type=argtypes.parse_update_count_or_range,
         metavar="N|LOW-HIGH",
         help="updates, or the range that each step draws from [12 for RAFT, else the network's own]",
     )
@@ -116,11 +122,13 @@ def _add_training_options(group: Any) -> None:
 
 
 def _add_run_options(group: Any) -> None:
-    group.add_argument("--every", type=argtypes.parse_count, default=1000, help="steps between checkpoints")
-    group.add_argument("--validate-every", type=argtypes.parse_count, default=1, help="checkpoints between validations")
+    group.add_argument("--every", type=argtypes.parse_positive_integer, default=1000, help="steps between checkpoints")
+    group.add_argument(
+        "--validate-every", type=argtypes.parse_positive_integer, default=1, help="checkpoints between validations"
+    )
     group.add_argument(
         "--pause",
-        type=argtypes.parse_positive,
+        type=argtypes.parse_positive_number,
         metavar="MINUTES",
         help="leave the run after that time, to continue it later",
     )
@@ -133,18 +141,18 @@ def _add_run_options(group: Any) -> None:
         metavar="N",
         help=f"processes for each part of --data; 0: this one does their work [{_GPU_WORKERS} on a GPU, else 0]",
     )
-    group.add_argument("--threads", type=argtypes.parse_threads, help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    paths.check_new_folder(args.output, "--output")
+    paths.check_creatable_folder(args.output, "--output")
     if args.after is not None and not Path(args.after).is_dir():
         raise InputError(f"--after {args.after}: no such folder")
     if args.init is not None and args.after is not None:
         raise InputError("--init: the weights come from --after; give one of the two")
     if args.pictures is not None:
-        paths.check_input(args.pictures, "--pictures")
+        paths.check_input_file(args.pictures, "--pictures")
     if args.workers is not None and not 0 <= args.workers <= 1024:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
@@ -152,10 +160,10 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.training.flow.ranks import choose_rank_device, join_process_group
     from fullfield.training.flow.stepping import choose_precision
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     words = report.map_arguments_to_options(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
-    with rename_in_errors(**words):
+    with rename_arguments_in_errors(**words):
         device = choose_rank_device(args.device)
         precision = choose_precision(device) if args.precision == "auto" else args.precision
         updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
@@ -172,14 +180,17 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is None:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _Generators(args, device)
-    model, source = _build_network(args, device), _build_source(args, device, generators)
+    model, source = _build_network(args, device), _build_pair_source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause
     same = report.select_attributes(args, "every", "after", "curves", "tensorboard")
-    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_recipe(args))
+    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_inputs_of_training(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
     with join_process_group(device) as team:
-        with ProgressBar("train", quiet=args.quiet or not team.is_first) as progress, rename_in_errors(**words):
+        with (
+            ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
+            rename_arguments_in_errors(**words),
+        ):
             trained = train_flow(
                 args.output, model, source, training, run=settings, validation=validation, progress=progress
             )
@@ -196,20 +207,20 @@ def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEA
     from fullfield.ops.correlation.protocol import BACKENDS
     from fullfield.training.checkpoint import check_tensors_finite
 
-    with rename_in_errors(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
+    with rename_arguments_in_errors(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
         model = build_random_model(args.network)
         if args.correlation is not None:
             _check.choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation
     if args.init is not None:
-        with rename_in_errors(weights="--init", source="--init"):
+        with rename_arguments_in_errors(weights="--init", source="--init"):
             load_weights(model, args.init)
             check_tensors_finite(model.state_dict(), args.init)
     return model.to(device)
 
 
-def _split_data_argument(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
+def _parse_data_argument(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
     """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _SOURCE_PATTERN.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
@@ -218,7 +229,7 @@ def _split_data_argument(text: str, option: str, *, weighted: bool) -> tuple[str
     weight = 1.0
     if match["weight"] is not None:
         try:
-            weight = argtypes.parse_positive(match["weight"])
+            weight = argtypes.parse_positive_number(match["weight"])
         except argparse.ArgumentTypeError:
             raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}") from None
     if match["folder"] is None and match["name"].partition("-")[0] not in (_SYNTHETIC, "made"):
@@ -231,13 +242,13 @@ def _parse_style_name(name: str) -> str:
     return name.partition("-")[2] if "-" in name else "usual"
 
 
-def _choose_style(name: str, option: str) -> SceneStyle:
+def _get_scene_style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
-    with rename_in_errors(style=f"{option} {name}"):
+    with rename_arguments_in_errors(style=f"{option} {name}"):
         return SceneStyle.preset(_parse_style_name(name))
 
 
-def _open_named_dataset(name: str, folder: str, option: str) -> Any:
+def _open_dataset_in_folder(name: str, folder: str, option: str) -> Any:
     from fullfield.datasets import DATASETS, open_dataset
 
     if name not in DATASETS:
@@ -246,7 +257,7 @@ def _open_named_dataset(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _build_source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
+def _build_pair_source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
     """Return the source of the pairs: one, or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
@@ -262,13 +273,13 @@ def _build_source(args: argparse.Namespace, device: torch.device, generators: _G
     sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
-        name, folder, weight = _split_data_argument(text, "--data", weighted=True)
+        name, folder, weight = _parse_data_argument(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = generators(_choose_style(name, "--data"), seed, args.workers)
+            source = generators(_get_scene_style(name, "--data"), seed, args.workers)
             seed += 1
         else:
-            dataset = _open_named_dataset(name, folder, "--data")
+            dataset = _open_dataset_in_folder(name, folder, "--data")
             source = DatasetPairs(
                 dataset, window, min_size=args.size, seed=args.seed, device=device, workers=args.workers
             )
@@ -307,19 +318,19 @@ def _build_validation(args: argparse.Namespace, generators: _Generators, updates
 
     sets: dict[str, Any] = {}
     for text in args.validate:
-        name, folder, _ = _split_data_argument(text, "--validate", weighted=False)
+        name, folder, _ = _parse_data_argument(text, "--validate", weighted=False)
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = generators(_choose_style(name, "--validate"), args.seed + _VALIDATION_SEED)
+            sets[text] = generators(_get_scene_style(name, "--validate"), args.seed + _VALIDATION_SEED)
         else:
-            sets[text] = _open_named_dataset(name, folder, "--validate")
+            sets[text] = _open_dataset_in_folder(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
 
 
-def _describe_recipe(args: argparse.Namespace) -> dict[str, Any]:
+def _describe_inputs_of_training(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    data = [_split_data_argument(text, "--data", weighted=True) for text in args.data]
+    data = [_parse_data_argument(text, "--data", weighted=True) for text in args.data]
     scenes = {_parse_style_name(name) for name, folder, _ in data if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
@@ -333,13 +344,13 @@ def _describe_recipe(args: argparse.Namespace) -> dict[str, Any]:
         "validation_pairs": args.validation_pairs if args.validate else None,
     }
     if args.init is not None:
-        recipe["init"] = {"name": args.init, "sha256": _checksum_file(args.init)}
+        recipe["init"] = {"name": args.init, "sha256": _checksum_if_file(args.init)}
     if args.pictures is not None:
-        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _checksum_file(args.pictures)}
+        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _checksum_if_file(args.pictures)}
     return recipe
 
 
-def _checksum_file(path: str) -> str | None:
+def _checksum_if_file(path: str) -> str | None:
     """Return the checksum of a file; None for the name of published weights."""
     from fullfield.models.downloads import compute_sha256
 
@@ -359,12 +370,12 @@ def _print_result(
     properties = {
         "output": args.output,
         "weights": weights,
-        "recipe": {**_describe_recipe(args), "training": training},
+        "recipe": {**_describe_inputs_of_training(args), "training": training},
         "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
         "device": str(device),
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
@@ -372,8 +383,8 @@ def _print_result(
         f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
-    text = f"{report.make_printable(weights)}: {summary}"
+    text = f"{report.escape_control_characters(weights)}: {summary}"
     if trained.completed >= 1:
         method = ("--method", args.network, "--weights", weights)
-        text += report.format_next_step(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
-    report.print_report(args, properties, text, memory=True)
+        text += report.format_next_command(args, "fullfield", "flow", "a.png", "b.png", "-o", "flow.flo", *method)
+    report.print_report(args, properties, text, has_peak_memory=True)

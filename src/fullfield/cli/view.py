@@ -17,7 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.options import add_vector_options, build_vector_reading
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import format_size, rename_in_errors
+from fullfield.cli.report import format_size, rename_arguments_in_errors
 from fullfield.io.files import write_atomically
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, find_frame_files, format_frames, has_number_field, select_frames
@@ -42,10 +42,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those the flow was computed from]")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
-    parser.add_argument("--width", type=argtypes.parse_count, default=960, help="width of the pictures, at most [960]")
+    parser.add_argument(
+        "--width", type=argtypes.parse_positive_integer, default=960, help="width of the pictures, at most [960]"
+    )
     parser.add_argument("--paint", metavar="FILE", help="of followed files: picture of the reference [a grid]")
     parser.add_argument(
-        "--grid", type=argtypes.parse_count, metavar="PX", help="distance of the grid's lines [width / 16]"
+        "--grid", type=argtypes.parse_positive_integer, metavar="PX", help="distance of the grid's lines [width / 16]"
     )
     scenes.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
@@ -61,17 +63,17 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     files = find_frame_files(args.flow)
     numbers = [number for number in select_frames(files, args.frames) if number in files.files]
-    paths.check_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
+    paths.get_checked_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
-    paths.check_suffix(output, "--output", (".html", ".htm"))
-    paths.check_output(output, "--output")
+    paths.get_checked_suffix(output, "--output", (".html", ".htm"))
+    paths.check_output_file(output, "--output")
 
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()
     reference = settings.get("reference")
-    draw = _choose_drawing(args, reference)
-    plates, reason = _open_plates(args, stored, settings.get("reading") or {})
+    draw = _choose_draw_function(args, reference)
+    plates, reason = _open_plates_or_explain(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
     reading = build_vector_reading(args, layer=args.layer)
@@ -84,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
             return [(vectors[names[0]], vectors[names[1]] < 0.5)] if {*names} <= vectors.keys() else []
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
-    with rename_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or scenes.sample_max_motion(numbers, read_flows) or 1.0
-        shot = _read_frames(files, numbers, reading, plates, problems, progress)
+    with rename_arguments_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
+        scale = args.max_motion or scenes.measure_max_motion_of_sampled_frames(numbers, read_flows) or 1.0
+        shot = _iterate_readable_frames(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)
         page = {"max_motion": scale, "width": args.width, "step": settings.get("step", 1), "reference": reference}
@@ -100,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
     frames = format_frames(numbers)
     properties = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
     summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
-    report.print_report(args, properties, f"{report.make_printable(output)}: {summary}")
+    report.print_report(args, properties, f"{report.escape_control_characters(output)}: {summary}")
     return 2 if problems else 0
 
 
-def _open_plates(
+def _open_plates_or_explain(
     args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
 ) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
@@ -121,7 +123,7 @@ def _open_plates(
         return None, str(error)
 
 
-def _choose_drawing(args: argparse.Namespace, reference: int | None) -> Callable[[ViewFrame], ViewFrame] | None:
+def _choose_draw_function(args: argparse.Namespace, reference: int | None) -> Callable[[ViewFrame], ViewFrame] | None:
     """Return what draws the grid or the paint on the frames of a followed shot; None for flow to neighbours."""
     if reference is None:
         for option in ("paint", "grid"):
@@ -137,12 +139,12 @@ def _choose_drawing(args: argparse.Namespace, reference: int | None) -> Callable
     from fullfield.sequences.follow_pictures import draw_paint_or_grid, read_paint_picture
 
     if args.paint is not None:
-        paths.check_input(args.paint, "--paint")
+        paths.check_input_file(args.paint, "--paint")
     paint = None if args.paint is None else read_paint_picture(args.paint)
     return partial(draw_paint_or_grid, paint=paint, grid_px=args.grid)
 
 
-def _read_frames(
+def _iterate_readable_frames(
     files: FrameFiles,
     numbers: Sequence[int],
     reading: io.VectorReading,

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report, scenes
-from fullfield.cli.argtypes import parse_positive
+from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
     READING_WORDS,
     add_four_values_option,
     add_layer_options,
     add_reading_options,
-    check_layer_options,
-    count_truth_values,
+    count_truth_values_per_pixel,
     get_layer_arguments,
-    list_reading_options,
+    list_used_reading_options,
     read_truth,
+    refuse_layer_options_without_flow,
 )
-from fullfield.cli.report import check_same_size, rename_in_errors
+from fullfield.cli.report import check_same_size, rename_arguments_in_errors
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.io.windows import Box
 
@@ -53,7 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
     scenes.add_max_motion_option(parser)
-    parser.add_argument("--max-error", type=parse_positive, metavar="PX", help="error at the end of the scale [16]")
+    parser.add_argument(
+        "--max-error", type=parse_positive_number, metavar="PX", help="error at the end of the scale [16]"
+    )
     add_layer_options(parser, "flow", "FLOW")
     add_layer_options(parser, "truth", "--truth")
     add_four_values_option(parser)
@@ -75,19 +77,21 @@ def run(args: argparse.Namespace) -> int:
     truth, truth_valid = _read_truth(args, flow, area)
     frame1, frame2 = _read_frames(args, flow, area)
     scene = scenes.Scene(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
-    io.write_image(args.output, scene.contents_for_file(args.kind, args.output))
+    io.write_image(args.output, scene.get_file_content(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
-        **scene.list_scales(args.kind),
-        "truth_values": None if truth is None else count_truth_values(truth),
+        **scene.get_scale_ends_px(args.kind),
+        "truth_values": None if truth is None else count_truth_values_per_pixel(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
-    report.print_report(args, properties, f"{report.make_printable(args.output)}: {scene.format_legend(args.kind)}")
+    report.print_report(
+        args, properties, f"{report.escape_control_characters(args.output)}: {scene.format_legend(args.kind)}"
+    )
     return 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
+    paths.get_checked_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
     for name in scenes.NEEDS[args.kind]:
         if getattr(args, name) is None:
             raise InputError(f"--kind {args.kind}: requires {_OPTIONS[name]}")
@@ -99,16 +103,16 @@ def _check_options(args: argparse.Namespace) -> None:
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")
     if args.max_error is not None and args.truth is None:
         raise InputError("--max-error: applies to the error, which requires --truth")
-    check_layer_options(args, "truth", args.truth, "--truth")
+    refuse_layer_options_without_flow(args, "truth", args.truth, "--truth")
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
-    unused = list_reading_options(args) if args.frame1 is None and args.frame2 is None else []
+    unused = list_used_reading_options(args) if args.frame1 is None and args.frame2 is None else []
     if has_exr_suffix(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
         raise InputError(f"{unused[0]}: applies to frames, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
-    paths.check_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
+    paths.check_input_and_output_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
 def _read_truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
@@ -117,8 +121,8 @@ def _read_truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tup
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
     if area is not None and has_exr_suffix(args.truth):
         choice["window"] = area
-    truth, valid = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
-    if count_truth_values(truth) == 4 and not args.four_values:
+    truth, valid = read_truth(args.truth, flow, args.flow, has_four_values=args.four_values, **choice)
+    if count_truth_values_per_pixel(truth) == 4 and not args.four_values:
         report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid
 
@@ -130,7 +134,7 @@ def _read_frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tu
     paths = [path for path in (args.frame1, args.frame2) if path is not None]
     if not paths:
         return None, None
-    with rename_in_errors(**READING_WORDS):
+    with rename_arguments_in_errors(**READING_WORDS):
         frames = dict(zip(paths, read_frames(args, paths, area).frames, strict=True))
     for path, frame in frames.items():
         check_same_size(flow, args.flow, frame, path)

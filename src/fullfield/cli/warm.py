@@ -10,7 +10,7 @@ import argparse
 
 from fullfield.cli import argtypes, methods, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import rename_in_errors
+from fullfield.cli.report import rename_arguments_in_errors
 
 EPILOG = """\
 examples:
@@ -23,7 +23,7 @@ _SIZE = (48, 64)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warm``."""
-    parser.add_argument("--size", type=argtypes.parse_size, help="size of the frames, for a GPU")
+    parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, help="size of the frames, for a GPU")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield._kernels.cache_folder import find_writable_folder
 
-    methods.use_threads(args.threads)
+    methods.limit_cpu_threads(args.threads)
     size = args.size or _SIZE
     frames = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     with (
-        rename_in_errors(**methods.map_arguments_to_options(args.method)),
+        rename_arguments_in_errors(**methods.map_arguments_to_options(args.method)),
         ProgressBar("warm", quiet=args.quiet) as progress,
     ):
-        choice.prepare(size if args.size else None, progress, quiet=args.quiet)
+        choice.load_weights_and_kernels(size if args.size else None, progress, quiet=args.quiet)
         watch.add_lap("prepare")
         for options in ({}, {"refine": True, "reliability": True}):  # the first has passes of its own
             flow = choice.estimate(frames[0], frames[1], **options)
@@ -55,12 +55,14 @@ def run(args: argparse.Namespace) -> int:
         **choice.describe_method(flow),
         "device": choice.device,
         "cache": None if folder is None else str(folder.resolve()),
-        "seconds": watch.get_seconds(),
+        "seconds": watch.get_stage_seconds(),
     }
-    cached = "no cache folder can be written" if folder is None else f"kernels in {report.make_printable(folder)}"
+    cached = (
+        "no cache folder can be written" if folder is None else f"kernels in {report.escape_control_characters(folder)}"
+    )
     text = (
         f"{choice.title}, backend {flow.backend}, on {choice.device}: "
-        f"ready in {watch.get_seconds()['total']:.1f} s, {cached}"
+        f"ready in {watch.get_stage_seconds()['total']:.1f} s, {cached}"
     )
     report.print_report(args, properties, text)
     return 0

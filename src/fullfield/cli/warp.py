@@ -36,16 +36,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hide-occluded", action="store_true", help="0 where an occlusion layer marks a pixel as hidden"
     )
-    pictures.add_shot_options(parser)
+    pictures.add_warp_and_retime_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, warp and write the pictures, report."""
     if not names_several_frames(args.image):
-        paths.check_input(args.image, "IMAGE")
+        paths.check_input_file(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: not used with --reference; leave it out")
-    pictures.check_shot_files(args)
+    pictures.check_flow_and_output_names(args)
 
     from fullfield.sequences.stored_flow import StoredFlow
     from fullfield.sequences.warping import WarpSettings, build_warp_job
@@ -56,20 +56,22 @@ def run(args: argparse.Namespace) -> int:
         if flow.reference is not None and args.direction is not None:
             raise InputError("--direction: not used with files of fullfield follow; leave it out")
         job = build_warp_job(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
-        outcome, existing = pictures.run_shot(args, "warp", job)
+        outcome, existing = pictures.write_missing_pictures(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
         report.print_note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
     action = _describe_action(args, job.settings)
-    return pictures.report_shot(args, outcome, existing, action, reference=args.reference)
+    return pictures.print_picture_report(args, outcome, existing, action, reference=args.reference)
 
 
 def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
     """Return which frame's picture lies on which frame."""
-    name = report.make_printable(args.image)
+    name = report.escape_control_characters(args.image)
     if settings.reference is not None:
         return f"{name} of frame {settings.reference} moved onto each frame"
     neighbour = "next" if settings.direction == "forward" else "previous"
     if names_several_frames(args.image):
         return f"on each frame lies its {neighbour} frame"
-    return f"{name}, read as the {neighbour} frame, moved onto the frame of {report.make_printable(args.flow)}"
+    return (
+        f"{name}, read as the {neighbour} frame, moved onto the frame of {report.escape_control_characters(args.flow)}"
+    )

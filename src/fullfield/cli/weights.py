@@ -11,7 +11,7 @@ import dataclasses
 
 from fullfield._check import InputError
 from fullfield.cli import report
-from fullfield.cli.methods import report_download
+from fullfield.cli.methods import build_download_callback
 from fullfield.cli.progress import ProgressBar
 from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, fetch_weights, find_cached_weights
 
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "list names, methods and training of all published weights, and which are on this machine",
         ),
         ("fetch", _fetch_weights, "download weights, check them and keep them in the cache"),
-        ("path", _print_path, "print the path of an entry's file"),
+        ("path", _print_weights_path, "print the path of an entry's file"),
     ):
         task = tasks.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == "fetch":
@@ -73,33 +73,33 @@ def _list_weights(args: argparse.Namespace) -> int:
 
 
 def _fetch_weights(args: argparse.Namespace) -> int:
-    entries = [_get_entry(name) for name in args.names]
+    entries = [_get_weights_entry(name) for name in args.names]
     paths = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
-            entry_progress = progress.build_span(index / len(entries), (index + 1) / len(entries))
-            path = fetch_weights(entry, report_download(entry_progress, entry.name))
+            entry_progress = progress.build_span_callback(index / len(entries), (index + 1) / len(entries))
+            path = fetch_weights(entry, build_download_callback(entry_progress, entry.name))
             paths[entry.name] = str(path)
             if not args.json:
-                print(report.make_printable(path))
+                print(report.escape_control_characters(path))
     if args.json:
         report.print_json({"paths": paths})
     return 0
 
 
-def _print_path(args: argparse.Namespace) -> int:
-    entry = _get_entry(args.name)
+def _print_weights_path(args: argparse.Namespace) -> int:
+    entry = _get_weights_entry(args.name)
     path = find_cached_weights(entry)
     if path is None:
         raise InputError(f"{entry.name}: is not on this machine; run 'fullfield weights fetch {entry.name}'")
     if args.json:
         report.print_json({"name": entry.name, "path": str(path)})
     else:
-        print(report.make_printable(path))
+        print(report.escape_control_characters(path))
     return 0
 
 
-def _get_entry(name: str) -> WeightsEntry:
+def _get_weights_entry(name: str) -> WeightsEntry:
     if name not in WEIGHTS:
         raise InputError(f"{name}: no such entry; see fullfield weights list")
     return WEIGHTS[name]

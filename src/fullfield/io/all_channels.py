@@ -66,8 +66,8 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
     if detect_format(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
-        raw = ChannelPicture(torch.from_numpy(planes), names, "float")
-        return _zero_nonfinite_and_mark_known(where, raw, [*range(len(names))], None, mask)
+        picture = ChannelPicture(torch.from_numpy(planes), names, "float")
+        return _zero_nonfinite_and_mark_valid(where, picture, [*range(len(names))], None, mask)
     with open_source(where) as source:
         part, indices = _choose_colour_part(source)
         spec = part.spec
@@ -81,23 +81,23 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         window = part.window._replace(data=part.display_window) if exr else None
         value_type = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         value_type = "float" if value_type == "double" else value_type
-        raw = ChannelPicture(
+        picture = ChannelPicture(
             torch.from_numpy(planes), part.channels, value_type, window, list_inherited_attributes(spec)
         )
         judged = _add_alpha_indices(part.channels, indices)
-        raw = _zero_nonfinite_and_mark_known(
-            where, raw, judged, source if exr else None, mask, part.data_window if exr else None
+        picture = _zero_nonfinite_and_mark_valid(
+            where, picture, judged, source if exr else None, mask, part.data_window if exr else None
         )
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
-    if straight and raw.alpha is not None:
-        others = [index for index in range(len(raw.channels)) if index != raw.alpha]
-        raw.pixels[others] *= raw.pixels[raw.alpha]
-    return raw
+    if straight and picture.alpha is not None:
+        others = [index for index in range(len(picture.channels)) if index != picture.alpha]
+        picture.pixels[others] *= picture.pixels[picture.alpha]
+    return picture
 
 
-def _zero_nonfinite_and_mark_known(
+def _zero_nonfinite_and_mark_valid(
     path: Path,
-    raw: ChannelPicture,
+    picture: ChannelPicture,
     judged: list[int],
     source: Source | None,
     mask: str | None,
@@ -108,14 +108,14 @@ def _zero_nonfinite_and_mark_known(
     The channels ``judged``, colour and alpha, become 0 together, and the pixel is unknown. Others, such as a depth that
     is infinite in the sky, say nothing of the colour.
     """
-    height, width = raw.pixels.shape[-2:]
-    display: Box = (0, 0, width, height) if raw.window is None else raw.window.display
+    height, width = picture.pixels.shape[-2:]
+    display: Box = (0, 0, width, height) if picture.window is None else picture.window.display
     valid_mask = np.ones((height, width), np.bool_)
     if stored is not None:
         valid_mask[:] = False
         top, left = stored[1] - display[1], stored[0] - display[0]
         valid_mask[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
-    values = raw.pixels.numpy()
+    values = picture.pixels.numpy()
     dead_values = ~np.isfinite(values)
     note = ""
     if dead_values.any():
@@ -126,11 +126,11 @@ def _zero_nonfinite_and_mark_known(
         if dead.any():
             note = describe_nonfinite_pixels(str(path), dead)
         else:
-            names = [name for name, plane in zip(raw.channels, dead_values, strict=True) if plane.any()]
+            names = [name for name, plane in zip(picture.channels, dead_values, strict=True) if plane.any()]
             note = describe_nonfinite_pixels(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
     if mask is not None:
         valid_mask &= read_mask(mask, source, display, display)
-    return raw._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
+    return picture._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
 
 
 def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[int]:
@@ -150,7 +150,7 @@ def _choose_colour_part(source: Source) -> ColourChannels:
         return ColourChannels(first, [*range(len(first.channels))])
 
 
-def write_all_channels(path: PathLike, raw: ChannelPicture) -> None:
+def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
     """Write a picture with all its channels; all or nothing.
 
     OpenEXR stores half where the picture came as half, else float; integers are then taken for sRGB and become light.
@@ -162,30 +162,30 @@ def write_all_channels(path: PathLike, raw: ChannelPicture) -> None:
     suffix = where.suffix.lower()
     if suffix not in RAW_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {suffix!r}")
-    is_integer = raw.value_type in ("uint8", "uint16")
+    is_integer = picture.value_type in ("uint8", "uint16")
     if suffix == ".png" and not is_integer:
         raise InputError(f"{where}: PNG holds no floats; write .exr or .tif")
     check_name_is_utf8(where)
-    planes = raw.pixels.numpy().copy()
+    planes = picture.pixels.numpy().copy()
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
-    others = [index for index in range(len(raw.channels)) if index != raw.alpha]
+    others = [index for index in range(len(picture.channels)) if index != picture.alpha]
     if suffix == ".exr" and is_integer:
-        _convert_srgb_to_linear(planes, others, raw.alpha)
-    elif suffix != ".exr" and raw.alpha is not None:
-        alpha = planes[raw.alpha]
+        _convert_srgb_to_linear(planes, others, picture.alpha)
+    elif suffix != ".exr" and picture.alpha is not None:
+        alpha = planes[picture.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
         attributes["oiio:UnassociatedAlpha"] = 1
     pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
     if suffix != ".exr" and is_integer:
-        full = 255 if raw.value_type == "uint8" else 65535
-        pixels = (pixels.clip(0, 1) * full).round().astype(raw.value_type)
-    elif raw.value_type == "half" and suffix == ".exr":
+        full = 255 if picture.value_type == "uint8" else 65535
+        pixels = (pixels.clip(0, 1) * full).round().astype(picture.value_type)
+    elif picture.value_type == "half" and suffix == ".exr":
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float16)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
-    header = Header(attributes, raw.window, raw.metadata) if suffix == ".exr" else Header(attributes)
+    header = Header(attributes, picture.window, picture.metadata) if suffix == ".exr" else Header(attributes)
     with write_atomically(where) as temporary:
-        write_and_verify_picture(temporary, kind, pixels, raw.channels, header)
+        write_and_verify_picture(temporary, kind, pixels, picture.channels, header)
 
 
 def _convert_srgb_to_linear(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:

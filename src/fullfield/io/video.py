@@ -406,7 +406,7 @@ class CameraSource:
         self._camera.release()
 
 
-def check_codec_fits_suffix(path: PathLike, codec: str) -> None:
+def check_codec_matches_suffix(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
     choice(codec, "codec", VIDEO_CODECS)
     suffix = Path(path).suffix.lower()
@@ -434,7 +434,7 @@ class VideoWriter:
     def __init__(
         self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264", pixel_aspect: float = 1.0
     ) -> None:
-        check_codec_fits_suffix(path, codec)
+        check_codec_matches_suffix(path, codec)
         encoders, pixel_format, options = _ENCODINGS[codec]
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1

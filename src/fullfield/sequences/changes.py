@@ -76,7 +76,7 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
         shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
         difference = np.abs(first - shifted)
         np.minimum(
-            best, _compute_block_means(difference) if is_known else _compute_known_block_means(difference), out=best
+            best, _compute_block_means(difference) if is_known else _compute_valid_block_means(difference), out=best
         )
         if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
@@ -90,7 +90,7 @@ def _erode_mask(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     return np.asarray(views.all((2, 3)))
 
 
-def _compute_known_block_means(values: GreyPicture) -> GreyPicture:
+def _compute_valid_block_means(values: GreyPicture) -> GreyPicture:
     """Return :func:`_compute_block_means` of the values that are known; infinity for blocks without any."""
     valid_mask = np.isfinite(values)
     counts = _compute_block_means(valid_mask.astype(np.float64))

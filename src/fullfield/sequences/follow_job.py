@@ -20,7 +20,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_header_text, read_vectors
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, list_parameters_known_before_run
+from fullfield.sequences.job import build_prepared_estimator, list_predictable_parameters
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
@@ -91,7 +91,7 @@ class FollowJob:
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": list_parameters_known_before_run(estimator),
+            "parameters": list_predictable_parameters(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }

@@ -22,7 +22,7 @@ from fullfield.io import all_channels as pictures
 from fullfield.io.all_channels import RAW_SUFFIXES, ChannelPicture
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES, has_exr_suffix
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.video import VideoWriter, check_codec_fits_suffix
+from fullfield.io.video import VideoWriter, check_codec_matches_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import Pattern, has_number_field
@@ -231,7 +231,7 @@ class VideoOutput:
     """Video that gets the pictures of a job in the order of their frames; it appears when it is complete."""
 
     def __init__(self, job: PictureJob, codec: str) -> None:
-        check_codec_fits_suffix(job.output, codec)
+        check_codec_matches_suffix(job.output, codec)
         self._job, self._codec = job, codec
         self._writer: VideoWriter | None = None
 

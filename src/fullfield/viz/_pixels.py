@@ -36,7 +36,7 @@ def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
         _check.tensor(valid, "valid", tuple(flow.shape[-2:]), dtypes=(torch.bool,), device=cpu)
 
 
-def mark_known_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
+def mark_valid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return where the vectors ``[..., 2, H, W]`` are known: bool ``[..., H, W]``."""
     result = (flow.abs() <= UNKNOWN_BEYOND).all(-3)
     return result if valid is None else result & valid

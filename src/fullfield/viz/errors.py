@@ -14,7 +14,7 @@ from fullfield.viz._pixels import (
     create_blank_picture,
     draw_text,
     iterate_row_blocks,
-    mark_known_vectors,
+    mark_valid_vectors,
 )
 
 DEFAULT_MAX_ERROR = 16.0
@@ -59,7 +59,7 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in iterate_row_blocks(height, width):
         values = candidates[..., rows, :].float()
-        scored = mark_known_vectors(values, None if valid is None else valid[rows]).all(0)
+        scored = mark_valid_vectors(values, None if valid is None else valid[rows]).all(0)
         u, v = pred[:, rows].float()
         error = torch.stack([torch.hypot(tu - u, tv - v) for tu, tv in values]).amin(0)
         level = (1 + (error / top).log2() / _OCTAVES).nan_to_num(nan=1.0, posinf=1.0, neginf=0.0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, check_flow, iterate_row_blocks, mark_known_vectors
+from fullfield.viz._pixels import FLOATS, check_flow, iterate_row_blocks, mark_valid_vectors
 from fullfield.viz.wheel import choose_max_motion, flow_to_image
 
 
@@ -73,7 +73,7 @@ def overlay(
     image = torch.empty_like(colors)
     for rows in iterate_row_blocks(height, width):
         grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
-        visible = mark_known_vectors(flow[:, rows], None if valid is None else valid[rows])
+        visible = mark_valid_vectors(flow[:, rows], None if valid is None else valid[rows])
         # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
@@ -90,7 +90,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
-    is_inside = mark_known_vectors(vectors, None if valid is None else valid[middle::step, middle::step])
+    is_inside = mark_valid_vectors(vectors, None if valid is None else valid[middle::step, middle::step])
     vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)

@@ -14,7 +14,7 @@ from fullfield.viz._pixels import (
     draw_text,
     iterate_row_blocks,
     load_font,
-    mark_known_vectors,
+    mark_valid_vectors,
 )
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
@@ -54,7 +54,7 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
     longest = 0.0
     for rows in iterate_row_blocks(*flow.shape[-2:]):
         block = flow[:, rows].float()
-        length = torch.hypot(*block)[mark_known_vectors(block, None if valid is None else valid[rows])]
+        length = torch.hypot(*block)[mark_valid_vectors(block, None if valid is None else valid[rows])]
         if length.numel():
             longest = max(longest, float(length.max()))
     return longest
@@ -77,7 +77,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
     image = torch.empty(3, height, width, dtype=torch.uint8)
     for rows in iterate_row_blocks(height, width):
         block = flow[:, rows].float()
-        visible = mark_known_vectors(block, None if valid is None else valid[rows])
+        visible = mark_valid_vectors(block, None if valid is None else valid[rows])
         u, v = block.masked_fill(~visible, 0.0)
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
         position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
