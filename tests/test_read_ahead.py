@@ -48,13 +48,13 @@ def test_read_ahead_stays_within_bounds(max_bytes: int, ahead: int) -> None:
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(4, 1), (32, 2), (512, 4)])
-def test_buffer_bytes_follows_machine_memory(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
+def test_choose_buffer_bytes_follows_machine_memory(monkeypatch: pytest.MonkeyPatch, gib: int, expected: int) -> None:
     sizes = {"SC_PHYS_PAGES": gib << 18, "SC_PAGE_SIZE": 1 << 12}
     monkeypatch.setattr("os.sysconf", sizes.__getitem__, raising=False)
     assert choose_buffer_bytes() == expected << 30
 
 
-def test_get_read_item_returns_finished_item() -> None:
+def test_get_item_if_read_returns_finished_item() -> None:
     go_on = threading.Event()
 
     def read(key: int) -> int:

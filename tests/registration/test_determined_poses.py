@@ -222,7 +222,7 @@ def test_register_finds_pose_of_determined_pairs(kind: str) -> None:
     assert 0.5 <= result.confidence < 1.0
 
 
-def test_draw_determined_pair_depends_on_seed_alone() -> None:
+def test_draw_pair_with_unique_pose_depends_on_seed_alone() -> None:
     first, second = draw_pair_with_unique_pose(5), draw_pair_with_unique_pose(5)
     assert np.array_equal(first.source, second.source)
     assert np.allclose(rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

@@ -193,7 +193,7 @@ def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("folder")
-def test_load_pictures_refuses_damaged_mesh_pack() -> None:
+def test_load_picture_pack_refuses_damaged_mesh_pack() -> None:
     assert main(WORDS.split()) == 0
     with zipfile.ZipFile("pack.zip") as old, zipfile.ZipFile("bad.zip", "w") as new:
         for name in old.namelist():

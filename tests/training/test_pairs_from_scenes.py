@@ -14,8 +14,8 @@ from fullfield.training.pairs import (
     _compute_keep_probability,
     _is_visible_from,
     cut_overlapping_pair,
-    draw_synthetic_scene,
     match_mutual_nearest_points,
+    sample_synthetic_scene_points,
 )
 
 Floats = NDArray[np.float64]
@@ -23,13 +23,13 @@ Floats = NDArray[np.float64]
 
 def pair_of(seed: int, cells: int = 600) -> OverlappingPair:
     draw = np.random.default_rng(seed)
-    pair = cut_overlapping_pair(draw_synthetic_scene(draw, 20_000), draw, cells)
+    pair = cut_overlapping_pair(sample_synthetic_scene_points(draw, 20_000), draw, cells)
     assert pair is not None
     return pair
 
 
-def test_draw_synthetic_scene_depends_on_seed_alone() -> None:
-    scenes = [draw_synthetic_scene(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
+def test_sample_synthetic_scene_points_depends_on_seed_alone() -> None:
+    scenes = [sample_synthetic_scene_points(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
     assert all(scene.shape == (5000, 3) and np.isfinite(scene).all() for scene in scenes)
     assert np.array_equal(scenes[0], scenes[1])
     widths = [float(np.ptp(scene, axis=0).max()) for scene in scenes[1:]]
@@ -37,10 +37,10 @@ def test_draw_synthetic_scene_depends_on_seed_alone() -> None:
     assert min(widths) < 10 < 20 < max(widths)  # rooms and streets
 
 
-def test_draw_synthetic_scene_has_varied_curvature() -> None:
+def test_sample_synthetic_scene_points_has_varied_curvature() -> None:
     flat, sharp = [], []
     for seed in range(6):
-        scene = draw_synthetic_scene(np.random.default_rng(seed))
+        scene = sample_synthetic_scene_points(np.random.default_rng(seed))
         radius = 0.015 * float(np.ptp(scene, axis=0).max())
         curvature = describe_surfaces(scene, scene[::60], radius, radius)[1][:, 0]
         flat.append((curvature < 0.02).mean())
@@ -50,7 +50,7 @@ def test_draw_synthetic_scene_has_varied_curvature() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cut_pair_shares_reported_points(seed: int) -> None:
+def test_cut_overlapping_pair_shares_reported_points(seed: int) -> None:
     pair = pair_of(seed)
     turn = pair.truth[:3, :3]
     assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-9)
@@ -69,7 +69,7 @@ def test_cut_pair_shares_reported_points(seed: int) -> None:
         assert 50 < len(side.rows) < 5000
 
 
-def test_cut_pair_depends_on_seed_alone() -> None:
+def test_cut_overlapping_pair_depends_on_seed_alone() -> None:
     first, again, other = pair_of(3), pair_of(3), pair_of(4)
     assert np.array_equal(first.source.fine, again.source.fine)
     assert np.array_equal(first.truth, again.truth)
@@ -84,7 +84,7 @@ def test_cut_pair_depends_on_seed_alone() -> None:
     assert cut_overlapping_pair(draw.random((40, 3)), draw) is None
 
 
-def test_match_points_returns_mutual_pairs() -> None:
+def test_match_mutual_nearest_points_returns_mutual_pairs() -> None:
     draw = np.random.default_rng(1)
     first, second = 8 * draw.random((80, 3)), 8 * draw.random((60, 3))
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
@@ -104,7 +104,7 @@ def test_is_seen_excludes_points_behind_wall() -> None:
     assert seen[4000:].mean() < 0.05
 
 
-def test_keep_probability_is_uniform_or_falls() -> None:
+def test_compute_keep_probability_is_uniform_or_falls() -> None:
     points = np.random.default_rng(3).random((500, 3))
     shares = [_compute_keep_probability(points, np.random.default_rng(seed)) for seed in range(20)]
     assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)

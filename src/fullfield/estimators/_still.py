@@ -39,7 +39,7 @@ class StillAreas(NamedTuple):
         """Return a flow [B, 2, H, W] with zeros where nothing moves; NaN stays NaN."""
         return flow * (~self.still) + 0.0
 
-    def fill_flat_areas(self, flow: Tensor) -> Tensor:
+    def zero_still_and_fill_flat_flow(self, flow: Tensor) -> Tensor:
         """Return :meth:`zero_still_flow` of a flow; flat areas far from differences get the flow at their border."""
         flow = self.zero_still_flow(flow)
         cells = functional.avg_pool2d(_pad_to_cells(flow), _CELL)

@@ -212,7 +212,7 @@ def estimate(
         backend=backend,
     )
     target = _choose_and_check_device(device, (frame1, frame2))
-    reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         # Read the frames onto the device and check that they fit together; read where the flow starts.
         names = ("frame1", "frame2")
@@ -302,7 +302,7 @@ def estimate_batch(
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
-    reading = _list_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
         pairs = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
@@ -339,7 +339,7 @@ def estimate_tensors(
     return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)[0]
 
 
-def _list_reading_options(**options: Any) -> dict[str, Any]:
+def _select_non_default_options(**options: Any) -> dict[str, Any]:
     """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 

@@ -154,14 +154,14 @@ class LiveStatistics:
         self._span = (begun if self._span is None else self._span[0], ended)
 
     @property
-    def rate(self) -> float | None:
+    def flows_per_second(self) -> float | None:
         """Flows per second, from the first pair's start to the last flow."""
         if self._span is None or self._span[1] <= self._span[0]:
             return None
         return self.flows / (self._span[1] - self._span[0])
 
     @property
-    def missing(self) -> int:
+    def missing_frames(self) -> int:
         """Number of frames that never arrived, by time stamps that are several usual intervals apart.
 
         The source's decoder, driver or network lost them, or its rate varies.
@@ -181,8 +181,8 @@ class LiveStatistics:
             "flows": self.flows,
             "dropped": self.dropped,
             "decoded_late": self.late,
-            "missing": self.missing,
-            "flows_per_second": self.rate,
+            "missing": self.missing_frames,
+            "flows_per_second": self.flows_per_second,
             "latency_s": persistent.summarize_times(self.latencies)._asdict() if self.latencies else None,
             "computing_s": persistent.summarize_times(self.computing)._asdict() if self.computing else None,
         }

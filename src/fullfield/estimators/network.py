@@ -280,7 +280,9 @@ class NetworkEstimator(LoadingEstimator):
             results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, requested)
             if still is None or 0 in self._get_update_counts():
                 return results, still
-            return [_NetworkFlow(still.fill_flat_areas(one.flow), one.log_scale) for one in results], still
+            return [
+                _NetworkFlow(still.zero_still_and_fill_flat_flow(one.flow), one.log_scale) for one in results
+            ], still
 
     def _estimate_coarse_to_fine(
         self,

@@ -19,7 +19,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import Levels, join_batch, prepare_network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import cut_overlapping_pair, draw_synthetic_scene
+from fullfield.training.pairs import cut_overlapping_pair, sample_synthetic_scene_points
 from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
@@ -54,7 +54,7 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, stream: tuple
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
             pair = cut_overlapping_pair(
-                draw_synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells
+                sample_synthetic_scene_points(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells
             )
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]

@@ -26,7 +26,7 @@ class Surface(NamedTuple):
     at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
-def draw_synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
+def sample_synthetic_scene_points(draw: np.random.Generator, points: int = 60_000) -> Floats:
     """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
 
     The same state of ``draw`` gives the same scene.
@@ -126,7 +126,7 @@ def _draw_upright_axes(draw: Draw) -> Floats:
     return np.array([[np.cos(angle), np.sin(angle), 0.0], [-np.sin(angle), np.cos(angle), 0.0], [0.0, 0.0, 1.0]])
 
 
-def _draw_leaning_axes(draw: Draw) -> Floats:
+def _draw_random_axes(draw: Draw) -> Floats:
     """Return three axes of a random rotation."""
     axes, _ = np.linalg.qr(draw.normal(size=(3, 3)))
     return axes
@@ -164,7 +164,7 @@ def _build_tube(
 
 def _build_ellipsoid(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
     """Return an ellipsoid."""
-    axes, relief = _draw_leaning_axes(draw), _draw_relief(draw, rough)
+    axes, relief = _draw_random_axes(draw), _draw_relief(draw, rough)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
@@ -231,7 +231,7 @@ def _draw_plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
 
 def _draw_blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     """Return a bent and rough surface: a cloth, a sofa's back."""
-    axis = _draw_leaning_axes(draw)[0] * scale * draw.uniform(0.4, 1.4)
+    axis = _draw_random_axes(draw)[0] * scale * draw.uniform(0.4, 1.4)
     foot = at + np.array([0.0, 0.0, scale * draw.uniform(0.2, 0.8)])
     return [_build_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
 

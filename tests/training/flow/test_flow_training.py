@@ -346,7 +346,7 @@ def test_train_flow_continues_every_kind_of_run(
         assert resumed.seen == whole.seen[4:]
 
 
-def test_draw_updates_is_uniform_and_seeded() -> None:
+def test_choose_update_count_is_uniform_and_seeded() -> None:
     training = TRAINING.replace(updates=(1, 3))
     drawn, other = (
         [each.choose_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))

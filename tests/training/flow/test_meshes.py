@@ -240,7 +240,7 @@ def test_render_pairs_exposure_averages_instants() -> None:
     assert torch.allclose(fewer.frame1, torch.stack(sharp[:2]).mean(0), atol=1e-5)
 
 
-def test_build_triangles_places_and_projects_vertices() -> None:
+def test_build_scene_triangles_places_and_projects_vertices() -> None:
     generator = np.random.default_rng(0)
     poses = generator.standard_normal((2, 3, 3)).astype(np.float32)
     store = build_mesh_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
@@ -261,7 +261,7 @@ def test_build_triangles_places_and_projects_vertices() -> None:
     np.testing.assert_allclose(built.texels, 16 * rest[0], rtol=1e-5)
 
 
-def test_build_triangles_ignores_autocast() -> None:
+def test_build_scene_triangles_ignores_autocast() -> None:
     poses, store = two_meshes()
     meshes = placement(poses, store, [0, 0])
     exact = build_scene_triangles(meshes, store, meshes.vertex_and_triangle_counts)
@@ -293,7 +293,7 @@ def test_render_pairs_light_follows_visible_normals() -> None:
     assert torch.allclose(triangle(points, [0.0, 0.0, 1.0], 1.0).light, torch.tensor(0.2))
 
 
-def test_procedural_meshes_are_closed_in_unit_sphere() -> None:
+def test_create_procedural_meshes_are_closed_in_unit_sphere() -> None:
     store, more = create_procedural_meshes(6), create_procedural_meshes(7)
     assert torch.equal(store.vertices, more.vertices[: len(store.vertices)])
     for index in range(6):

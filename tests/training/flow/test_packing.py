@@ -102,7 +102,7 @@ def test_train_flow_continues_from_unpacked_run(run: Path, tmp_path: Path) -> No
         assert packed == pytest.approx(exact, rel=min(noise, 0.03))
 
 
-def test_pack_signed_and_logarithms_limit_relative_error() -> None:
+def test_quantized_signed_and_logarithms_limit_relative_error() -> None:
     draw = torch.Generator().manual_seed(3)
     values = torch.randn(7, 31, generator=draw) * 10.0 ** torch.randint(-9, 3, (7, 1), generator=draw)
     restored = _dequantize_signed(*_quantize_signed(values), [7, 31])

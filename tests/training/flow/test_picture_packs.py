@@ -34,19 +34,19 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
     ("height", "width", "crops"),
     [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
 )
-def test_cut_squares_covers_picture(height: int, width: int, crops: int) -> None:
+def test_crop_squares_covers_picture(height: int, width: int, crops: int) -> None:
     found = crop_squares(photo(2, height, width), 512)
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
 
-def test_cut_squares_mirrors_small_pictures() -> None:
+def test_crop_squares_mirrors_small_pictures() -> None:
     (square,) = crop_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
     assert np.array_equal(square[:256], square[256:][::-1])
     assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
     assert not np.array_equal(square[:128], square[128:256][::-1])
 
 
-def test_load_pictures_refuses_damaged_packs(tmp_path: Path) -> None:
+def test_load_picture_pack_refuses_damaged_packs(tmp_path: Path) -> None:
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no zip")
     refuses(r"bad\.zip: not a picture pack, or a damaged one", load_picture_pack, bad)
@@ -88,7 +88,7 @@ def digest(pack: PicturePack) -> str:
     return hashlib.sha256(pack.pictures.numpy().tobytes() + pack.shapes.numpy().tobytes()).hexdigest()[:16]
 
 
-def test_procedural_pictures_depend_on_seed_alone() -> None:
+def test_create_procedural_pictures_depend_on_seed_alone() -> None:
     assert digest(create_procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
     assert digest(create_procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
     pack = create_procedural_pictures(20, 64, 3, shapes=8)
@@ -108,7 +108,7 @@ def test_procedural_pictures_depend_on_seed_alone() -> None:
     refuses(r"^seed: ", create_procedural_pictures, 1, 16, -1)
 
 
-def test_procedural_shapes_fill_tile_except_margin() -> None:
+def test_create_procedural_shapes_fill_tile_except_margin() -> None:
     shapes = create_procedural_shapes(48, 5)
     covered = shapes.astype(bool)
     assert not covered[:, :MARGIN].any()

@@ -112,7 +112,7 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         if augmentation.moves_pixels:
             batch = _resample_randomly(batch, augmentation, draw[:8])
         if augmentation.colour > 0:
-            batch = _change_colours(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
+            batch = _augment_colours(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
             batch = _erase_rectangles(batch, augmentation, draw[21:])
     return batch
@@ -168,7 +168,7 @@ def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, draw: list[
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
-def _change_colours(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _augment_colours(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
     own = (draw[10] < augmentation.apart).float()
     second = [torch.lerp(a, b, own) for a, b in zip(draw[:4], draw[5:9], strict=True)]
     frame1, frame2 = (
