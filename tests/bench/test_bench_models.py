@@ -105,11 +105,11 @@ def test_models_command_writes_results(tmp_path: Path, capsys: pytest.CaptureFix
     asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
     asked += ["--repeats", "1", "--forms", "module"]
     assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
-    said = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())
-    assert said["cases"] == stored["cases"]
-    told = [(case["method"], case["updates"], case["weights"]) for case in said["cases"]]
-    assert told == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
+    assert printed["cases"] == stored["cases"]
+    described_cases = [(case["method"], case["updates"], case["weights"]) for case in printed["cases"]]
+    assert described_cases == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
     assert stored["environment"]["versions"]["torch"] == torch.__version__
 
 

@@ -22,8 +22,8 @@ def test_record_command_writes_recorded_positions(cli: Callable[..., Any]) -> No
     model = RAFT(RAFTConfig.small()).eval()
     torch.save(model.state_dict(), "small.pth")
     Path("out").mkdir()
-    asked = ("record", "raft-small", "--weights", "small.pth", "--updates", 3, "--pair", "a.png", "b.png")
-    ran = cli(*asked, "-o", "out", "--json")
+    command = ("record", "raft-small", "--weights", "small.pth", "--updates", 3, "--pair", "a.png", "b.png")
+    ran = cli(*command, "-o", "out", "--json")
     assert ran.code == 0, ran.err
     (one,) = ran.json["files"]
     assert (one["file"], one["radius"], one["shape"]) == ("out/a.npy", 3, [3, 2, 6, 8])
@@ -34,7 +34,7 @@ def test_record_command_writes_recorded_positions(cli: Callable[..., Any]) -> No
         model(*frames, updates=3)
     torch.testing.assert_close(written, found[0].offsets(), atol=1e-4, rtol=1e-4)
     assert float(written[2].abs().max()) > 0
-    assert "8×6, 3 lookups, radius 3" in cli(*asked, "-o", "out").out
+    assert "8×6, 3 lookups, radius 3" in cli(*command, "-o", "out").out
     (shares,) = cli("analyze", "out/a.npy", "--radius", 3, "--blocks", 4, "--json").json["files"]
     assert shares["shares"] == [share.as_dict() for share in read_shares(recorded_positions(written), 3, blocks=[4])]
     assert (shares["size"], shares["updates"]) == ([6, 8], 3)

@@ -198,14 +198,14 @@ def one(line: list[str], whole: Path, folder: Path) -> dict[str, Any]:
         return {"code": "traceback", "wrong": traceback.format_exc()[-3000:]}
     finally:
         faulthandler.cancel_dump_traceback_later()
-    said = err.getvalue()
-    answer = {"code": code, "said": said, "seconds": time.perf_counter() - begin}
+    errors = err.getvalue()
+    answer = {"code": code, "said": errors, "seconds": time.perf_counter() - begin}
     if code not in CODES or isinstance(code, bool):
-        answer["wrong"] = f"exit code {code!r}: {said[-500:]}"
-    elif "Traceback" in said:
-        answer["wrong"] = said[-3000:]
-    elif code == 2 and not any(row.startswith("fullfield: error: ") for row in said.splitlines()):
-        answer["wrong"] = f"no word of error: {said[-500:]!r}"
+        answer["wrong"] = f"exit code {code!r}: {errors[-500:]}"
+    elif "Traceback" in errors:
+        answer["wrong"] = errors[-3000:]
+    elif code == 2 and not any(row.startswith("fullfield: error: ") for row in errors.splitlines()):
+        answer["wrong"] = f"no word of error: {errors[-500:]!r}"
     else:
         lost = list(_lost(before, contents(folder), line, code))
         if lost:

@@ -33,8 +33,8 @@ def test_main_returns_exit_code_for_random_arguments(
     tmp_path: Path, run_script: Callable[..., str], cases: int
 ) -> None:
     """In a process of its own: one that hangs is ended, and says where."""
-    said = run_script(SCRIPT, tmp_path, fuzz_arguments.__file__, "--cases", cases, "--seed", 3)
-    found = json.loads(said.splitlines()[-1])
+    output = run_script(SCRIPT, tmp_path, fuzz_arguments.__file__, "--cases", cases, "--seed", 3)
+    found = json.loads(output.splitlines()[-1])
     assert sum(found["codes"].values()) == cases
     assert set(found["codes"]) <= {"0", "1", "2", "3"}
     assert found["codes"]["0"] >= cases / 8, "some of them work"

@@ -118,9 +118,9 @@ def test_evaluate_score_only_estimates_nothing(cli: Any, refused: Callable[..., 
     assert again["averaging"] == "per_image"
     assert again["scores"]["epe"] != first["scores"]["epe"]
     assert json.loads(Path("r/result.json").read_text())["averaging"] == "per_image"
-    told = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only")
-    assert f"{first['scores']['epe']:.4f}" in told.out
-    assert "utilisation" not in told.out
+    ran = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only")
+    assert f"{first['scores']['epe']:.4f}" in ran.out
+    assert "utilisation" not in ran.out
     assert "elsewhere holds no run" in refused("evaluate", "tvl1", "pairs:mine", "-o", "elsewhere", "--score-only")
     assert "holds tvl1 at scale 1, not raft at 1" in refused(
         "evaluate", "raft", "pairs:mine", "-o", "r", "--score-only"
@@ -153,9 +153,9 @@ def test_evaluate_without_truth_stores_predictions(cli: Any, pairs: Path) -> Non
 
 @pytest.mark.parametrize("word", ["mine", "pairs", "pairs:", "nothing:mine", ":mine"])
 def test_evaluate_lists_names_for_wrong_data_set(refused: Callable[..., str], pairs: Path, word: str) -> None:  # noqa: ARG001
-    told = refused("evaluate", "tvl1", word)
-    assert "NAME:FOLDER" in told
-    assert all(name in told for name in DATASETS)
+    message = refused("evaluate", "tvl1", word)
+    assert "NAME:FOLDER" in message
+    assert all(name in message for name in DATASETS)
 
 
 def test_evaluate_refuses_more_processes_than_gpus(
@@ -164,8 +164,8 @@ def test_evaluate_refuses_more_processes_than_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "99")
-    told = refused("evaluate", "tvl1", "pairs:mine", "--device", "cuda")
-    assert "--device: expected a device of this machine, got 'cuda:99'" in told
+    message = refused("evaluate", "tvl1", "pairs:mine", "--device", "cuda")
+    assert "--device: expected a device of this machine, got 'cuda:99'" in message
 
 
 def test_evaluate_writes_submission(cli: Any, scene: Path) -> None:

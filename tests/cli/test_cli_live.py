@@ -38,19 +38,19 @@ def film(scene: Path) -> str:
 
 def test_live_rate_max_computes_every_pair(cli: Any, film: str) -> None:
     ran = cli("live", film, "--rate", "max", "--preset", "fast", "--json", "--viz", "out.mp4", "-q")
-    told = ran.json
+    report = ran.json
     assert ran.err == ""
-    assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (8, 7, 7, 0)
-    assert told["rate"] == {"source": 10.0, "requested": "max"}
-    assert told["size"] == {"width": 64, "height": 48}
-    assert told["latency_s"]["median"] >= told["computing_s"]["median"] > 0
-    assert told["latency_s"]["p99"] <= told["latency_s"]["max"]
-    assert told["flows_per_second"] > 0
-    assert (told["method"], told["preset"], told["device"]) == ("tvl1", "fast", "cpu")
-    assert told["parameters"]["warps"] == 4
-    assert not told["interrupted"]
-    assert told["picture"]["shown"] == 7
-    assert told["picture"]["max_motion"] == pytest.approx(2.0, abs=1.0)
+    assert (report["frames"], report["pairs"], report["flows"], report["dropped"]) == (8, 7, 7, 0)
+    assert report["rate"] == {"source": 10.0, "requested": "max"}
+    assert report["size"] == {"width": 64, "height": 48}
+    assert report["latency_s"]["median"] >= report["computing_s"]["median"] > 0
+    assert report["latency_s"]["p99"] <= report["latency_s"]["max"]
+    assert report["flows_per_second"] > 0
+    assert (report["method"], report["preset"], report["device"]) == ("tvl1", "fast", "cpu")
+    assert report["parameters"]["warps"] == 4
+    assert not report["interrupted"]
+    assert report["picture"]["shown"] == 7
+    assert report["picture"]["max_motion"] == pytest.approx(2.0, abs=1.0)
     frames = list(open_video("out.mp4"))
     assert len(frames) == 7
     # To the left is cyan on Middlebury's wheel.
@@ -59,10 +59,10 @@ def test_live_rate_max_computes_every_pair(cli: Any, film: str) -> None:
 
 
 def test_live_rate_limits_flows_per_second(cli: Any, film: str) -> None:
-    told = cli("live", film, "--rate", "40", *QUICK, "--json").json
-    assert told["rate"]["requested"] == 40.0
-    assert told["flows"] + told["dropped"] == told["pairs"] == 7
-    assert told["flows_per_second"] < 60, "seven flows within 7/40 s, but for the last one's time"
+    report = cli("live", film, "--rate", "40", *QUICK, "--json").json
+    assert report["rate"]["requested"] == 40.0
+    assert report["flows"] + report["dropped"] == report["pairs"] == 7
+    assert report["flows_per_second"] < 60, "seven flows within 7/40 s, but for the last one's time"
 
 
 @pytest.mark.parametrize("old", [b"", b"an old film"])
@@ -76,9 +76,9 @@ def test_live_interrupted_before_first_picture_keeps_old_file(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(live._PictureOutputs, "show", show)
-    told = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
-    assert told["interrupted"]
-    assert told["picture"]["path"] is None
+    report = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
+    assert report["interrupted"]
+    assert report["picture"]["path"] is None
     assert (scene / "old.mp4").exists() == bool(old)
     assert not old or (scene / "old.mp4").read_bytes() == old
     assert not [path for path in scene.iterdir() if ".part" in path.name]
@@ -130,8 +130,8 @@ def test_live_reports_missing_frames(cli: Any, scene: Path) -> None:
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 2, 5, 6, 7, 8, 9):
             writer.write(torch.full((3, 48, 64), 20 * number, dtype=torch.uint8), number / 10)
-    told = cli("live", "gap.mp4", "--rate", "max", *QUICK, "--json").json
-    assert (told["frames"], told["flows"], told["missing"]) == (8, 7, 2), told
+    report = cli("live", "gap.mp4", "--rate", "max", *QUICK, "--json").json
+    assert (report["frames"], report["flows"], report["missing"]) == (8, 7, 2), report
     assert ", 2 frames missing, " in cli("live", "gap.mp4", "--rate", "max", *QUICK).out
 
 
@@ -168,9 +168,9 @@ def test_live_interrupted_camera_prints_report(cli: Any, monkeypatch: pytest.Mon
         return True
 
     monkeypatch.setattr(live._PictureOutputs, "show", show)
-    told = cli("live", "camera:0", *QUICK, "--json").json
-    assert told["interrupted"]
-    assert told["flows"] >= 3
+    report = cli("live", "camera:0", *QUICK, "--json").json
+    assert report["interrupted"]
+    assert report["flows"] >= 3
     assert source.closed
 
 
@@ -197,8 +197,8 @@ def test_live_uploads_each_frame_once_on_gpu(cli: Any, film: str, monkeypatch: p
 
     monkeypatch.setattr("fullfield.estimators.tvl1.backends", lambda *_, **__: [("cuda", None)])
     monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", Persistent, raising=False)
-    told = cli("live", film, "--rate", "max", *QUICK, "--json").json
-    assert told["backend"] == "cuda"
+    report = cli("live", film, "--rate", "max", *QUICK, "--json").json
+    assert report["backend"] == "cuda"
     assert calls == ["pair", "pair", *["step"] * 6], "one to warm up, one pair, then frame after frame"
 
 
@@ -232,8 +232,8 @@ def test_live_does_not_close_hanging_source_under_reader(cli: Any, monkeypatch: 
     source = Hanging()
     monkeypatch.setattr(importlib.import_module("fullfield.io"), "open_video", lambda _: source)
     monkeypatch.setattr(live, "_PATIENCE", 0.1)
-    told = cli("live", "camera:0", *QUICK, "--json", "--flows", "1").json
-    assert told["flows"] == 1
+    report = cli("live", "camera:0", *QUICK, "--json", "--flows", "1").json
+    assert report["flows"] == 1
     assert not source.closed
     source.go_on.set()
 

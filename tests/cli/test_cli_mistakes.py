@@ -525,9 +525,9 @@ def test_commands_warn_once_about_value_range(cli: Any, scene: Path) -> None:
         (scene / f"{name}.pfm").write_bytes(b"Pf\n64 48\n-1\n" + values.tobytes())
     ran = cli("flow", "a.pfm", "b.pfm", "-o", "x.flo", "--input-transfer", "srgb", *FAST)
     assert ran.code == 0
-    told = [line for line in ran.err.splitlines() if line.startswith("fullfield: warning: ")]
-    assert len(told) == 1, ran.err
-    assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in told[0]
+    warning_lines = [line for line in ran.err.splitlines() if line.startswith("fullfield: warning: ")]
+    assert len(warning_lines) == 1, ran.err
+    assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in warning_lines[0]
 
 
 def test_commands_suggest_nothing_for_unlike_names(refused: Refused) -> None:

@@ -74,12 +74,12 @@ def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkey
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
     assert ran.code == 0, ran.err
     assert makers == [(0, PRESETS["usual"]), (1, PRESETS["figures"])]
-    told = ran.json
-    assert told["weights"] == "run/weights.safetensors"
-    assert told["done"] == 1.0
-    assert [row["step"] for row in told["history"]] == [1, 2]
-    assert told["recipe"]["training"]["batch"] == 2
-    assert told["history"][-1]["validation"] == pytest.approx(told["validation"]["pairs:mine"])
+    report = ran.json
+    assert report["weights"] == "run/weights.safetensors"
+    assert report["done"] == 1.0
+    assert [row["step"] for row in report["history"]] == [1, 2]
+    assert report["recipe"]["training"]["batch"] == 2
+    assert report["history"][-1]["validation"] == pytest.approx(report["validation"]["pairs:mine"])
     recipe = json.loads((pairs / "run" / "recipe.json").read_text())
     assert recipe["data"] == ["synthetic=0.3", "synthetic-figures=0.2", "pairs:mine=0.5"]
     assert recipe["size"] == [32, 40]

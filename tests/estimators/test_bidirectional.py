@@ -33,13 +33,13 @@ def test_network_estimator_bidirectional_equals_two_calls(
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
     encoded: list[int] = []
     hook = estimator._network.fnet.register_forward_hook(lambda _m, given, _o: encoded.append(len(given[0])))
-    told: list[float] = []
-    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
+    reports: list[float] = []
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda part, _: reports.append(part))
     hook.remove()
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1)
+    assert reports == sorted(reports)
+    assert reports[-1] == pytest.approx(1)
     assert (both.log_scales is not None) == (method == "fullfield-s")
     if precision == "exact":
         assert sum(encoded) == 2, "each frame goes through the feature encoder once"
@@ -65,12 +65,12 @@ def test_network_estimator_cascaded_bidirectional_equals_two_calls(
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
-    told: list[tuple[float, str]] = []
-    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
+    reports: list[tuple[float, str]] = []
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda *said: reports.append(said))
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
-    assert list(dict.fromkeys(where for _, where in told)) == ["25x18", "100x72"]
-    assert told[-1][0] == pytest.approx(1)
+    assert list(dict.fromkeys(where for _, where in reports)) == ["25x18", "100x72"]
+    assert reports[-1][0] == pytest.approx(1)
     assert (both.log_scales is not None) == (method == "fullfield-s")
     plain = NetworkEstimator(method, NETWORKS[method].replace(cascade=False, precision=precision))
     assert (plain(*PAIR, initial_flow=start) - there).abs().max() > 0.01
@@ -97,11 +97,11 @@ def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
 
 def test_refined_estimator_runs_bidirectional_network_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
-    told: list[float] = []
-    found = refined.estimate_directions(*PAIR, progress=lambda part, _: told.append(part))
+    reports: list[float] = []
+    found = refined.estimate_directions(*PAIR, progress=lambda part, _: reports.append(part))
     assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
-    assert told == sorted(told)
+    assert reports == sorted(reports)
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
@@ -117,15 +117,15 @@ def test_estimate_with_rough_backward_uses_fewest_updates(
     settings = NetworkSettings(cascade=True, precision=precision)
     estimator = NetworkEstimator("fullfield-s", settings)
     start = 0.5 * SCENE.flow[None]
-    told: list[float] = []
+    reports: list[float] = []
     found = estimator.estimate_with_rough_backward(
-        *PAIR, initial_flow=start, progress=lambda part, _: told.append(part)
+        *PAIR, initial_flow=start, progress=lambda part, _: reports.append(part)
     )
     torch.testing.assert_close(found.flow, estimator(*PAIR, initial_flow=start), atol=2e-4, rtol=0)
     few = NetworkEstimator("fullfield-s", settings.replace(**fewest))
     torch.testing.assert_close(found.backward, few(*PAIR[::-1]), atol=2e-4, rtol=0)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1)
+    assert reports == sorted(reports)
+    assert reports[-1] == pytest.approx(1)
     assert found.log_scale is None
     scaled = estimator.estimate_with_rough_backward(*PAIR, initial_flow=start, log_scale=True)
     torch.testing.assert_close(scaled.flow, found.flow, atol=2e-4, rtol=0)

@@ -123,14 +123,14 @@ def test_flow_to_moves_all_tensors() -> None:
 
 def test_estimate_checks_values_with_one_host_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy of a few numbers to the host for the frames, none for integers, and one of a bool for the flow."""
-    asked: list[tuple[int, ...]] = []
+    host_copies: list[tuple[int, ...]] = []
     real = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(tuple(self.shape)) or real(self))
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: host_copies.append(tuple(self.shape)) or real(self))
     estimate(SCENE.frame1, SCENE.frame2, **FAST)
-    assert asked == [(2, 3)]
+    assert host_copies == [(2, 3)]
     eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
     estimate(*eight, **FAST)
-    assert asked == [(2, 3)]
+    assert host_copies == [(2, 3)]
 
 
 @pytest.mark.gpu
@@ -257,11 +257,11 @@ def test_estimate_refuses_bad_names_and_configurations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("low", "high"), [(255.0, 255.0), (0.0, 127.0), (0.0, 200.0)])
 def test_estimate_refuses_floats_of_0_to_255(low: float, high: float) -> None:
     values = np.tile(np.array([low, high], np.float32), (4, 2))
-    told = (
+    pattern = (
         rf"^frame: expected values of 0 \.\.\. 1, got {low:g} to {high:g}, .* on average; divide by 255 or pass uint8"
     )
     for frame in (values, torch.from_numpy(values)[None]):
-        refuses(told, read_or_convert_frame, frame)
+        refuses(pattern, read_or_convert_frame, frame)
         refuses("divide by 255", read_or_convert_frame, frame, transfer="srgb")
     refuses("frame2: expected values", estimate, np.zeros((4, 4), np.float32), values, "tvl1")
     with pytest.raises(InputError, match="frames2: expected values"):
@@ -300,8 +300,8 @@ def test_estimate_transfer_applies_to_arrays_and_warns_of_files(tmp_path: Path) 
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("asked", "able"), [(None, True), (None, False), ("cpu", True)])
-def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, asked: str | None, able: bool) -> None:
+@pytest.mark.parametrize(("backend", "able"), [(None, True), (None, False), ("cpu", True)])
+def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, backend: str | None, able: bool) -> None:
     """There the kernels' shapes follow the size; other backends' serve all sizes, and a small one takes less time."""
     made: list[tuple[int, int]] = []
 
@@ -317,10 +317,10 @@ def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, as
     monkeypatch.setattr("fullfield.estimators.tvl1.TVL1Solver", Solver)
     listed = [("cuda", None if able else "no GPU"), ("cpu", None)]
     monkeypatch.setattr("fullfield.estimators.tvl1.backends", lambda *_, **__: listed)
-    estimator = TVL1Estimator(backend=asked)
+    estimator = TVL1Estimator(backend=backend)
     estimator.prepare(size=(48, 64))
     estimator(torch.zeros(1, 1, 48, 64), torch.zeros(1, 1, 48, 64))
-    on_gpu = asked is None and able
+    on_gpu = backend is None and able
     assert made == ([(48, 64)] if on_gpu else [(16, 16), (48, 64)])
 
 

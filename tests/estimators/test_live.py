@@ -97,10 +97,10 @@ def simulate(
 def test_compute_newest_pairs_drops_none_when_fast_enough() -> None:
     statistics, computed = simulate(11, 0.1, 0.04)
     assert [pair.second.number for pair in computed] == list(range(1, 11))
-    told = statistics.as_dict()
-    assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (11, 10, 10, 0)
-    assert told["latency_s"] == pytest.approx({"median": 0.04, "p99": 0.04, "max": 0.04})
-    assert told["flows_per_second"] == pytest.approx(10 / 0.94)
+    report = statistics.as_dict()
+    assert (report["frames"], report["pairs"], report["flows"], report["dropped"]) == (11, 10, 10, 0)
+    assert report["latency_s"] == pytest.approx({"median": 0.04, "p99": 0.04, "max": 0.04})
+    assert report["flows_per_second"] == pytest.approx(10 / 0.94)
     statistics, computed = simulate(100, 0.1, 0.25, most=3)
     assert len(computed) == statistics.flows == 3
 
@@ -111,8 +111,8 @@ def test_compute_newest_pairs_returns_newest_and_counts_drops() -> None:
     statistics, computed = simulate(12, 0.1, 0.25)
     assert [pair.second.number for pair in computed] == [1, 3, 6, 8, 11]
     assert all(pair.second.number == pair.first.number + 1 for pair in computed), "consecutive frames"
-    told = statistics.as_dict()
-    assert (told["pairs"], told["flows"], told["dropped"]) == (11, 5, 6)
+    report = statistics.as_dict()
+    assert (report["pairs"], report["flows"], report["dropped"]) == (11, 5, 6)
     # From the frame to its flow, waiting included: 1 is taken at once, 3 waits 0.05 s, 6 none, 8 0.05 s, 11 none.
     assert list(statistics.latencies) == pytest.approx([0.25, 0.3, 0.25, 0.3, 0.25])
     assert list(statistics.computing) == pytest.approx([0.25] * 5)
@@ -145,17 +145,19 @@ def test_play_at_rate_waits_for_time_stamps() -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("times", "interval", "told"),
+    ("times", "interval", "expected_wait"),
     [
         ((0.0, 0.25, 1.0, 31.0), 1 / 4, (3, 15.0)),
         ((0.0, 3.8, 8.2), 1 / 4, (2, 2.2)),  # two seconds
         ((0.0, 19.0, 41.0), 10.0, (2, 11.0)),  # two intervals
     ],
 )
-def test_play_at_rate_reports_long_wait(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
+def test_play_at_rate_reports_long_wait(
+    times: tuple[float, ...], interval: float, expected_wait: tuple[int, float]
+) -> None:
     clock, found = Clock(), []
     list(play_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
-    assert found == [(told[0], pytest.approx(told[1]))]
+    assert found == [(expected_wait[0], pytest.approx(expected_wait[1]))]
 
 
 @pytest.mark.unit

@@ -215,16 +215,16 @@ def test_estimate_caches_last_two_networks(weights: Path, loads: list[nn.Module]
 
 
 def test_network_estimator_progress_counts_updates(make: Made) -> None:
-    told: list[tuple[float, str]] = []
-    make(updates=4)(*PAIR, progress=lambda done, where: told.append((done, where)))
-    assert [done for done, _ in told] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
-    assert {where for _, where in told} == {"64x48"}
+    reports: list[tuple[float, str]] = []
+    make(updates=4)(*PAIR, progress=lambda done, where: reports.append((done, where)))
+    assert [done for done, _ in reports] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    assert {where for _, where in reports} == {"64x48"}
     estimator = make(updates=1)
     with pytest.raises(KeyboardInterrupt):
         estimator(*PAIR, progress=_interrupted)
-    told.clear()
+    reports.clear()
     estimator(*PAIR)
-    assert not told, "no hook stays behind"
+    assert not reports, "no hook stays behind"
 
 
 def _interrupted(done: float, _: str) -> None:
@@ -243,15 +243,15 @@ def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("lower_threshold")
 def test_network_estimator_cascade_equals_two_calls(make: Made, model: RAFT) -> None:
     frames = (torch.rand(1, 3, 104, 106), torch.rand(1, 3, 104, 106))
-    told: list[float] = []
+    reports: list[float] = []
     estimator = make(updates=1, cascade=True, coarse_updates=2)
-    flow = estimator(*frames, progress=lambda done, _: told.append(done))
+    flow = estimator(*frames, progress=lambda done, _: reports.append(done))
     small = [nn.functional.interpolate(frame, (26, 27), mode="bilinear") for frame in frames]
     with torch.no_grad():
         expected = model(*frames, updates=1, initial_flow=model(*small, updates=2))
     assert torch.allclose(flow, expected, atol=1e-4)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1)
+    assert reports == sorted(reports)
+    assert reports[-1] == pytest.approx(1)
     parameters = estimator.parameters
     assert (parameters["updates"], parameters["coarse_updates"], parameters["cascade"]) == (1, 2, True)
     assert make(cascade=True).parameters["coarse_updates"] == 32
@@ -297,20 +297,20 @@ def test_network_estimator_double_with_cascade_matches_levels() -> None:
 
 def test_network_estimator_double_selects_more_confident_flow() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
-    told: list[tuple[float, str]] = []
+    reports: list[tuple[float, str]] = []
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=2))
     scene = textured_scene(96, 128, seed=1)
     first, second = (frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2))
     frames = (torch.cat((first, first)), torch.cat((second, second.roll((9, 41), (2, 3)))))  # short and long motion
     start = torch.full((2, 2, 12, 16), 0.5)
-    flow = estimator(*frames, initial_flow=start, progress=lambda done, where: told.append((done, where)))
+    flow = estimator(*frames, initial_flow=start, progress=lambda done, where: reports.append((done, where)))
     both = estimator.bidirectional(*frames, initial_flow=start)
     assert both.log_scales is not None
     assert torch.allclose(both.forward, flow, atol=1e-4)
     height, width = frames[0].shape[-2:]
-    assert {where for _, where in told} == {f"{width}x{height}", f"{2 * width}x{2 * height}"}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] == pytest.approx(1)
+    assert {where for _, where in reports} == {f"{width}x{height}", f"{2 * width}x{2 * height}"}
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+    assert reports[-1][0] == pytest.approx(1)
     plain = NetworkEstimator("fullfield-s", NetworkSettings(updates=2))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     own = plain.bidirectional(*frames, initial_flow=start)
@@ -414,17 +414,17 @@ def test_network_estimator_double_reduces_error_of_thin_objects(
 def test_cascaded_estimator_accepts_any_estimator(make: Made) -> None:
     large = textured_scene(160, 200, seed=1)
     frames = (large.frame1[None], large.frame2[None])
-    told: list[float] = []
+    reports: list[float] = []
     inner = TVL1Estimator()
     estimator = CascadedEstimator(inner, threshold=100)
     assert isinstance(estimator, Estimator)
-    flow = estimator(*frames, progress=lambda done, _: told.append(done))
+    flow = estimator(*frames, progress=lambda done, _: reports.append(done))
     small = [nn.functional.interpolate(frame, (40, 50), mode="bilinear") for frame in frames]
     start = resample_flow(inner(*small), 160, 200)
     assert torch.allclose(flow, inner(*frames, initial_flow=start), atol=1e-5)
     assert estimator.parameters["cascade"] is True
     assert (estimator.method, estimator.backend) == (inner.method, inner.backend)
-    assert told == sorted(told)
+    assert reports == sorted(reports)
     result = estimate(large.frame1, large.frame2, estimator)
     assert torch.equal(result.flow, flow[0])
     assert CascadedEstimator(make(updates=1))(*PAIR).shape == (1, 2, 48, 64)
@@ -469,9 +469,9 @@ def test_network_estimator_caches_prepared_networks_by_size(make: Made, monkeypa
     assert estimator._fast.prepare_size(48, 64) is made
     estimator(*[torch.rand(1, 3, 16, 24)] * 2)
     assert estimator._fast.prepare_size(48, 64) is not made
-    told: list[float] = []
-    estimator(*PAIR, progress=lambda done, _: told.append(done))
-    assert told == [0, 1]
+    reports: list[float] = []
+    estimator(*PAIR, progress=lambda done, _: reports.append(done))
+    assert reports == [0, 1]
 
 
 def test_network_estimator_auto_precision_follows_kernels(
@@ -502,10 +502,10 @@ def test_network_estimator_auto_precision_follows_kernels(
 def test_estimate_logs_backends_and_weights(make: Made, weights: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "fullfield"):
         estimate(SCENE.frame1, SCENE.frame2, make(updates=1))
-    told = "\n".join(record.getMessage() for record in caplog.records)
-    assert f"loaded weights {weights}" in told
-    assert "raft-small at 64x48 on cpu: lookup cpu, float32" in told
-    assert "raft-small at 64x48 on cpu: backend" in told
+    log = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"loaded weights {weights}" in log
+    assert "raft-small at 64x48 on cpu: lookup cpu, float32" in log
+    assert "raft-small at 64x48 on cpu: backend" in log
 
 
 def test_network_estimator_keeps_last_four_small_sizes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,10 +579,10 @@ def test_network_estimator_names_missing_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path, model: RAFT
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
-    asked = []
+    requests = []
 
     def unreachable(url: str, *_: object, **__: object) -> None:
-        asked.append(url)
+        requests.append(url)
         raise DownloadError(f"{url}: cannot be reached")
 
     monkeypatch.setattr("fullfield.models.weights.download", unreachable)
@@ -590,12 +590,12 @@ def test_network_estimator_names_missing_weights(
     target = tmp_path / "weights" / "raft-small.pth"
     with pytest.raises(DownloadError, match=f"raft-small: .*cannot be reached; fetch .* and put it at {target}"):
         estimator(*PAIR)
-    assert len(asked) == 1
+    assert len(requests) == 1
     target.write_bytes(weights.read_bytes())
     with torch.no_grad():
         assert torch.equal(estimator(*PAIR), model(*PAIR, updates=1))
     assert estimator.parameters["weights"] == "raft-small"
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.unit

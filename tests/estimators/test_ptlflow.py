@@ -28,11 +28,11 @@ def frames() -> Any:
 
 
 def test_ptlflow_estimator_uses_patched_lookup(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[float] = []
+    reports: list[float] = []
     patched = PtlflowEstimator("raft_small", RANDOM)
     assert isinstance(patched, Estimator)
     assert patched.backend == "automatic"
-    flow = patched(*frames, progress=lambda share, _: told.append(share))
+    flow = patched(*frames, progress=lambda share, _: reports.append(share))
     assert flow.shape == (1, 2, 130, 141)
     assert flow.dtype == torch.float32
     assert (patched.method, patched.backend) == ("ptlflow:raft_small", "cpu")
@@ -43,7 +43,7 @@ def test_ptlflow_estimator_uses_patched_lookup(frames: Any, capsys: pytest.Captu
         "patched": True,
         "ptlflow": "0.4.2",
     }
-    assert told == [0.0, 1.0]
+    assert reports == [0.0, 1.0]
 
     plain = PtlflowEstimator("ptlflow:raft_small", RANDOM.replace(patched=False))
     expected = plain(*frames)

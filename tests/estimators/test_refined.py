@@ -26,16 +26,16 @@ def test_estimate_refine_equals_refine_flow() -> None:
     plain = estimate(SCENE.frame1, SCENE.frame2, **FAST)
     back = estimate(SCENE.frame2, SCENE.frame1, **FAST)
     expected = refine_flow(SCENE.frame1[None], SCENE.frame2[None], plain.flow[None], back.flow[None])[0]
-    told: list[float] = []
-    found = estimate(SCENE.frame1, SCENE.frame2, **FAST, refine=True, progress=lambda part, _: told.append(part))
+    reports: list[float] = []
+    found = estimate(SCENE.frame1, SCENE.frame2, **FAST, refine=True, progress=lambda part, _: reports.append(part))
     assert torch.equal(found.flow, expected)
     assert not torch.equal(found.flow, plain.flow)
     assert found.method == "tvl1"
     assert found.parameters["refinement"]["lambda_"] == RefinementConfig().lambda_
     assert found.stages.keys() == {"forward", "backward", "refinement"}
     assert found.occlusion is None
-    assert told == sorted(told)
-    assert told[-1] == 1
+    assert reports == sorted(reports)
+    assert reports[-1] == 1
 
 
 def test_estimate_reliability_keeps_flow() -> None:

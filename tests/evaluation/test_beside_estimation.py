@@ -43,11 +43,11 @@ def test_evaluate_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeyp
 def test_evaluate_read_ahead_reads_two_pairs_before_size_known(
     pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
     once = type(pairs).read_truth
 
     def counted(self: FlowDataset, index: int) -> Any:
-        asked.append(index)
+        requests.append(index)
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "read_truth", counted)
@@ -55,16 +55,16 @@ def test_evaluate_read_ahead_reads_two_pairs_before_size_known(
     monkeypatch.setattr(loading, "_MAX_BYTES", 1)
     ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
-    assert len(asked) <= 2
+    assert len(requests) <= 2
     assert len(list(ahead)) == len(pairs) - 1
 
 
 def test_read_pairs_ahead_stops_when_closed(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
     once = type(pairs).read_truth
 
     def slowly(self: FlowDataset, index: int) -> Any:
-        asked.append(index)
+        requests.append(index)
         time.sleep(0.02)
         return once(self, index)
 
@@ -74,7 +74,7 @@ def test_read_pairs_ahead_stops_when_closed(pairs: FlowDataset, monkeypatch: pyt
     ahead = read_pairs_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
-    assert len(asked) <= 2
+    assert len(requests) <= 2
     started = set(threading.enumerate()) - before
     assert not any(thread.name.startswith("fullfield-read") for thread in started)
 

@@ -65,7 +65,7 @@ def test_read_frame_keeps_highlights_and_clamps_negative_light(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("header_value", "meant"),
     [
         ("Printing density", "cineon"),
         ("Logarithmic", "cineon"),
@@ -76,11 +76,11 @@ def test_read_frame_keeps_highlights_and_clamps_negative_light(tmp_path: Path) -
         (None, "srgb"),
     ],
 )
-def test_read_frame_dpx_header_selects_transfer(tmp_path: Path, said: str | None, meant: str) -> None:
+def test_read_frame_dpx_header_selects_transfer(tmp_path: Path, header_value: str | None, meant: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
     attributes: dict[str, object] = {"oiio:BitsPerSample": 10}
-    if said:
-        attributes["dpx:Transfer"] = said
+    if header_value:
+        attributes["dpx:Transfer"] = header_value
     path = save(tmp_path / "a.dpx", ExrPart(pixels, RGB, attributes=attributes))
     frame = read_frame(path)
     assert torch.equal(frame, read_frame(path, transfer=meant))

@@ -130,9 +130,9 @@ def test_video_source_reports_and_skips_jumping_time_stamps(tmp_path: Path) -> N
     source = open_video(str(tmp_path / "gap.mkv"))
     with pytest.warns(
         UserWarning, match=r"gap\.mkv: the time stamps jump by .* after frame 2; the next .* 0\.04"
-    ) as told:
+    ) as caught:
         assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.08, 0.12], abs=2e-3)
-    assert len(told) == 1
+    assert len(caught) == 1
     source.close()
 
 
@@ -224,14 +224,14 @@ def test_open_video_refuses_other_files(tmp_path: Path) -> None:
 def test_open_video_truncated_ends_early_or_raises(tmp_path: Path) -> None:
     whole = film(tmp_path / "whole.mkv", 60).read_bytes()
     (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
-    told, frames = "", 0
+    message, frames = "", 0
     try:
         for _ in open_video(str(tmp_path / "cut.mkv")):
             frames += 1
     except InputError as error:
-        told = str(error)
+        message = str(error)
     assert frames < 60
-    assert not told or "cut.mkv: " in told
+    assert not message or "cut.mkv: " in message
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])

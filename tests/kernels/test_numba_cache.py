@@ -42,19 +42,19 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def test_numba_kernels_announce_compilation_once(tmp_path: Path) -> None:
-    out, said = finish(start([FEW], str(tmp_path), FULLFIELD_QUIET=""))
+    out, messages = finish(start([FEW], str(tmp_path), FULLFIELD_QUIET=""))
     assert out == FOUND
-    assert said.startswith("fullfield: compiling ")
-    assert said.count("for this CPU, once ...\nfullfield: compiled in ") == 1
+    assert messages.startswith("fullfield: compiling ")
+    assert messages.count("for this CPU, once ...\nfullfield: compiled in ") == 1
     assert finish(start([FEW], str(tmp_path), FULLFIELD_QUIET="")) == (FOUND, "")
 
 
 @pytest.mark.long
 def test_tvl1_solver_compiles_within_fifteen_seconds(tmp_path: Path) -> None:
-    cold, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
-    assert said.startswith("fullfield: compiling TV-L1 kernels for this CPU, once ...\nfullfield: compiled in ")
-    warm, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
-    assert said == ""
+    cold, messages = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
+    assert messages.startswith("fullfield: compiling TV-L1 kernels for this CPU, once ...\nfullfield: compiled in ")
+    warm, messages = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
+    assert messages == ""
     (cold_flow, cold_seconds), (warm_flow, warm_seconds) = cold.split(), warm.split()
     assert warm_flow == cold_flow
     assert float(cold_seconds) - float(warm_seconds) <= 15
@@ -109,9 +109,9 @@ def test_numba_cache_is_shared_by_concurrent_processes(tmp_path: Path) -> None:
 def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    out, said = finish(start([FEW], str(blocked / "cache"), TMPDIR=str(tmp_path)))
+    out, messages = finish(start([FEW], str(blocked / "cache"), TMPDIR=str(tmp_path)))
     assert out == FOUND
-    assert "for this CPU, once" in said
+    assert "for this CPU, once" in messages
     assert list(tmp_path.glob("fullfield-*/numba-*/*.compiled"))
 
 
@@ -121,9 +121,9 @@ def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch:
     script = (
         f"from fullfield._kernels import cache_folder\ncache_folder.ensure_private_folder = lambda _: False\n{RUN_FEW}"
     )
-    out, said = finish(start(["-c", script], str(tmp_path)))
+    out, messages = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
-    assert "in every process: no cache folder can be written" in said
+    assert "in every process: no cache folder can be written" in messages
     assert not any(tmp_path.iterdir())
 
 
@@ -201,9 +201,9 @@ def test_numba_kernels_run_on_full_disk(tmp_path: Path) -> None:
     """Here no file may grow beyond 3 kB."""
     pytest.importorskip("resource")
     script = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{RUN_FEW}"
-    out, said = finish(start(["-c", script], str(tmp_path)))
+    out, messages = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
-    (line,) = (line for line in said.splitlines() if "compil" not in line.split(":")[1][:8])
+    (line,) = (line for line in messages.splitlines() if "compil" not in line.split(":")[1][:8])
     assert str(tmp_path) in line
     assert "cannot keep compiled kernels (File too large)" in line
 

@@ -54,8 +54,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_compiler_caches_code_and_announces_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sources = [TRIVIAL, Source(TRIVIAL.text, ("-DVALUE=2",))]
     codes = Compiler("sm_80", "test kernels").compile(sources)
-    said = capfd.readouterr().err
-    assert said.startswith("fullfield: compiling test kernels for sm_80, once ...\nfullfield: compiled in ")
+    messages = capfd.readouterr().err
+    assert messages.startswith("fullfield: compiling test kernels for sm_80, once ...\nfullfield: compiled in ")
     assert codes[0] != codes[1]
     assert len(list(cache.iterdir())) == 2
     assert Compiler("sm_80", "test kernels").compile(sources) == codes
@@ -79,8 +79,8 @@ def test_compiler_reports_unwritable_cache(cache: Path, capfd: pytest.CaptureFix
     compiler = Compiler("sm_80", "test kernels")
     cache.rmdir()  # meanwhile
     assert compiler.compile([TRIVIAL])[0]
-    assert f"{cache}/" in (said := capfd.readouterr().err)
-    assert "cannot keep compiled kernels (No such file or directory)" in said
+    assert f"{cache}/" in (messages := capfd.readouterr().err)
+    assert "cannot keep compiled kernels (No such file or directory)" in messages
 
 
 @needs_nvrtc

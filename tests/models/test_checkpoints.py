@@ -242,11 +242,11 @@ def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "cut.pth"
     for length in (10, 1000, 5000, 20_000, len(whole) - 1):
         path.write_bytes(whole[:length])
-        said = _refusal(path)
-        assert said is not None
-        assert said.startswith(f"{path}: expected a PyTorch file of weights, cannot be read (")
-        assert said.endswith(")")
-        assert "internal" not in said
+        line = _refusal(path)
+        assert line is not None
+        assert line.startswith(f"{path}: expected a PyTorch file of weights, cannot be read (")
+        assert line.endswith(")")
+        assert "internal" not in line
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -261,9 +261,9 @@ def test_read_state_dict_refuses_damaged_files(tmp_path: Path, tensors: dict[str
         for _ in range(dice.randrange(1, 6)):
             damaged[dice.randrange(len(damaged))] = dice.randrange(256)
         path.write_bytes(damaged)
-        said = _refusal(path)
-        assert said is None or (said.startswith(f"{path}: ") and "\n" not in said)
-        refused += said is not None
+        line = _refusal(path)
+        assert line is None or (line.startswith(f"{path}: ") and "\n" not in line)
+        refused += line is not None
     assert refused > 30
 
 

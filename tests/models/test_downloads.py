@@ -84,13 +84,13 @@ def names(folder: Path) -> set[str]:
 
 
 def test_download_is_complete_and_reports_progress(server: Server, tmp_path: Path) -> None:
-    told: list[tuple[int, int | None]] = []
+    reports: list[tuple[int, int | None]] = []
     target = tmp_path / "file.bin"
-    download(server.url(), target, sha256=SUM[:8], progress=lambda done, total: told.append((done, total)))
+    download(server.url(), target, sha256=SUM[:8], progress=lambda done, total: reports.append((done, total)))
     assert target.read_bytes() == CONTENT
     assert names(tmp_path) == {"file.bin"}
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reports[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
     download(server.url(), target)
     assert len(server.asked) == 1
 
@@ -183,8 +183,11 @@ def test_download_extracts_archive_member(tmp_path: Path, monkeypatch: pytest.Mo
     target = tmp_path / "x.pth"
     extract_zip_member(archive, "models/x.pth", target, sha256=SUM)
     assert compute_sha256(target) == SUM
-    for member, sha256, told in (("models/y.pth", None, "expected models/y.pth inside"), ("models/x.pth", "ab", "SHA")):
-        with pytest.raises(DownloadError, match=told):
+    for member, sha256, message in (
+        ("models/y.pth", None, "expected models/y.pth inside"),
+        ("models/x.pth", "ab", "SHA"),
+    ):
+        with pytest.raises(DownloadError, match=message):
             extract_zip_member(archive, member, tmp_path / "y.pth", sha256=sha256)
     monkeypatch.setattr("fullfield.models.downloads._LARGEST_MEMBER", len(CONTENT) - 1)
     with pytest.raises(DownloadError, match="claims 1048576 bytes, more than any weights have"):

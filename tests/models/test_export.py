@@ -150,8 +150,8 @@ def test_export_onnx_stores_frame_sizes(tmp_path: Path, monkeypatch: pytest.Monk
         counts.append(count)
         return helper.make_model(helper.make_graph([node], "quick", values[:2], values[2:]))
 
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(export, "_export_sections", lambda _model, _frames, *how: asked.append(how))
+    requests: list[tuple[object, ...]] = []
+    monkeypatch.setattr(export, "_export_sections", lambda _model, _frames, *how: requests.append(how))
     monkeypatch.setattr(export, "_join_sections", assembled)
     path = export_onnx(network(SMALL), tmp_path / "flow.onnx", 128, 136, batch=2, dynamic=dynamic)
     graph = onnx.load(path).graph
@@ -160,7 +160,7 @@ def test_export_onnx_stores_frame_sizes(tmp_path: Path, monkeypatch: pytest.Monk
     assert sizes == [[2, 3, *size], [2, 3, *size], [2, 2, *size]]
     export_onnx(network(SMALL), path, 128, 136, updates=5)
     assert counts == [SMALL.updates, 5]
-    assert asked == [("linear", dynamic), ("linear", False)]
+    assert requests == [("linear", dynamic), ("linear", False)]
 
 
 @pytest.mark.parametrize(

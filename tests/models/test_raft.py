@@ -198,14 +198,14 @@ def test_raft_predictions_upsample_in_one_batch(size: str, monkeypatch: pytest.M
 def test_raft_lookup_dtype_in_training_follows_features(small: RAFT, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.raft.model.CorrelationPyramid", lambda *_, **options: options["out_dtype"])
 
-    def asked(on_gpu: bool, learns: bool) -> object:
+    def get_out_dtype(on_gpu: bool, learns: bool) -> object:
         fmap: Any = SimpleNamespace(dtype=torch.bfloat16, is_cuda=on_gpu, requires_grad=learns)
         return small.build_pyramid(fmap, fmap)
 
-    assert asked(True, True) is torch.bfloat16
-    assert asked(False, True) is asked(True, False) is None
+    assert get_out_dtype(True, True) is torch.bfloat16
+    assert get_out_dtype(False, True) is get_out_dtype(True, False) is None
     with torch.no_grad():
-        assert asked(True, True) is None
+        assert get_out_dtype(True, True) is None
 
 
 def test_raft_freeze_batch_norm_survives_train() -> None:

@@ -39,8 +39,8 @@ def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPa
     assert (three.choose(None, 1, 2), three.choose("reference", 1, 2)) == ("cpu", "reference")
     with pytest.raises(InputError, match=r"^backend: expected one of cuda, cpu, reference, got 'gpu'$"):
         three.choose("gpu", 1, 2)
-    told = r"cannot serve this request \(cuda: no GPU; cpu: can; reference: can\)$"
-    with pytest.raises(InputError, match=f"^backend: 'cuda' {told}"):
+    message = r"cannot serve this request \(cuda: no GPU; cpu: can; reference: can\)$"
+    with pytest.raises(InputError, match=f"^backend: 'cuda' {message}"):
         three.choose("cuda", 1, 2)
     with pytest.raises(InputError, match=r"^backend: none can serve this request \(cuda: not this; cpu: not this; "):
         three.choose(None, 3)

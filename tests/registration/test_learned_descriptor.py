@@ -381,10 +381,10 @@ def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.Monk
     monkeypatch.setattr(catalogue, "__file__", str(installed))
     with pytest.raises(OSError, match=r"descriptor\.safetensors from the folder weights of fullfield's repository"):
         register(np.zeros((30, 3)), np.zeros((30, 3)), descriptor="learned")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def fake_download(address: str, target: Path, **_: object) -> None:
-        asked.append(address)
+        requests.append(address)
         target.write_bytes(published.read_bytes())
 
     about = Message()
@@ -393,7 +393,7 @@ def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.Monk
     monkeypatch.setattr(catalogue, "download", fake_download)
     for _ in range(2):  # from the cache, the second time
         assert LearnedDescriptor.published().config.scales == 2
-    assert asked == ["https://example.org/fullfield/raw/v0.2.0/weights/descriptor.safetensors"]
+    assert requests == ["https://example.org/fullfield/raw/v0.2.0/weights/descriptor.safetensors"]
 
 
 def wrong_files(folder: Path) -> dict[str, str]:

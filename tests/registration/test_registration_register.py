@@ -153,11 +153,11 @@ def test_register_refuses_mirrored_scan() -> None:
 
 
 def test_register_reports_progress_and_refuses_too_few_matches(room: tuple[Floats, Floats]) -> None:
-    told: list[tuple[float, str]] = []
-    register_clouds(*room, Settings(voxel=0.09), lambda fraction, words: told.append((fraction, words)))
-    assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
-    assert told[0][1] == "describing the source, voxel 0.09"
-    assert len(told) == 6
+    reports: list[tuple[float, str]] = []
+    register_clouds(*room, Settings(voxel=0.09), lambda fraction, words: reports.append((fraction, words)))
+    assert [fraction for fraction, _ in reports] == sorted(fraction for fraction, _ in reports)
+    assert reports[0][1] == "describing the source, voxel 0.09"
+    assert len(reports) == 6
     source, target = room
     found = register(np.repeat(source, 3, axis=0), target, voxel=0.09)
     assert np.array_equal(found.transform, register(source, target, voxel=0.09).transform)

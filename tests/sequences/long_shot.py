@@ -65,8 +65,8 @@ def main() -> None:
     frames = parser.parse_args().frames
     with tempfile.TemporaryDirectory() as folder:
         more, passing = grown(Path(folder), frames)
-    told = {"frames": frames, "size": [HEIGHT, WIDTH], "grown_mib": round(more, 1), "passing_mib": round(passing, 1)}
-    print(json.dumps({**told, "resident_mib": round(resident(), 1)}))  # noqa: T201
+    report = {"frames": frames, "size": [HEIGHT, WIDTH], "grown_mib": round(more, 1), "passing_mib": round(passing, 1)}
+    print(json.dumps({**report, "resident_mib": round(resident(), 1)}))  # noqa: T201
 
 
 if __name__ == "__main__":

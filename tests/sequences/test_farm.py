@@ -114,8 +114,8 @@ def opencue_layer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("shot")
 def test_opencue_commands_write_complete_shot(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
-    for name, value in asked.items():
+    variables = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     layer = opencue_layer(monkeypatch)
     commands = layer["commands"]

@@ -64,8 +64,8 @@ def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> Non
         write_exr(shot / f"exr.{number:04d}.exr", frame)
     out, _ = flow.done("exr.####.exr", "-o", "mv.####.exr", "--direction", "both", "--occlusion", "--confidence",
                         "--st-map", "st.####.exr", "--json", "-q")  # fmt: skip
-    told = json.loads(out)
-    assert (told["written"], told["problems"], told["frames"]) == ("1-4", [], "1-4")
+    report = json.loads(out)
+    assert (report["written"], report["problems"], report["frames"]) == ("1-4", [], "1-4")
     parts = read_vectors("mv.0002.exr")
     assert sorted(parts) == ["backward", "confidence.backward", "confidence.forward", "forward",
                              "occlusion.backward", "occlusion.forward"]  # fmt: skip

@@ -109,11 +109,11 @@ def test_view_page_blocks_injected_script(page: Path) -> None:
 )
 def test_view_page_draws_and_shows_vector(page: Path, hash: str, words: str) -> None:
     dom = chromium(page, "--dump-dom", hash=hash)
-    asked = dict(part.split("=") for part in hash.split("&"))
-    drawn = f"{asked.get('frame', '1')} {asked['layer']} {asked.get('direction', 'forward')}"
+    hash_values = dict(part.split("=") for part in hash.split("&"))
+    drawn = f"{hash_values.get('frame', '1')} {hash_values['layer']} {hash_values.get('direction', 'forward')}"
     assert f'data-drawn="{drawn}"' in dom
-    told = re.findall(r'<div id="readout">(.*?)</div>', dom)[0]
-    assert words in told
+    readout = re.findall(r'<div id="readout">(.*?)</div>', dom)[0]
+    assert words in readout
     assert '<div id="none"></div>' in dom
 
 

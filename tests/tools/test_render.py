@@ -240,21 +240,23 @@ def test_occluded_marks_uncovered_side_of_moving_square() -> None:
 
 
 def test_render_reports_mistakes_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*arguments: str) -> str:
+    def run_and_get_error(*arguments: str) -> str:
         assert main(["render", *arguments]) == 2
         message = capsys.readouterr().err.strip()
         assert "\n" not in message
         return message
 
     out = str(tmp_path / "shot")
-    assert "no such file" in said(str(tmp_path / "a.blend"), "-o", out)
+    assert "no such file" in run_and_get_error(str(tmp_path / "a.blend"), "-o", out)
     (tmp_path / "b.blend").write_bytes(b"")
-    assert "--frames: required, since" in said(str(tmp_path / "b.blend"), "-o", out)
+    assert "--frames: required, since" in run_and_get_error(str(tmp_path / "b.blend"), "-o", out)
     for option in (("--seed", "0"), ("--thin", "2"), ("--speed", "2"), ("--fast",)):
-        assert f"{option[0]}: only the scene own takes it" in said(str(tmp_path / "b.blend"), "-o", out, *option)
-    assert "--samples and --fast: expected one" in said("own", "-o", out, "--fast", "--samples", "4")
-    assert "expected a first before a last" in said("own", "-o", out, "--frames", "4", "4")
-    missing = said("own", "-o", out, "--blender", str(tmp_path / "nothing"))
+        assert f"{option[0]}: only the scene own takes it" in run_and_get_error(
+            str(tmp_path / "b.blend"), "-o", out, *option
+        )
+    assert "--samples and --fast: expected one" in run_and_get_error("own", "-o", out, "--fast", "--samples", "4")
+    assert "expected a first before a last" in run_and_get_error("own", "-o", out, "--frames", "4", "4")
+    missing = run_and_get_error("own", "-o", out, "--blender", str(tmp_path / "nothing"))
     assert "cannot be run; install Blender" in missing
     assert not (tmp_path / "shot").exists()
     with pytest.raises(InputError, match="found nothing"):

@@ -133,8 +133,8 @@ def test_lookup_gradient_of_one_map_equals_both(backend: Backend, wanted: tuple[
     expected = torch.autograd.grad(loss(lambda xy: stateless(fmap1, fmap2, xy, backend.name)), (fmap1, fmap2))
     maps = [m.detach().requires_grad_(w) for m, w in zip((fmap1, fmap2), wanted, strict=True)]
     prepared = CorrelationPyramid(*maps, LEVELS, RADIUS, backend=backend.name)
-    asked = [m for m in maps if m.requires_grad]
-    got = torch.autograd.grad(loss(prepared), asked)
+    trainable_maps = [m for m in maps if m.requires_grad]
+    got = torch.autograd.grad(loss(prepared), trainable_maps)
     close(got, tuple(g for g, w in zip(expected, wanted, strict=True) if w))
 
 

@@ -501,22 +501,22 @@ def start(cache: Path, grad: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[float, float, str]:
-    out, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
+    out, messages = process.communicate(timeout=120)
+    assert process.returncode == 0, messages
     value, seconds = map(float, out.split())
-    return value, seconds, said
+    return value, seconds, messages
 
 
 @pytest.mark.alone
 def test_lookup_first_call_reports_compilation(tmp_path: Path) -> None:
-    value, seconds, said = finish(start(tmp_path, "grad"))
-    sys.stdout.write(f"first call with gradients, nothing kept: {seconds:.2f} s; {said}\n")
-    assert said.startswith("fullfield: compiling correlation kernels for sm_")
-    assert said.count("compiled in") == 1
+    value, seconds, messages = finish(start(tmp_path, "grad"))
+    sys.stdout.write(f"first call with gradients, nothing kept: {seconds:.2f} s; {messages}\n")
+    assert messages.startswith("fullfield: compiling correlation kernels for sm_")
+    assert messages.count("compiled in") == 1
     assert seconds <= 5
-    again, warm, said = finish(start(tmp_path, "grad"))
+    again, warm, messages = finish(start(tmp_path, "grad"))
     sys.stdout.write(f"kept: {warm:.2f} s\n")
-    assert said == ""
+    assert messages == ""
     assert again == value
 
 

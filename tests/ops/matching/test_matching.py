@@ -130,17 +130,17 @@ def test_global_matching_compiles_without_graph_break() -> None:
 
 
 def test_global_attention_request_uses_larger_channel_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def no(request: protocol.Request) -> str:
-        asked.append(request.channels)
+        calls.append(request.channels)
         return "asked"
 
     monkeypatch.setattr(fused, "explain_unsupported", no)
     for channels, wide in ((4, 2), (3, 7)):
         one, two, _ = maps(1, channels, 3, 5)
         global_attention(one, two, torch.zeros(1, wide, 3, 5))
-    assert asked == [4, 7]
+    assert calls == [4, 7]
 
 
 def test_matching_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:

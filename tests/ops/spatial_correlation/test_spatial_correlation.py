@@ -123,7 +123,7 @@ def test_spatial_correlation_computes_only_requested_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"fmap2": torch.ones(1, 2, 3, 5)}, "fmap2: expected shape"),
         ({"fmap2": torch.ones(1, 2, 3, 4, dtype=torch.float64)}, "fmap2: expected dtype"),
@@ -135,16 +135,16 @@ def test_spatial_correlation_computes_only_requested_gradients() -> None:
         ({"backend": "fast"}, "backend: expected one of"),
     ],
 )
-def test_spatial_correlation_refuses_bad_arguments(change: dict[str, Any], said: str) -> None:
+def test_spatial_correlation_refuses_bad_arguments(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"fmap1": torch.ones(1, 2, 3, 4), "fmap2": torch.ones(1, 2, 3, 4), **change}
-    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
         spatial_correlation(**given)
 
 
 def test_spatial_correlation_backends_explain_refusals() -> None:
-    told = dict(backends("cpu"))
-    assert told["reference"] is None
-    assert "NVIDIA" in str(told["cuda"])
+    reasons = dict(backends("cpu"))
+    assert reasons["reference"] is None
+    assert "NVIDIA" in str(reasons["cuda"])
 
 
 @pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))

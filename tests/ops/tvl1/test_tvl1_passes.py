@@ -582,11 +582,11 @@ def test_tvl1_solver_refuses_nonfinite_and_solves_batches() -> None:
     config = TVL1Config(warps=1, iterations=40, scale_factor=0.5)
     still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
     frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))
-    solver, said = solver_module.Solver(35, 40, config, CPU), list[str]()
-    flow = solver(frames[0], frames[1], None, lambda _, where: said.append(where))
+    solver, messages = solver_module.Solver(35, 40, config, CPU), list[str]()
+    flow = solver(frames[0], frames[1], None, lambda _, where: messages.append(where))
     for item, pair in enumerate((still, moving)):
         assert torch.equal(solver(*pair, None, None)[0], flow[item])
-    assert said[0].startswith("level 1 of")
+    assert messages[0].startswith("level 1 of")
     double = [frame.double() for frame in moving]
     assert torch.equal(solver(double[0], double[1], None, None), solver(*moving, None, None))
     assert solver(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)

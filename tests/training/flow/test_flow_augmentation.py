@@ -147,9 +147,9 @@ def test_augment_eraser_marks_pixels_as_occluded() -> None:
         inside = (there >= 0).all(-1) & (there[..., 0] < WIDTH) & (there[..., 1] < HEIGHT)
         x, y = there[..., 0].clamp(0, WIDTH - 1), there[..., 1].clamp(0, HEIGHT - 1)
         into = changed[pair][y, x] & inside
-        told = after.occluded[pair] & ~batch.occluded[pair]
+        marked = after.occluded[pair] & ~batch.occluded[pair]
         assert (into & ~after.occluded[pair]).sum() <= 0.15 * into.sum() + 12  # along the border, by rounding
-        assert (told & ~into & inside).sum() <= 0.15 * told.sum() + 12
+        assert (marked & ~into & inside).sum() <= 0.15 * marked.sum() + 12
     untouched = ~changed.flatten(1).any(1)
     assert torch.equal(after.occluded[untouched], batch.occluded[untouched])
 
