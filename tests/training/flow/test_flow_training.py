@@ -16,6 +16,7 @@ import time
 import types
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -446,7 +447,7 @@ def test_train_flow_failed_process_ends_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
-    monkeypatch.setattr(ranks_module, "_create_rendezvous_store", lambda *_: torch.distributed.HashStore())
+    monkeypatch.setattr(ranks_module, "_create_rendezvous_store", lambda *_: (torch.distributed.HashStore(), count()))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for name in calls:
         monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))

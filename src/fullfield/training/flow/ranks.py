@@ -88,22 +88,20 @@ def choose_rank_device(name: str) -> torch.device:
     return _check.device(f"cuda:{local}")
 
 
-# In one process: groups that follow each other have keys of their own, so that none reads what another left.
-_groups = count_up()
 _failed = False  # whether a group of GPUs was left open after an error
 
 
 @functools.cache
-def _create_rendezvous_store(_address: str | None, _port: str | None) -> Store:
-    """Return the store where the processes find each other.
+def _create_rendezvous_store(_address: str | None, _port: str | None) -> tuple[Store, Iterator[int]]:
+    """Return the store where the processes find each other, and the numbers of its groups.
 
     It stays open to the end: if it were closed and opened again, a process that is early would reach the old store and
-    wait there for ever.
+    wait there for ever. Groups that follow each other have keys of their own, so that none reads what another left.
     """
     from torch.distributed.rendezvous import rendezvous
 
     store: Store = next(rendezvous("env://", timeout=_PATIENCE))[0]
-    return store
+    return store, count_up()
 
 
 @contextmanager
@@ -128,11 +126,11 @@ def join_process_group(device: torch.device) -> Iterator[Ranks]:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    store = _create_rendezvous_store(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    store, numbers = _create_rendezvous_store(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=_PATIENCE,
-        store=PrefixStore(f"fullfield/{next(_groups)}", store),
+        store=PrefixStore(f"fullfield/{next(numbers)}", store),
         rank=rank,
         world_size=count,
         device_id=device if on_gpu else None,
