@@ -33,7 +33,7 @@ from fullfield.training.flow import PairGenerator
 from fullfield.training.flow.pictures import create_procedural_pictures
 if __name__ == "__main__":
     pairs = PairGenerator((24, 32), pictures=create_procedural_pictures(2, 16, shapes=2), workers=1)
-    pairs.ahead(0, 1, lambda _: 1)
+    pairs.prefetch(0, 1, lambda _: 1)
     pairs.batch(0, 1)
     tiny = DescriptorTraining(
         DescriptorConfig(channels=8, layers=1), steps=int(sys.argv[2]), pairs=1, block=2, reuse=2, anchors=64, cells=300
