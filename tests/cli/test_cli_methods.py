@@ -41,7 +41,7 @@ def _chosen(*options: str) -> methods.MethodChoice:
     return methods.choose_method(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
 
 
-def test_list_parameters_covers_every_config_field() -> None:
+def test_get_parameters_by_option_covers_every_config_field() -> None:
     assert {p.field for p in methods.get_parameters_by_option("tvl1").values()} == {f.name for f in fields(TVL1Config)}
     assert {"--lambda", "--scale-factor"} <= methods.get_parameters_by_option("tvl1").keys()
 

@@ -512,7 +512,7 @@ def test_convert_json_escapes_control_characters_in_names(cli: Any, scene: Path)
     assert ran.json["input"] == f"{HOSTILE}.flo"
 
 
-def test_make_printable_escapes_control_characters() -> None:
+def test_escape_control_characters_keeps_printable_text() -> None:
     assert escape_control_characters("plain Ünïcode 漢字 👩\u200d🔬 \udcff") == "plain Ünïcode 漢字 👩\u200d🔬 \udcff"
     assert escape_control_characters("a\x1b\x00\x85\u2028\u202e\n\t") == r"a\x1b\x00\x85\u2028\u202e\n\t"
     assert escape_control_characters("a\n\x07", "\n") == "a\n\\x07"

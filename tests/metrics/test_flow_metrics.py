@@ -314,7 +314,7 @@ def test_error_maps_equal_definitions():
 
 
 @pytest.mark.unit
-def test_flow_metrics_do_not_depend_on_dtype_strides_or_blocks(monkeypatch):
+def test_flow_metrics_are_independent_of_dtype_and_strides(monkeypatch):
     pred, truth, valid, _ = tensors(*random_case(10, spread=10))
     truth = torch.where(truth.abs() > 1e4, math.nan, truth)
     half = scored(pred.half(), truth.half(), valid)
@@ -331,7 +331,7 @@ def test_flow_metrics_do_not_depend_on_dtype_strides_or_blocks(monkeypatch):
 
 
 @pytest.mark.unit
-def test_flow_metrics_do_not_depend_on_threads():
+def test_flow_metrics_are_independent_of_threads():
     pred, truth, valid, occluded = tensors(*random_case(11, 300, 500))
     del occluded
     threads, states = torch.get_num_threads(), []

@@ -95,7 +95,7 @@ def test_match_mutual_nearest_points_returns_mutual_pairs() -> None:
     assert match_mutual_nearest_points(first[:0], second).shape == (0, 2)
 
 
-def test_is_seen_excludes_points_behind_wall() -> None:
+def test_is_visible_from_excludes_points_behind_wall() -> None:
     draw = np.random.default_rng(2)
     wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
     wall[:, 0], behind[:, 0] = 0.0, -1.0

@@ -182,7 +182,7 @@ def test_refine_flow_changes_consistent_flow_less() -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_weighted_median_downweights_neighbors_with_misfit(backend: str) -> None:
+def test_filter_by_weighted_median_downweights_misfits(backend: str) -> None:
     """A strip of 6 columns is new in the second frame, and its flow wrong; all colours are alike."""
     texture = 0.5 + 0.04 * torch.rand(1, 3, 48, 64, generator=torch.Generator().manual_seed(3))
     second = texture.clone()
@@ -460,7 +460,7 @@ def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callabl
 
 
 @pytest.mark.usefixtures("machine")
-def test_refine_in_one_pass_with_fewer_rounds_equals_smaller_config() -> None:
+def test_refine_in_one_pass_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
