@@ -56,6 +56,25 @@ def _use_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# What is chosen once for a machine, and estimators built for it.
+_CHOICES = (
+    ("fullfield.ops._launching", "_get_rocm_name"),
+    ("fullfield.ops._launching", "_explain_gpu_refusal"),
+    ("fullfield.ops.matching.api", "_choose_backend"),
+    ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_cached"),
+    ("fullfield.models.prepared.runner", "choose_cpu_dtype"),
+    ("fullfield.estimators.estimation", "_build_cached_estimator"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _clear_choices() -> None:
+    """Forget choices of the test before, which may have simulated another machine."""
+    for module, name in _CHOICES:
+        if module in sys.modules:
+            getattr(sys.modules[module], name).cache_clear()
+
+
 # Tests that compare results of the CPU on every machine.
 _ON_CPU = ("evaluation", "training", "cli/test_cli_evaluate", "cli/test_cli_pairs", "cli/test_cli_train")
 
