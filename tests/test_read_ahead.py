@@ -11,13 +11,13 @@ import pytest
 from fullfield._read_ahead import ReadAhead, choose_buffer_bytes, iterate_ahead
 
 
-def wait_until_idle(started: list[int]) -> int:
-    """Return how many reads have started once no further one starts."""
-    count = -1
-    while count != len(started):
-        count = len(started)
-        time.sleep(0.02)
-    return count
+def count_reads(started: list[int], expected: int) -> int:
+    """Return how many reads have started, once ``expected`` have and others had time to."""
+    deadline = time.monotonic() + 30
+    while len(started) < expected and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(0.02)
+    return len(started)
 
 
 def test_read_ahead_returns_items_of_keys() -> None:
@@ -43,8 +43,8 @@ def test_read_ahead_stays_within_bounds(max_bytes: int, ahead: int) -> None:
         reads.add_keys(range(50))
         for key in range(10):
             reads.take_item(key)
-            assert wait_until_idle(started) == key + 1 + ahead
-    assert started == list(range(10 + ahead)), "each once"
+            assert count_reads(started, key + 1 + ahead) == key + 1 + ahead
+    assert sorted(started) == list(range(10 + ahead)), "each once"
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(4, 1), (32, 2), (512, 4)])
@@ -103,9 +103,9 @@ def test_read_ahead_continues_after_discarded_keys() -> None:
     with ReadAhead(read, len, threads=1, max_bytes=1) as reads:
         reads.add_keys(range(8))
         reads.take_item(0)
-        assert wait_until_idle(started) == 3
+        assert count_reads(started, 3) == 3
         reads.discard_keys(lambda key: key in (1, 2, 4))
-        assert wait_until_idle(started) == 5
+        assert count_reads(started, 5) == 5
         assert started == [0, 1, 2, 3, 5]
         assert reads.take_item(3) == bytes(10)
     assert 4 not in started
@@ -133,7 +133,7 @@ def test_iterate_ahead_yields_all_items_within_bounds() -> None:
     items = iterate_ahead(produce(), lambda _: 1, max_items=4)
     for expected in range(10):
         assert next(items) == expected
-        assert wait_until_idle(produced) <= expected + 1 + 4
+        assert count_reads(produced, expected + 1) <= expected + 1 + 4
     assert list(items) == list(range(10, 30))
 
 
