@@ -73,9 +73,10 @@ def main(wanted: list[str]) -> int:
             errors[method][name] = round(epe(found.flow, known.flow, known.valid), 4)
             print(f"{method}: {name} {errors[method][name]:.3f} px, {seconds:.1f} s", flush=True)
         versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
-        made[method] = {"versions": versions, "date": time.strftime("%Y-%m-%d")}
+        about = environment()
+        made[method] = {"versions": versions, "date": about["date"], "commit": about["commit"]}
         what = "mean end-point error in px, default settings, on the CPU"
-        report: dict[str, Any] = {"what": what, "sources": SOURCES, "environment": environment()}
+        report: dict[str, Any] = {"what": what, "sources": SOURCES, "environment": about}
         order = [name for name in METHODS if name in errors]
         for key, by_method in (("errors", errors), ("made", made)):
             report[key] = {name: by_method[name] for name in order}

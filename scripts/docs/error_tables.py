@@ -8,7 +8,7 @@ from statistics import geometric_mean, mean, median
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, describe_commit, stored_result
+from benchmarks.stored import RESULTS, describe_commit, describe_faults, stored_result
 
 MARK_START = "<!-- errors of fullfield-s: begin -->\n"
 MARK_CARD = "<!-- errors by method: begin -->\n"
@@ -43,11 +43,15 @@ def _errors() -> dict[str, dict[str, float]]:
 
 
 def _describe(methods: Sequence[str]) -> str:
-    """Return the line below a table of errors: the days on which the methods ran, and the commit of the last run."""
+    """Return the line below a table of errors: the commits and days on which its methods ran."""
     stored = stored_result("errors_cpu.json")
-    days = sorted({stored["made"][method]["date"] for method in methods})
-    began = "" if days == [stored["environment"]["date"]] else f"{days[0]} to "
-    return f"On the CPU, {began}{describe_commit(stored)}.\n"
+    days: dict[str, list[str]] = {}
+    for made in (stored["made"][method] for method in methods):
+        commits = days.setdefault(made["date"], [])
+        if "commit" in made and made["commit"][:7] not in commits:
+            commits.append(made["commit"][:7])
+    runs = (f"commit {', '.join(commits)}, {day}" if commits else day for day, commits in sorted(days.items()))
+    return f"On the CPU, {'; '.join(runs)}{describe_faults(stored)}.\n"
 
 
 def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
