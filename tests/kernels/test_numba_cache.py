@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -155,6 +156,92 @@ def test_cache_compiled_code_restores_numba_setting(tmp_path: Path) -> None:
     with numba_cache.cache_compiled_code(tmp_path):
         assert str(tmp_path) == config.CACHE_DIR
     assert before == config.CACHE_DIR
+
+
+# Run the few kernels, become another user where that is possible, who perhaps cannot import, and run them again.
+READ_ONLY = """
+import os, runpy, sys
+os.environ["FULLFIELD_CACHE_DIR"] = sys.argv[3]
+runpy.run_path(sys.argv[1], run_name="__main__")
+os.environ["FULLFIELD_CACHE_DIR"] = sys.argv[2]
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(runpy.run_path(sys.argv[1], run_name="__main__")["CACHE"])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_numba_cache_is_used_by_user_who_cannot_write(tmp_path: Path) -> None:
+    """As in a container image that root built, whose process is another user's."""
+    top = Path(tempfile.mkdtemp(prefix="ff-")).resolve()  # pytest's folders are their user's alone
+    try:
+        top.chmod(0o755)
+        kernels = shutil.copy(FEW, top / "few_kernels.py")
+        finish(start([str(kernels)], str(top / "cache")))
+        (folder,) = (top / "cache").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        (top / "tmp").mkdir()
+        paths = [folder, *folder.rglob("*")]
+        (stamp,) = folder.glob("*.compiled")
+        modes = {path: stat.S_IMODE(path.stat().st_mode) & ~(0o022 if os.getuid() == 0 else 0o222) for path in paths}
+        for path, mode in modes.items():
+            path.chmod(mode)
+
+        def run() -> str:
+            (top / "tmp").chmod(0o1777)
+            script = ["-c", READ_ONLY, str(kernels), str(top / "cache"), str(tmp_path)]
+            _, found, cache = finish(start(script, "", TMPDIR=str(top / "tmp")))[0].splitlines()
+            shutil.rmtree(top / "tmp")
+            (top / "tmp").mkdir()
+            assert found == FOUND.strip()
+            return cache
+
+        assert run() == str(folder)
+        folder.chmod(0o755)
+        stamp.unlink()
+        folder.chmod(modes[folder])
+        assert str(top / "tmp") in run(), "not complete for this processor"
+    finally:
+        for path in top.rglob("*"):
+            if path.is_dir():
+                path.chmod(0o700)
+        shutil.rmtree(top)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_read_only_folders_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    folder = tmp_path / "cache" / "kernels"
+    assert cache_folder.list_read_only_folders("kernels") == []
+    (folder / "below").mkdir(parents=True)
+    (folder / "below" / "code").touch()
+    for path in (folder, folder / "below", folder / "below" / "code", folder.parent):
+        path.chmod(0o755)
+        assert cache_folder.list_read_only_folders("kernels") == [folder]
+        for mode in (0o775, 0o757):
+            path.chmod(mode)
+            assert cache_folder.list_read_only_folders("kernels") == [], path
+        path.chmod(0o755)
+    if os.getuid() == 0:
+        for path in (folder, folder / "below" / "code", folder.parent):
+            os.chown(path, 12345, 12345)
+            assert cache_folder.list_read_only_folders("kernels") == [], path
+            os.chown(path, 0, 0)
+    (folder / "link").symlink_to(folder / "below" / "code")
+    assert cache_folder.list_read_only_folders("kernels") == []
+    (folder / "link").unlink()
+    assert cache_folder.list_read_only_folders("kernels") == [folder]
+
+
+def test_numba_kernels_run_in_folder_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numba = pytest.importorskip("numba")
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    with numba_cache.cache_compiled_code(tmp_path / "kept"):
+        function = numba.njit(cache=True)(_doubled)
+    shutil.rmtree(tmp_path / "kept")
+    (tmp_path / "kept").touch()
+    assert function(21) == 42
 
 
 def _cut(content: bytes) -> bytes:

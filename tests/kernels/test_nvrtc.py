@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,20 @@ def test_compiler_works_without_writable_folder(
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
     assert "in every process: no cache folder can be written" in capfd.readouterr().err
     assert not cache.exists()
+
+
+@needs_nvrtc
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_compiler_reads_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    codes = Compiler("sm_80", "test kernels").compile([TRIVIAL])
+    (kept,) = cache.iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o644
+    capfd.readouterr()
+    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    assert Compiler("sm_80", "test kernels").compile([TRIVIAL]) == codes
+    assert capfd.readouterr().err == ""
 
 
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,12 +37,14 @@ def ensure_private_folder(folder: Path) -> bool:
     """Return whether this user, and no other, can write to ``folder``, which is created if it does not exist.
 
     Compiled code is run, so it is never loaded from a folder that another user could write to. Under the temporary
-    folder, where all users write, the whole path is checked.
+    folder, where all users write, the whole path is checked, and others cannot read it either.
     """
     try:
+        mode = 0o755
         if _get_temporary_folder() in folder.parents:
-            _get_temporary_folder().mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            mode = 0o700
+            _get_temporary_folder().mkdir(mode=mode, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
         if hasattr(os, "getuid") and not (_is_private_folder(folder, 0o002) and _is_path_private(folder)):
             return False
         with tempfile.TemporaryFile(dir=folder):
@@ -66,12 +68,37 @@ def _is_path_private(folder: Path) -> bool:
     own = inside[: inside.index(top) + 1]
     if not all(_is_private_folder(parent, 0o077) for parent in own):
         return False
-    for parent in top.parent.resolve().joinpath("x").parents:
+    return _are_parents_safe(top.parent.resolve() / top.name)
+
+
+def _are_parents_safe(path: Path) -> bool:
+    """Return whether only root and this user can replace ``path``, which has no links, and the folders above it."""
+    for parent in path.parents:
         status = parent.stat()
         shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in (0, os.getuid()) or shared:
             return False
     return True
+
+
+def _is_trusted_folder(folder: Path) -> bool:
+    """Return whether only root or this user can have written ``folder`` and its files, and all can be read.
+
+    ``folder`` has no links.
+    """
+    if not hasattr(os, "getuid"):
+        return False
+    try:
+        for path in (folder, *folder.rglob("*")):
+            status = path.lstat()
+            is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+            if not is_plain or status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+                return False
+            if not os.access(path, os.R_OK):
+                return False
+        return folder.is_dir() and _are_parents_safe(folder)
+    except OSError:
+        return False
 
 
 def find_writable_folder(name: str) -> Path | None:
@@ -81,6 +108,21 @@ def find_writable_folder(name: str) -> Path | None:
         if ensure_private_folder(folder):
             return folder
     return None
+
+
+def list_read_only_folders(name: str) -> list[Path]:
+    """Return the folders of that name before the first writable one whose files only root or this user can change.
+
+    A container image is often built by root and run by another user.
+    """
+    folders = []
+    for parent in list_candidate_cache_folders():
+        if ensure_private_folder(parent / name):
+            break
+        folder = (parent / name).resolve()
+        if _is_trusted_folder(folder):
+            folders.append(folder)
+    return folders
 
 
 def log_or_print(message: str) -> None:

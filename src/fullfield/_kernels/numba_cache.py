@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, find_writable_folder, log_or_print
+from fullfield._kernels.cache_folder import (
+    announce_compilation,
+    find_writable_folder,
+    list_read_only_folders,
+    log_or_print,
+)
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -34,7 +39,7 @@ def explain_refusal() -> Missing | None:
 
 
 def find_cache_folder(*sources: str) -> Path | None:
-    """Return a writable folder for code compiled from these source files, or None.
+    """Return the folder for code compiled from these source files: writable, or complete for this CPU; else None.
 
     It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a
     digest of the sources and versions, so that a change to a helper that numba inlines is never missed.
@@ -47,7 +52,11 @@ def find_cache_folder(*sources: str) -> Path | None:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
-    return find_writable_folder(f"numba-{digest.hexdigest()[:16]}")
+    name = f"numba-{digest.hexdigest()[:16]}"
+    for folder in list_read_only_folders(name):
+        if any(folder.glob(f"*.{_compute_cpu_digest()}.compiled")):
+            return folder
+    return find_writable_folder(name)
 
 
 @contextmanager
@@ -57,12 +66,16 @@ def cache_compiled_code(folder: Path | None) -> Iterator[None]:
     from numba.core import caching
 
     before, plain = config.CACHE_DIR, caching.IndexDataCacheFile
+    implementation = caching.FunctionCache._impl_class
+    locators = implementation._locator_classes
     config.CACHE_DIR = str(folder) if folder is not None else ""
     caching.IndexDataCacheFile = _create_checksummed_file_class()
+    implementation._locator_classes = [_create_locator_class(locators[0]), *locators[1:]]
     try:
         yield
     finally:
         config.CACHE_DIR, caching.IndexDataCacheFile = before, plain
+        implementation._locator_classes = locators
 
 
 def create_jit(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
@@ -86,6 +99,18 @@ def create_helper_jit(folder: Path | None, **options: Any) -> Callable[[Any], An
     They compile in less time, because Python cannot call them.
     """
     return create_jit(folder, no_cpython_wrapper=True, **options)
+
+
+@functools.cache
+def _create_locator_class(base: Any) -> Any:
+    """Return numba's class of the folder ``config.CACHE_DIR``, changed to accept one that cannot be written."""
+
+    class Locator(base):  # type: ignore[misc]  # numba has no types
+        def ensure_cache_path(self) -> None:
+            with suppress(OSError):  # ChecksummedFile.save reports what cannot be written
+                super().ensure_cache_path()
+
+    return Locator
 
 
 @functools.cache
@@ -216,7 +241,7 @@ class Kernels:
             return self._process is not None and self._process.is_alive()
 
     def find_cache_and_check_warm(self) -> tuple[Path | None, bool]:
-        """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
+        """Return the folder of the compiled kernels, or None, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
         return folder, is_cache_warm(folder, self._label)
 

@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announce_compilation, find_writable_folder, log_or_print
+from fullfield._kernels.cache_folder import (
+    announce_compilation,
+    find_writable_folder,
+    list_read_only_folders,
+    log_or_print,
+)
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -227,6 +232,7 @@ class Compiler:
         self.arch = arch
         self.label = label
         self.folder = find_writable_folder("nvrtc")
+        self._read_only_folders = list_read_only_folders("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
         """Return the machine code of every source."""
@@ -249,16 +255,16 @@ class Compiler:
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
     def _read_cached(self, source: Source) -> bytes | None:
-        if self.folder is None:
-            return None
-        path = self._get_cached_path(self.folder, source)
-        try:
-            image = path.read_bytes()
-        except OSError:
-            return None
-        if image[:32] == hashlib.sha256(image[32:]).digest():
-            return image[32:]
-        log_or_print(f"{path}: damaged; its kernels are compiled again")
+        folders = self._read_only_folders if self.folder is None else [*self._read_only_folders, self.folder]
+        for folder in folders:
+            path = self._get_cached_path(folder, source)
+            try:
+                image = path.read_bytes()
+            except OSError:
+                continue
+            if image[:32] == hashlib.sha256(image[32:]).digest():
+                return image[32:]
+            log_or_print(f"{path}: damaged; its kernels are compiled again")
         return None
 
     def _write_cached(self, source: Source, code: bytes) -> None:
@@ -271,6 +277,7 @@ class Compiler:
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(hashlib.sha256(code).digest() + code)
+                Path(temporary).chmod(0o644)  # readable by the user of a container that root filled
                 Path(temporary).replace(path)
             except OSError:
                 Path(temporary).unlink(missing_ok=True)

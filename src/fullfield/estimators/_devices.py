@@ -101,13 +101,13 @@ def check_usable_after_fork(device: torch.device) -> None:
     One CPU thread, as in the workers of a ``DataLoader``, is safe on either side of the fork.
 
     Raises:
-        InputError: one line that names ``spawn``.
+        InputError: one line that names ``spawn`` and ``threads=1``.
     """
     safe = device.type == "cpu" and torch.get_num_threads() == 1
     if _ForkState.was_forked_after_computing and not safe:
         raise InputError(
             "process: was forked after its parent had computed, so PyTorch's threads would hang; start workers with "
-            "multiprocessing.get_context('spawn')"
+            "multiprocessing.get_context('spawn'), or compute on the CPU with threads=1"
         )
     _ForkState.has_computed = _ForkState.has_computed or not safe
 

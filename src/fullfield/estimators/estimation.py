@@ -200,7 +200,7 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
-    # Build the estimator and choose the device.
+    # Build the estimator.
     estimator = build_or_check_estimator(
         method,
         preset=preset,
@@ -211,10 +211,10 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    target = _choose_and_check_device(device, (frame1, frame2))
     reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
-        # Read the frames onto the device and check that they fit together; read where the flow starts.
+        # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
+        target = _choose_and_check_device(device, (frame1, frame2))
         names = ("frame1", "frame2")
         pairs = read_into_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
         start = None if initial_flow is None else _read_initial_flows([initial_flow], pairs.frames[0])
@@ -301,9 +301,9 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
     reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
+        target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
         pairs = read_into_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
         start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs.frames[0])
