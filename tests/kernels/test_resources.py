@@ -222,7 +222,7 @@ def of_guided_refinement(arch: str) -> Limits:
         others = {*resources(source, arch)} - {"guided_iterate", "guided_median_float16", "guided_median_float32"}
         yield source, " ".join(others), 255, 0
     for iterations in (10, 5):
-        strips = guided_cuda.STRIPS.plan_pass(iterations, (2160, 3840), gpu_from_device(arch))
+        strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), gpu_from_device(arch))
         if strips is not None:
             yield strips.source, "guided_rows", 168, 0
 

@@ -89,9 +89,9 @@ def test_tvl1_on_turing_equals_reference(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("precision", tvl1.PRECISIONS)
 def test_tvl1_fused_warps_on_turing_match_unfused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
-    best = fused.choose_fastest_tiling
+    best = fused.choose_tiling_if_faster
     monkeypatch.setattr(
-        fused, "choose_fastest_tiling", lambda *arguments: chosen.append(best(*arguments)) or chosen[-1]
+        fused, "choose_tiling_if_faster", lambda *arguments: chosen.append(best(*arguments)) or chosen[-1]
     )
     config = tvl1.QUICK.replace(precision=precision)
     frames = tvl1.scene(90, 131)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fullfield.registration.descriptors import describe_surfaces
 from fullfield.testing import room_scan
 from fullfield.training.pairs import (
-    PARTNER,
+    MAX_MATCH_DISTANCE,
     OverlappingPair,
     _compute_keep_probability,
     _is_visible_from,
@@ -57,8 +57,8 @@ def test_cut_overlapping_pair_shares_reported_points(seed: int) -> None:
     assert np.linalg.det(turn) == pytest.approx(1)
     assert np.abs(turn - np.eye(3)).max() > 0.1
     there = pair.target.fine[pair.target.rows]
-    apart = np.linalg.norm(pair.moved[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1)
-    assert apart.max() <= PARTNER
+    apart = np.linalg.norm(pair.moved_described_points[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1)
+    assert apart.max() <= MAX_MATCH_DISTANCE
     assert len(pair.matches) >= 32
     assert len(np.unique(pair.matches[:, 0])) == len(np.unique(pair.matches[:, 1])) == len(pair.matches)
     assert len(pair.matches) < 0.9 * max(len(pair.source.rows), len(there))  # parts only
@@ -89,7 +89,9 @@ def test_match_mutual_nearest_points_returns_mutual_pairs() -> None:
     first, second = 8 * draw.random((80, 3)), 8 * draw.random((60, 3))
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
     wanted = [
-        [i, j] for i in range(80) if apart[:, j := int(apart[i].argmin())].argmin() == i and apart[i, j] <= PARTNER
+        [i, j]
+        for i in range(80)
+        if apart[:, j := int(apart[i].argmin())].argmin() == i and apart[i, j] <= MAX_MATCH_DISTANCE
     ]
     assert match_mutual_nearest_points(first, second).tolist() == wanted
     assert match_mutual_nearest_points(first[:0], second).shape == (0, 2)

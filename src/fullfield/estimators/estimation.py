@@ -378,7 +378,7 @@ def _estimate_pairs(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
         flow = directions.forward
-    flow = _fill_unknown_vectors(flow, pairs.valid[0])
+    flow = _interpolate_invalid_vectors(flow, pairs.valid[0])
 
     # Judge where the flow is occluded and how probably it is right.
     stages = {} if directions is None else dict(directions.seconds)
@@ -389,7 +389,7 @@ def _estimate_pairs(
         stages["reliability"] = time.perf_counter() - judging_started_at
 
     # Check the flow, which waits for the device.
-    flow = _check_flow(flow, source, pairs.frames[0])
+    flow = _convert_and_check_flow(flow, source, pairs.frames[0])
     seconds = time.perf_counter() - started_at
     _log_estimation(source, flow, seconds)
 
@@ -405,7 +405,7 @@ def _estimate_pairs(
     ]
 
 
-def _fill_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
+def _interpolate_invalid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     """Return a flow [B, 2, H, W] whose vectors outside ``valid`` [B, H, W] come from their surroundings."""
     if valid is None:
         return flow
@@ -422,7 +422,7 @@ def _judge_flow(pairs: FrameBatches, flow: Tensor, directions: Directions) -> tu
     return occlusion.float(), confidence.float()
 
 
-def _check_flow(flow: Tensor, source: Estimator, frame1: Tensor) -> Tensor:
+def _convert_and_check_flow(flow: Tensor, source: Estimator, frame1: Tensor) -> Tensor:
     """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; InputError if it is not finite.
 
     One number is copied to the host.

@@ -112,7 +112,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             )
     recognisers = {**_RECOGNISERS, **ptlflow.list_recognisers(model)}
     changes = [
-        *_find_block_changes(model, backend),
+        *_find_changes_by_method_names(model, backend),
         *windows.find_sampler_changes(model, backend),
         *find_changes(model, recognisers, backend),
     ]
@@ -130,8 +130,8 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     return Handle(model, changes, backend)
 
 
-def _find_block_changes(model: torch.nn.Module, backend: str | None) -> list[Change]:
-    """Return the changes of parts and attributes in the tables."""
+def _find_changes_by_method_names(model: torch.nn.Module, backend: str | None) -> list[Change]:
+    """Return the changes of the parts and attributes whose methods are in the tables."""
     changes = []
     for path, module in model.named_modules():
         for names, change in _MODULE_CHANGES.items():

@@ -200,7 +200,7 @@ def read_flow_direction(
 
 
 def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
-    """Return all layers of motion in a flow file, by the names of :func:`write_vectors`.
+    """Return all layers of flow, masks and confidence in a flow file, by the names of :func:`write_vectors`.
 
     ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
 
@@ -215,7 +215,7 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
     if where.suffix.lower() != ".exr":
         return {"forward": _set_invalid_to_nan(*read_flow(where))}
     layers: dict[str, Tensor] = {}
-    for name in list_motion_layers(where):
+    for name in list_flow_and_mask_layers(where):
         layers[name] = read_flow_direction(where, name) if name in DIRECTIONS else read_motion_plane(where, name)
     if not layers.keys() & DIRECTIONS:
         with open_source(where, "openexr", "flow in OpenEXR") as source:
@@ -233,7 +233,7 @@ def _set_invalid_to_nan(flow: Tensor, valid: Tensor) -> Tensor:
     return flow.masked_fill_(~valid, float("nan"))
 
 
-def list_motion_layers(path: PathLike) -> list[str]:
+def list_flow_and_mask_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
     with open_source(Path(path)) as source:
         grouped = group_by_layer(source.get_first_part().channels)
@@ -253,7 +253,7 @@ def read_header_text(path: PathLike, name: str) -> str:
 
 
 def read_motion_plane(path: PathLike, name: str) -> Tensor:
-    """Return a channel of :func:`list_motion_layers` on the display window, 0 outside the data window."""
+    """Return a channel of :func:`list_flow_and_mask_layers` on the display window, 0 outside the data window."""
     with open_source(Path(path)) as source:
         part = source.get_first_part()
         names = [have.lower() for have in part.channels]

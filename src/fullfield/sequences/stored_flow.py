@@ -15,7 +15,7 @@ from fullfield.io.vectors import (
     INCOMPLETE_NOTE,
     VALID,
     VectorReading,
-    list_motion_layers,
+    list_flow_and_mask_layers,
     read_flow_direction,
     read_header_text,
     read_motion_plane,
@@ -126,7 +126,8 @@ class StoredFlow:
         flow = read_flow_direction(path, direction, self.reading)
         if not hide_occluded:
             return flow
-        layers, occlusion = list_motion_layers(path) if has_exr_suffix(path) else [direction], f"occlusion.{direction}"
+        layers = list_flow_and_mask_layers(path) if has_exr_suffix(path) else [direction]
+        occlusion = f"occlusion.{direction}"
         if occlusion not in layers:
             raise InputError(f"{path}: has no layer {occlusion}; it has {', '.join(layers) or 'none that is known'}")
         hidden = read_motion_plane(path, occlusion) > 0.5

@@ -68,7 +68,7 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, stream: tuple
         source, target = (prepare_network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
         positions = pair.target.fine[pair.target.rows]
         source_points, target_points = (
-            torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved, positions)
+            torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved_described_points, positions)
         )
         return Example(source, target, source_points, target_points, torch.from_numpy(matches))
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")

@@ -245,7 +245,7 @@ def _draw_stairs(draw: Draw, at: Floats, scale: float) -> list[Surface]:
     return surfaces
 
 
-PARTNER = 1.0
+MAX_MATCH_DISTANCE = 1.0
 """Voxels within which mutual nearest points are the same place."""
 MIN_MATCHES = 32
 """Places that a pair shares, at least."""
@@ -269,10 +269,10 @@ class OverlappingPair(NamedTuple):
     source: CloudSide
     target: CloudSide
     truth: Floats  # [4, 4], source into target
-    matches: Ints  # [K, 2] into the two rows: mutual nearest within PARTNER
+    matches: Ints  # [K, 2] into the two rows: mutual nearest within MAX_MATCH_DISTANCE
 
     @property
-    def moved(self) -> Floats:
+    def moved_described_points(self) -> Floats:
         """Return the described points of the source [N, 3], moved by the true transform."""
         return apply_transform(self.truth, self.source.fine[self.source.rows])
 
@@ -303,7 +303,7 @@ def cut_overlapping_pair(
         sides, poses = [], []
         for view in views:
             turn = _draw_rotation(draw)
-            cloud = _distort_points(view / edge, draw) @ turn.T
+            cloud = _bend_points_by_waves(view / edge, draw) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_per_cell(cloud, 0.5)]
@@ -324,13 +324,13 @@ def _subsample_points(points: Floats, draw: Draw, max_points: int) -> Floats:
     return points if len(points) <= max_points else points[draw.choice(len(points), max_points, replace=False)]
 
 
-def match_mutual_nearest_points(moved: Floats, target: Floats) -> Ints:
-    """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within :data:`PARTNER`."""
+def match_mutual_nearest_points(moved: Floats, target: Floats, max_distance: float = MAX_MATCH_DISTANCE) -> Ints:
+    """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within ``max_distance``."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
     distances, forth = (column[:, 0] for column in find_nearest(target, moved))
     back = find_nearest(moved, target)[1][:, 0]
-    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (distances <= PARTNER))
+    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (distances <= max_distance))
     return np.stack((rows, forth[rows]), 1)
 
 
@@ -354,7 +354,7 @@ def _cut_random_part(points: Floats, draw: Draw) -> Floats:
     return cloud
 
 
-def _distort_points(points: Floats, draw: Draw) -> Floats:
+def _bend_points_by_waves(points: Floats, draw: Draw) -> Floats:
     """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
     bent = points.copy()
     for max_amount, shortest, longest, waves in _WAVES:

@@ -337,7 +337,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit = reference._refine_in_one_pass(*frames, *flows, rounds=config.rounds)
+    flow, misfit = reference._refine_without_blending(*frames, *flows, rounds=config.rounds)
     for found in results:
         error = (found[0] - flow).abs()
         assert error.max() < 2e-3
@@ -361,7 +361,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
     results = []
     for schedule in (0, 1):
         machine.schedule = schedule
-        results.append(tuple(part.clone() for part in refiner.refine_in_one_pass(**inputs)))
+        results.append(tuple(part.clone() for part in refiner.refine_without_blending(**inputs)))
     close(results, inputs, config)
 
 
@@ -417,10 +417,10 @@ def test_refine_flow_accepts_batches_and_strides() -> None:
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = Refiner(24, 40, config, CPU, SMALL)
-    close([refiner.refine_in_one_pass(**inputs)], inputs, config)
+    close([refiner.refine_without_blending(**inputs)], inputs, config)
     colour = laid_out(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    close([refiner.refine_in_one_pass(**colour)], colour, config)  # channels may change from call to call
+    close([refiner.refine_without_blending(**colour)], colour, config)  # channels may change from call to call
 
 
 SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
@@ -460,11 +460,11 @@ def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callabl
 
 
 @pytest.mark.usefixtures("machine")
-def test_refine_in_one_pass_rounds_equals_smaller_config() -> None:
+def test_refine_without_blending_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
-    close([refiner.refine_in_one_pass(**inputs, rounds=1)], inputs, config.replace(rounds=1))
+    close([refiner.refine_without_blending(**inputs, rounds=1)], inputs, config.replace(rounds=1))
     assert torch.equal(refiner(**inputs)[0], whole)
 
 

@@ -209,7 +209,7 @@ class ReferenceIterations:
 def reference_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every level."""
     monkeypatch.setattr(engines, "RegisterPipeline", ReferenceIterations)
-    monkeypatch.setattr(fused, "choose_fastest_tiling", lambda *_: None)
+    monkeypatch.setattr(fused, "choose_tiling_if_faster", lambda *_: None)
 
 
 def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tensor, Tensor]:
@@ -276,7 +276,7 @@ def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
     shapes = (fused.Shape(*shape),)
     monkeypatch.setattr(
         fused,
-        "choose_fastest_tiling",
+        "choose_tiling_if_faster",
         lambda _, height, width, config, __: fused.choose_tiling(height, width, config, shapes[0]),
     )
 
@@ -349,8 +349,8 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
     default = TVL1Config()
     small, middle = (
-        fused.choose_fastest_tiling(1, 27, 48, default, gpu),
-        fused.choose_fastest_tiling(1, 275, 488, default, gpu),
+        fused.choose_tiling_if_faster(1, 27, 48, default, gpu),
+        fused.choose_tiling_if_faster(1, 275, 488, default, gpu),
     )
     assert small is not None and middle is not None  # noqa: PT018
     assert (
@@ -359,13 +359,13 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     )
     blocks = middle.shape.cluster * middle.across * middle.down
     assert blocks <= 132 < 2 * blocks
-    assert fused.choose_fastest_tiling(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, (
+    assert fused.choose_tiling_if_faster(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, (
         "100 iterations reach too far"
     )
-    assert fused.choose_fastest_tiling(1, 275, 488, default.replace(iterations=55), gpu) is None, (
+    assert fused.choose_tiling_if_faster(1, 275, 488, default.replace(iterations=55), gpu) is None, (
         "too much would be computed again"
     )
-    ampere = fused.choose_fastest_tiling(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
+    ampere = fused.choose_tiling_if_faster(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
     assert ampere is not None
     assert ampere.shape.shared_bytes <= 99 << 10
     assert ampere.shape.cluster == 1 < middle.shape.cluster, "clusters from Hopper on"
@@ -515,7 +515,7 @@ def test_persistent_solver_runs_sequence(warm_start: bool) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "choose_fastest_tiling", lambda *_: pytest.fail("a schedule leaves no whole warps"))
+    monkeypatch.setattr(fused, "choose_tiling_if_faster", lambda *_: pytest.fail("a schedule leaves no whole warps"))
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = ((frame * 255).byte() for frame in scene(35, 40))
     flow = make_solver((1, 1, 35, 40), config, CPU, "shared_pipeline")(first, second)

@@ -83,7 +83,7 @@ class PreparedFlow:
         self._passes, self._network = kit.converter.passes, kit.network
         self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
-        with _disable_autograd(self.device):
+        with _disable_autograd_and_autocast(self.device):
             cells = self.padding.count_cells(*self.size)
             self._grid = framing.create_coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
@@ -144,8 +144,8 @@ class PreparedFlow:
         )
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
-    def _check_call_arguments(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool
+    def _check_and_resolve_update_range(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, allow_zero_updates: bool
     ) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
@@ -154,7 +154,7 @@ class PreparedFlow:
         )
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
-        _check.number(number, "updates", integer=True, low=0 if optional else 1)
+        _check.number(number, "updates", integer=True, low=0 if allow_zero_updates else 1)
         return int(number), int(self.model.get_max_updates(updates))
 
     def _estimate_flows(
@@ -169,11 +169,11 @@ class PreparedFlow:
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and with two ``initial_flows`` the backward flow."""
         config, count = self.model.config, len(initial_flows)
-        optional = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
-        number, max_updates = self._check_call_arguments(frame1, frame2, updates, optional)
+        allow_zero_updates = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
+        number, max_updates = self._check_and_resolve_update_range(frame1, frame2, updates, allow_zero_updates)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
-        with self._lock, _disable_autograd(self.device), self._in_order(self._iterate_shared_tensors):
+        with self._lock, _disable_autograd_and_autocast(self.device), self._in_order(self._iterate_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
             flows = [framing.resample_initial_flow_to_cells(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
@@ -252,7 +252,7 @@ class PreparedFlow:
                 )
         return out
 
-    def _iterate_shared_tensors(self) -> Iterator[Tensor]:
+    def _iterate_tensors(self) -> Iterator[Tensor]:
         coords = (one for run in self._runs.values() for one in run.coords)
         yield from (self._grid, self._cells, *coords, *self._parameters)
 
@@ -379,7 +379,7 @@ def _build_shared_parts(model: FlowNetwork, precision: str) -> _SharedParts:
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     converter = WeightConverter(device, dtype, _choose_kernels(device, dtype, precision))
-    with _disable_autograd(device):
+    with _disable_autograd_and_autocast(device):
         network: PreparedPairs = model.config.import_class("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
     if odd:
@@ -423,7 +423,7 @@ def explain_no_half_precision(device: torch.device) -> str | None:
 
 
 @contextmanager
-def _disable_autograd(device: torch.device) -> Iterator[None]:
+def _disable_autograd_and_autocast(device: torch.device) -> Iterator[None]:
     """Disable autograd, inference mode (its tensors could not be written later) and autocast of the caller."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield

@@ -47,12 +47,25 @@ _helper = create_helper_jit(CACHE)
 
 @_jit
 def linearise_data_term_rows(
-    s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, residual, weights, corners
+    s,
+    size,
+    pitch,
+    height,
+    width,
+    top,
+    bottom,
+    packed,
+    lambda_,
+    epsilon,
+    slowness,
+    fit_residual,
+    weights_scratch,
+    corners_scratch,
 ):
     """Compute the 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), at the current flow.
 
     ``packed`` is the second frame in the layout of ``_cpu_kernels.pack_second_frame``, whose gradient is used;
-    ``weights`` (128 float32) and ``corners`` (32 int32) are scratch.
+    ``weights_scratch`` (128 float32) and ``corners_scratch`` (32 int32) are scratch.
     """
     stride = (width + 3) * 4
     zero = splat(np.float32(0.0))
@@ -62,7 +75,7 @@ def linearise_data_term_rows(
     k = splat(slowness)
     one = splat(np.float32(1.0))
     strength = splat(lambda_)
-    half_at = splat(residual * residual)
+    half_at = splat(fit_residual * fit_residual)
     minimum_fit = splat(np.float32(LEAST_FIT))
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -70,9 +83,9 @@ def linearise_data_term_rows(
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            inside = _locate_targets(u, v, x, y, right, low, weights, corners)
+            inside = _locate_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for n in range(16):
-                _, gx, gy, _ = _sample_packed(packed, stride, weights, corners, n)
+                _, gx, gy, _ = _sample_packed(packed, stride, weights_scratch, corners_scratch, n)
                 s[i + n + B1 * size] = gx
                 s[i + n + B2 * size] = gy
             xx = load(s, i + AXX * size)
@@ -147,20 +160,34 @@ def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
 
 @_jit
 def filter_by_weighted_median_rows(
-    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, nearness, threshold, lines, buffer
+    s,
+    size,
+    pitch,
+    height,
+    width,
+    top,
+    bottom,
+    colours,
+    channels,
+    flow_out,
+    colour_range,
+    nearness,
+    threshold,
+    lines_scratch,
+    weights_scratch,
 ):
-    """Filter the flow near motion boundaries by a weighted median into ``target``, two planes of the same layout.
+    """Filter the flow near motion boundaries by a weighted median into ``flow_out``, two planes of the same layout.
 
     ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``nearness``: the neighbours' weights by
-    distance, row after row; ``lines`` ((SPAN + 2) pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
+    distance, row after row; ``lines_scratch`` ((SPAN + 2) pitches) and ``weights_scratch`` (SPAN^2 * 16) are scratch.
     """
     one = splat(np.float32(1.0))
     zero = splat(np.float32(0.0))
-    scale = splat(np.float32(1.0) / (range_ * range_ * np.float32(channels)))
-    jumps = lines[: (SPAN + 1) * pitch]
-    active = lines[(SPAN + 1) * pitch :]
+    scale = splat(np.float32(1.0) / (colour_range * colour_range * np.float32(channels)))
+    jumps = lines_scratch[: (SPAN + 1) * pitch]
+    active = lines_scratch[(SPAN + 1) * pitch :]
     for x in range((SPAN + 2) * pitch):
-        lines[x] = np.float32(0.0)
+        lines_scratch[x] = np.float32(0.0)
     for plane in range(2):
         for y in range(max(0, top - RADIUS), min(height, bottom + RADIUS)):
             i = (y + 1) * pitch + LEFT + width + plane * size
@@ -180,8 +207,8 @@ def filter_by_weighted_median_rows(
             u = load(s, i)
             v = load(s, i + size)
             if not is_any_above_zero(is_active):
-                store(target, i, u)
-                store(target, i + size, v)
+                store(flow_out, i, u)
+                store(flow_out, i + size, v)
                 continue
             red = load(colours, i)
             k = 0
@@ -195,7 +222,7 @@ def filter_by_weighted_median_rows(
                         e = load(colours, j + dx + c * size) - load(colours, i + c * size)
                         d = d + e * e
                     w = maximum(one - d * scale, zero)
-                    store(buffer, k, splat(nearness[row_start + dx]) * w * w * load(s, j + dx + FIT * size))
+                    store(weights_scratch, k, splat(nearness[row_start + dx]) * w * w * load(s, j + dx + FIT * size))
                     k += 16
             cu = u
             cv = v
@@ -216,7 +243,7 @@ def filter_by_weighted_median_rows(
                         b = load(s, dx + size)
                         du = a - cu
                         dv = b - cv
-                        w = load(buffer, q) * approximate_rsqrt(du * du + (dv * dv + e2))
+                        w = load(weights_scratch, q) * approximate_rsqrt(du * du + (dv * dv + e2))
                         su = su + w * a
                         sv = sv + w * b
                         sw = sw + w
@@ -224,30 +251,30 @@ def filter_by_weighted_median_rows(
                 cu = su / sw
                 cv = sv / sw
                 soft = soft * np.float32(0.5)
-            store(target, i, u + is_active * (cu - u))
-            store(target, i + size, v + is_active * (cv - v))
+            store(flow_out, i, u + is_active * (cu - u))
+            store(flow_out, i + size, v + is_active * (cv - v))
 
 
 @_jit
-def blur_rows(source, target, height, width, top, bottom, kernel, line):
-    """Blur rows [top, bottom) with a Gaussian, borders replicated; ``line`` holds a row."""
+def blur_rows(source, blurred_out, height, width, top, bottom, kernel, line_scratch):
+    """Blur rows [top, bottom) with a Gaussian, borders replicated; ``line_scratch`` holds a row."""
     margin = len(kernel) // 2
     for y in range(top, bottom):
         for x in range(width):
-            line[x] = np.float32(0.0)
+            line_scratch[x] = np.float32(0.0)
         for t in range(len(kernel)):
             yy = min(max(y + t - margin, 0), height - 1)
             for x in range(width):
-                line[x] += kernel[t] * source[yy, x]
+                line_scratch[x] += kernel[t] * source[yy, x]
         for x in range(width):
             value = np.float32(0.0)
             for t in range(len(kernel)):
-                value += kernel[t] * line[min(max(x + t - margin, 0), width - 1)]
-            target[y, x] = value
+                value += kernel[t] * line_scratch[min(max(x + t - margin, 0), width - 1)]
+            blurred_out[y, x] = value
 
 
 @_jit
-def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, image, prior):
+def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, first_frame, prior):
     """Write the derivatives of the first frame, and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
@@ -257,11 +284,11 @@ def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, image
         for x in range(width):
             left = max(x - 1, 0)
             right = min(x + 1, width - 1)
-            s[row + x + AX * size], s[row + x + AY * size] = _central_differences(image, height, width, y, x)
-            rx, ry = _central_differences(image, height, width, y, right)
-            lx, ly = _central_differences(image, height, width, y, left)
-            _, by = _central_differences(image, height, width, down, x)
-            _, ay = _central_differences(image, height, width, up, x)
+            s[row + x + AX * size], s[row + x + AY * size] = _central_differences(first_frame, height, width, y, x)
+            rx, ry = _central_differences(first_frame, height, width, y, right)
+            lx, ly = _central_differences(first_frame, height, width, y, left)
+            _, by = _central_differences(first_frame, height, width, down, x)
+            _, ay = _central_differences(first_frame, height, width, up, x)
             s[row + x + AXX * size] = half * (rx - lx)
             s[row + x + AXY * size] = half * (ry - ly)
             s[row + x + AYY * size] = half * (by - ay)
@@ -301,8 +328,8 @@ def write_coupling_rows(s, size, pitch, height, width, top, bottom, prior, backw
 
 
 @_jit
-def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
-    """Write the weight of the smoothness, and the colours into the planes of ``guide``."""
+def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide_out):
+    """Write the weight of the smoothness, and the colours into the planes of ``guide_out``."""
     channels = colours.shape[0]
     channel_weight = np.float32(1.0) / np.float32(channels)
     for y in range(top, bottom):
@@ -313,7 +340,7 @@ def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, 
             total = np.float32(0.0)
             for c in range(channels):
                 value = colours[c, y, x]
-                guide[row + x + c * size] = value
+                guide_out[row + x + c * size] = value
                 across = colours[c, y, right] - value
                 below = colours[c, down, x] - value
                 total += across * across + below * below
@@ -321,17 +348,21 @@ def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, 
 
 
 @_jit
-def apply_flow_change_rows(s, size, pitch, width, top, bottom, trust, flow):
-    """Apply the change of the flow, and less of it where it is large; with ``trust`` 0 all of it."""
+def apply_flow_change_rows(s, size, pitch, width, top, bottom, damping_length_px, flow_out):
+    """Apply the change of the flow, and less of it where it is large; with ``damping_length_px`` 0 all of it."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):
             i = row + x
             du = s[i + U * size] - s[i + FU * size]
             dv = s[i + V * size] - s[i + FV * size]
-            remaining = np.exp(-(du * du + dv * dv) / (trust * trust)) if trust > 0 else np.float32(1.0)
-            flow[0, y, x] = s[i + FU * size] + remaining * du
-            flow[1, y, x] = s[i + FV * size] + remaining * dv
+            remaining = (
+                np.exp(-(du * du + dv * dv) / (damping_length_px * damping_length_px))
+                if damping_length_px > 0
+                else np.float32(1.0)
+            )
+            flow_out[0, y, x] = s[i + FU * size] + remaining * du
+            flow_out[1, y, x] = s[i + FV * size] + remaining * dv
 
 
 _f = types.float32

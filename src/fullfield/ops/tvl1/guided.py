@@ -120,10 +120,10 @@ class FlowRefiner:
         flow_after_first: Tensor | None = None
         for _ in range(self.config.passes - 1 if backward is not None else 0):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit = self._refine_in_one_pass(first, second, flow, backward, rounds=1)
+            flow, misfit = self._refine_without_blending(first, second, flow, backward, rounds=1)
             flow_after_first = flow if flow_after_first is None else flow_after_first
             misfits.append(misfit)
-        refined, misfit = self._refine_in_one_pass(first, second, flow, backward, rounds=self.config.rounds)
+        refined, misfit = self._refine_without_blending(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
             fraction.to(initial) for fraction in compute_change_weights(torch.cat(misfits, 1), self.config)
@@ -132,7 +132,7 @@ class FlowRefiner:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
         return torch.lerp(initial, refined, first_fraction, out=refined)
 
-    def _refine_in_one_pass(
+    def _refine_without_blending(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""

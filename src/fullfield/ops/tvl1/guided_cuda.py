@@ -82,7 +82,7 @@ class Strips:
     min_rows: int = 24
     """Rows of a strip, without those that are computed twice, below which the frame is iterated on in tiles."""
 
-    def plan_pass(self, iterations: int, size: tuple[int, int], device: Device) -> Pass | None:
+    def plan_strips_if_faster(self, iterations: int, frame_size: tuple[int, int], device: Device) -> Pass | None:
         """Return the pass of ``iterations`` over a frame, or None if tiles take less time or the strip does not fit."""
         groups = min(self.groups, iterations)
         while iterations - (groups - 1) * -(-iterations // groups) < 1:
@@ -92,7 +92,7 @@ class Strips:
         shared = 6 * (ring + self.ahead + 2 + 2 * (groups - 1)) * _STRIP * 4
         if shared > device.shared:
             return None
-        height, width = size
+        height, width = frame_size
         useful = (_STRIP - (iterations + 1) // 2 * 2 - iterations) // 4 * 4
         columns = 1 + -(-max(0, width - _STRIP) // useful)
         concurrent = device.processors * min(self.blocks, device.shared // shared)
@@ -158,8 +158,8 @@ class _Recording(NamedTuple):
     """Whether of the change remains what the misfits earn."""
 
     @property
-    def misfit_rounds(self) -> int:
-        """Rounds before which the misfit is found."""
+    def misfit_count(self) -> int:
+        """Misfits that are measured, each before a round: at most JUDGED."""
         return min(sum(self.passes), JUDGED)
 
 
@@ -187,7 +187,9 @@ class Refiner:
         starts = range(0, config.iterations, shape.depth)
         self._depths = [min(shape.depth, config.iterations - start) for start in starts]
         depths = [] if strips is None else sorted(set(self._depths))
-        plans = {depth: strips.plan_pass(depth, self._size, about) for depth in depths if strips is not None}
+        plans = {
+            depth: strips.plan_strips_if_faster(depth, self._size, about) for depth in depths if strips is not None
+        }
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
         sources = [refinement_source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
@@ -217,10 +219,10 @@ class Refiner:
         passes = self.passes if backward is not None else self.passes[-1:]
         return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], passes, blends=True))[:2]
 
-    def refine_in_one_pass(
+    def refine_without_blending(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of one pass, flags, and the misfits [B, N] of ``guided_reference.refine_pair``."""
+        """Return one pass's flow with all of its change, flags, and the misfits [B, N] of ``guided_reference``."""
         rounds = self._config.rounds if rounds is None else rounds
         return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], (rounds,), blends=False))
 
@@ -230,13 +232,13 @@ class Refiner:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._iterate_tensors):
             self._flags.zero_()
-            misfit = torch.empty(len(flow), recording.misfit_rounds, dtype=torch.float64, device=self._device)
+            misfit = torch.empty(len(flow), recording.misfit_count, dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._launch_pair_loading((frame1[item], frame2[item]), flow[item], back, refined[item])
                 self._run_or_replay(recording)
                 if not recording.blends:
-                    misfit[item] = self._misfits[: recording.misfit_rounds]
+                    misfit[item] = self._misfits[: recording.misfit_count]
             return refined, self._flags.clone(), misfit
 
     def _iterate_tensors(self) -> Iterator[Tensor]:
@@ -305,7 +307,7 @@ class Refiner:
             p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
             self._build_launch(name, p, (1, 256))(stream)
 
-    def _get_result_address(self, pass_index: int) -> int:
+    def _get_intermediate_result_address(self, pass_index: int) -> int:
         """Return the address of the result of a pass that another one follows."""
         return self._plane_address(PLANES + (2 + (pass_index - 1) % 2 * 2 if pass_index else 0))
 
@@ -316,9 +318,9 @@ class Refiner:
         for number, rounds in enumerate(recording.passes):
             is_last, start = (
                 number == len(recording.passes) - 1,
-                self._get_result_address(number - 1) if number else None,
+                self._get_intermediate_result_address(number - 1) if number else None,
             )
-            flow = dual = 0
+            flow_index = dual_index = 0
             if number:
                 p = self._build_pass_params(recording, start)
                 p.flow_out = self._plane_address(_FLOWS[0])
@@ -326,8 +328,8 @@ class Refiner:
             for turn in range(rounds):
                 for warp in range(self._config.warps):
                     p = self._build_pass_params(recording, start)
-                    p.flow, p.last = self._plane_address(_FLOWS[flow]), int(warp == self._config.warps - 1)
-                    if warp == 0 and judged < recording.misfit_rounds:
+                    p.flow, p.last = self._plane_address(_FLOWS[flow_index]), int(warp == self._config.warps - 1)
+                    if warp == 0 and judged < recording.misfit_count:
                         p.fits = self._plane_address(_BLOCK_FITS) + judged * self._linearise_blocks * 8
                         judged += 1
                     launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
@@ -336,23 +338,26 @@ class Refiner:
                         launches.append(
                             (
                                 "iterate",
-                                self._build_iterations_launch(recording, depth, flow, dual, zero_dual=zero_dual),
+                                self._build_iterations_launch(
+                                    recording, depth, flow_index, dual_index, zero_dual=zero_dual
+                                ),
                             )
                         )
-                        flow, dual = 1 - flow, 1 - dual
+                        flow_index, dual_index = 1 - flow_index, 1 - dual_index
                     if warp < self._config.warps - 1:
-                        launches.append(("median", self._build_median_launch(flow)))
-                        flow = 1 - flow
+                        launches.append(("median", self._build_plain_median_launch(flow_index)))
+                        flow_index = 1 - flow_index
                 p = self._build_pass_params(recording, start)
-                p.flow, p.flow_out = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
-                flow = 1 - flow
+                p.flow = self._plane_address(_FLOWS[flow_index])
+                p.flow_out = self._plane_address(_FLOWS[1 - flow_index])
+                flow_index = 1 - flow_index
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
-                    launches.append(("judging", self._build_misfit_launch(recording)))
+                    launches.append(("judging", self._build_judging_launch(recording)))
                     p.shares = get_address(self._shares) if recording.blends else None
-                    p.after_first = self._get_result_address(0) if number else None
+                    p.after_first = self._get_intermediate_result_address(0) if number else None
                 elif p.last:
-                    p.refined = self._get_result_address(number)
+                    p.refined = self._get_intermediate_result_address(number)
                 launches.append(("jumps", self._build_launch("guided_jumps", p, (8, 32))))
                 p = type(p).from_buffer_copy(p)
                 launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
@@ -369,24 +374,25 @@ class Refiner:
         """Blocks of a linearisation."""
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
-    def _build_misfit_launch(self, recording: _Recording) -> Launch:
+    def _build_judging_launch(self, recording: _Recording) -> Launch:
         p = self._build_params(recording.channels)
         p.fits, p.fit_blocks, p.judged = (
             self._plane_address(_BLOCK_FITS),
             self._linearise_blocks,
-            recording.misfit_rounds,
+            recording.misfit_count,
         )
         p.shares = get_address(self._shares) if recording.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 
     def _build_iterations_launch(
-        self, recording: _Recording, depth: int, flow: int, dual: int, *, zero_dual: bool
+        self, recording: _Recording, depth: int, flow_index: int, dual_index: int, *, zero_dual: bool
     ) -> Launch:
-        """Return ``depth`` iterations that read one set of planes and write the other."""
+        """Return ``depth`` iterations that read the sets of planes with these indices and write the others."""
         one = self._passes.get(depth)
         p: ctypes.Structure = self._build_params(recording.channels) if one is None else _Rows()
-        p.flow, p.dual = self._plane_address(_FLOWS[flow]), self._plane_address(_DUALS[dual])
-        p.flow_out, p.dual_out = self._plane_address(_FLOWS[1 - flow]), self._plane_address(_DUALS[1 - dual])
+        p.flow, p.dual = self._plane_address(_FLOWS[flow_index]), self._plane_address(_DUALS[dual_index])
+        p.flow_out = self._plane_address(_FLOWS[1 - flow_index])
+        p.dual_out = self._plane_address(_DUALS[1 - dual_index])
         p.zero_dual = int(zero_dual)
         if one is None:
             p.iterations = depth
@@ -398,10 +404,11 @@ class Refiner:
         blocks = one.columns * -(-p.height // one.rows)
         return Launch(self._pass_libraries[depth], "guided_rows", blocks, one.threads, p, one.shared)
 
-    def _build_median_launch(self, flow: int) -> Launch:
+    def _build_plain_median_launch(self, source_index: int) -> Launch:
         height, width = self._size
         p = _Median()
-        p.flow, p.target = self._plane_address(_FLOWS[flow]), self._plane_address(_FLOWS[1 - flow])
+        p.flow = self._plane_address(_FLOWS[source_index])
+        p.target = self._plane_address(_FLOWS[1 - source_index])
         p.plane = p.target_plane = self._planes.stride(0)
         p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
         p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)

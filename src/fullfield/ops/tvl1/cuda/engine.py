@@ -76,7 +76,7 @@ class Engine:
         self._state = self._allocate((count_state_elements(batch, *sizes[0], dtype),), dtype)
         self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
         self._tilings = [
-            fused.choose_fastest_tiling(batch, *size, config, self._about) if schedule is None else None
+            fused.choose_tiling_if_faster(batch, *size, config, self._about) if schedule is None else None
             for size in sizes
         ]
         fused.load_fused_kernels(

@@ -52,7 +52,7 @@ class Shape:
     """Blocks that hold a tile, one below the other."""
 
     @property
-    def padded_columns(self) -> int:
+    def columns_per_tile(self) -> int:
         """Columns of a tile with all that it computes again."""
         return 32 * self.columns_per_lane
 
@@ -62,19 +62,19 @@ class Shape:
         return self.groups * self.rows
 
     @property
-    def padded_rows(self) -> int:
+    def rows_per_tile(self) -> int:
         """Rows of a tile with all that it computes again."""
         return self.cluster * self.rows_per_block
 
     @property
-    def column_step(self) -> int:
-        """Tiles begin at multiples of so many columns."""
+    def tile_column_alignment(self) -> int:
+        """Tiles begin at multiples of this number of columns."""
         return max(2, self.columns_per_lane)
 
     @property
     def max_flow_span(self) -> int:
         """Pixels by which the flow of a block may differ for it to sample in shared memory."""
-        return 16 if self.padded_columns * self.rows_per_block <= 6144 else 12
+        return 16 if self.columns_per_tile * self.rows_per_block <= 6144 else 12
 
     @property
     def blocks_per_multiprocessor(self) -> int:
@@ -90,10 +90,10 @@ class Shape:
         """Bytes of shared memory."""
         edges, still = (
             512 * self.columns_per_lane * (self.groups + 1),
-            4 * (self.padded_columns + 8) * (self.rows_per_block + 2),
+            4 * (self.columns_per_tile + 8) * (self.rows_per_block + 2),
         )
-        patch = 4 * (self.padded_columns + 8 + self.max_flow_span) * (self.rows_per_block + 5 + self.max_flow_span)
-        return 16 * self.padded_columns * self.rows_per_block + edges + 32 * self.groups + 16 + still + patch
+        patch = 4 * (self.columns_per_tile + 8 + self.max_flow_span) * (self.rows_per_block + 5 + self.max_flow_span)
+        return 16 * self.columns_per_tile * self.rows_per_block + edges + 32 * self.groups + 16 + still + patch
 
 
 SHAPES = (
@@ -140,32 +140,32 @@ class Tiling:
     """Whether the level is narrower or lower than a tile with all that it computes again."""
 
 
-def _split_side(size: int, size_in_block: int, overlap: int, step: int) -> tuple[int, int] | None:
-    """Return the number of tiles along a side, and their own pixels, a multiple of ``step``.
+def _split_side(size: int, size_in_tile: int, overlap: int, alignment: int) -> tuple[int, int] | None:
+    """Return the number of tiles along a side, and their own pixels, a multiple of ``alignment``.
 
-    A tile's own pixels are those that a block holds, minus those that it computes ``overlap``.
+    A tile's own pixels are ``size_in_tile`` minus ``overlap``, the pixels that its neighbours compute too.
     """
-    if size <= size_in_block:
+    if size <= size_in_tile:
         return 1, 0
-    usable = (size_in_block - overlap) // step * step
+    usable = (size_in_tile - overlap) // alignment * alignment
     if usable < 1:
         return None
     tiles = -(-(size - overlap) // usable)
-    return tiles, -(-(size - overlap) // tiles // step) * step
+    return tiles, -(-(size - overlap) // tiles // alignment) * alignment
 
 
 def choose_tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
     margin = config.median // 2
-    lead = -(-(config.iterations + margin) // shape.column_step) * shape.column_step
+    lead = -(-(config.iterations + margin) // shape.tile_column_alignment) * shape.tile_column_alignment
     overlap = lead + config.iterations - 1 + max(margin, 1)
     across, down = (
-        _split_side(width, shape.padded_columns, overlap, shape.column_step),
-        _split_side(height, shape.padded_rows, overlap, 1),
+        _split_side(width, shape.columns_per_tile, overlap, shape.tile_column_alignment),
+        _split_side(height, shape.rows_per_tile, overlap, 1),
     )
     if across is None or down is None:
         return None
-    small = width < shape.padded_columns or height < shape.padded_rows
+    small = width < shape.columns_per_tile or height < shape.rows_per_tile
     return Tiling(shape, lead, across[1], down[1], across[0], down[0], small)
 
 
@@ -197,8 +197,8 @@ def _estimate_time(tiling: Tiling, batch: int, iterations: int, device: Device) 
     return rounds * (1 - 0.11 / shape.cluster) * (3 + 0.14 * rows + iterations * max(0.42, 0.0065 * rows))
 
 
-def choose_fastest_tiling(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
-    """Return the fastest tiling of a level by times on an H200, or None if warps are faster pass by pass."""
+def choose_tiling_if_faster(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
+    """Return the fastest tiling of a level by times on an H200; None if warps are faster pass by pass."""
     candidates: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
         if shape.shared_bytes > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
