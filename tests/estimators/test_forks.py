@@ -12,6 +12,7 @@ import os
 import warnings
 import torch
 from fullfield import InputError, estimate, estimate_batch
+from fullfield.estimators import NetworkEstimator
 
 os.environ["FULLFIELD_QUIET"] = "1"  # a cold cache of kernels is announced
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks of a process with threads
@@ -38,12 +39,14 @@ estimate_in_fork(1)
 estimate_in_fork(2, threads=1)
 estimate_in_fork(2, lambda a, b, *args, **options: estimate_batch([a], [b], *args, **options), threads=1)
 estimate_in_fork(2)
+estimate_in_fork(2, lambda *frames, **options: NetworkEstimator("fullfield-s").prepare("cpu"))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_estimate_refuses_forked_child_of_computing_parent(run_measured_script: Callable[..., str]) -> None:
-    *estimated, two_threads = run_measured_script(SCRIPT).splitlines()
+    *estimated, two_threads, preparation = run_measured_script(SCRIPT).splitlines()
     assert estimated == ["estimated"] * 5
+    assert preparation == two_threads
     assert two_threads.startswith("process: was forked after its parent had computed")
     assert "multiprocessing.get_context('spawn'), or compute on the CPU with threads=1" in two_threads

@@ -24,8 +24,8 @@ LOOKUPS = ("linear", "dense")
 SUFFIXES = (".onnx",)
 EPILOG = """\
 examples:
-  fullfield export -o flow.onnx --size 1024x440
-  fullfield export -o raft.onnx --method raft --size 1024x440 --updates 12
+  fullfield export -o flow.onnx --size 1024x436
+  fullfield export -o raft.onnx --method raft --size 1024x436 --updates 12
   fullfield export -o sea.onnx --method sea-raft-m --weights sea-raft-m-spring --size 960x544 --dynamic
 """
 

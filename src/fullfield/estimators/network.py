@@ -190,6 +190,7 @@ class NetworkEstimator(LoadingEstimator):
             fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         target = torch.empty(0, device=_check.device(device)).device  # with its index
+        check_usable_after_fork(target)
         with self._lock, torch.no_grad():
             network = self._load_on_device(target, fetching)
             exact = self._precision == "exact"
