@@ -471,10 +471,10 @@ def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {})
     run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
-    assert run.read_score("pooled", "shot[1]/a*", "truth") == {"images": 1}
+    assert run.read_score_if_current("pooled", "shot[1]/a*", "truth") == {"images": 1}
     run.get_prediction_path("shot[1]/a*").unlink()
     run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
-    assert run.read_score("pooled", "shot[1]/a*", "truth") is None
+    assert run.read_score_if_current("pooled", "shot[1]/a*", "truth") is None
 
 
 @pytest.mark.unit
@@ -512,14 +512,14 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
     seen = []
 
     def watched(*_: object, **__: object) -> None:
-        seen.append(run.read_info("pair"))
+        seen.append(run.read_info_if_complete("pair"))
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
     run.save_prediction("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
-    assert run.read_info("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
-    assert run.read_score("pooled", "pair", "truth") == {"images": 1}
+    assert run.read_info_if_complete("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
+    assert run.read_score_if_current("pooled", "pair", "truth") == {"images": 1}
 
 
 @pytest.mark.unit
@@ -536,9 +536,9 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "is_file", taken)
     run.get_score_path("pooled", "pair").unlink()
-    assert run.read_score("pooled", "pair", "truth") is None
+    assert run.read_score_if_current("pooled", "pair", "truth") is None
     run.get_prediction_path("pair").with_suffix(".json").unlink()
-    assert run.read_info("pair") is None
+    assert run.read_info_if_complete("pair") is None
 
 
 def test_evaluate_fills_and_ignores_unknown_pixels(tmp_path: Path) -> None:

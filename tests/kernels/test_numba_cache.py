@@ -117,11 +117,10 @@ def test_numba_cache_skips_unwritable_folders(tmp_path: Path) -> None:
 
 
 def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
     assert numba_cache.find_cache_folder(__file__) is None
-    script = (
-        f"from fullfield._kernels import cache_folder\ncache_folder.ensure_private_folder = lambda _: False\n{RUN_FEW}"
-    )
+    refuse = "cache_folder.try_create_private_folder = lambda _: False"
+    script = f"from fullfield._kernels import cache_folder\n{refuse}\n{RUN_FEW}"
     out, messages = finish(start(["-c", script], str(tmp_path)))
     assert out == FOUND
     assert "in every process: no cache folder can be written" in messages
@@ -143,11 +142,13 @@ def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_ensure_private_folder_refuses_folder_of_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder.ensure_private_folder(tmp_path)
+def test_try_create_private_folder_refuses_folder_of_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_folder.try_create_private_folder(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    assert not cache_folder.ensure_private_folder(tmp_path)
+    assert not cache_folder.try_create_private_folder(tmp_path)
 
 
 def test_cache_compiled_code_restores_numba_setting(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_numba_cache_is_used_by_user_who_cannot_write(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
 def test_read_only_folders_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
     folder = tmp_path / "cache" / "kernels"
     assert cache_folder.list_read_only_folders("kernels") == []
     (folder / "below").mkdir(parents=True)
@@ -296,26 +297,28 @@ def test_numba_kernels_run_on_full_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_ensure_private_folder_refuses_shared_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_try_create_private_folder_refuses_shared_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     top = cache_folder._get_temporary_folder()
-    assert cache_folder.ensure_private_folder(top / "numba")
+    assert cache_folder.try_create_private_folder(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):
         before = stat.S_IMODE(path.stat().st_mode)
         path.chmod(mode)
-        assert not cache_folder.ensure_private_folder(top / "numba"), path
+        assert not cache_folder.try_create_private_folder(top / "numba"), path
         path.chmod(before)
-        assert cache_folder.ensure_private_folder(top / "numba")
+        assert cache_folder.try_create_private_folder(top / "numba")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (top / "link").symlink_to(elsewhere)
-    assert not cache_folder.ensure_private_folder(top / "link")
+    assert not cache_folder.try_create_private_folder(top / "link")
     if os.getuid() == 0:  # a parent of somebody else's
         os.chown(top, 12345, 12345)
-        assert not cache_folder.ensure_private_folder(top / "numba")
+        assert not cache_folder.try_create_private_folder(top / "numba")
 
 
 def test_compile_all_accepts_kernels_of_other_modules(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_compiler_processes_share_cold_cache(cache: Path) -> None:
 def test_compiler_works_without_writable_folder(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
 ) -> None:
-    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
     assert "in every process: no cache folder can be written" in capfd.readouterr().err
     assert not cache.exists()
@@ -112,7 +112,7 @@ def test_compiler_reads_cache_that_cannot_be_written(
     (kept,) = cache.iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644
     capfd.readouterr()
-    monkeypatch.setattr(cache_folder, "ensure_private_folder", lambda _: False)
+    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
     assert Compiler("sm_80", "test kernels").compile([TRIVIAL]) == codes
     assert capfd.readouterr().err == ""
 

@@ -253,6 +253,6 @@ def test_prepared_flow_continues_updates_while_flow_moves(monkeypatch: pytest.Mo
     frames = textured((128, 256), batch)
     for moves, updates in ((False, 4), (True, 6)):
         monkeypatch.setattr(
-            framing, "is_unconverged", lambda old, _, moves=moves: old.new_full((len(old),), moves).bool()
+            framing, "mark_unconverged_pairs", lambda old, _, moves=moves: old.new_full((len(old),), moves).bool()
         )
         assert torch.equal(fast(*frames), fast(*frames, updates=updates))

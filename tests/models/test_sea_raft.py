@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import framing
-from fullfield.models.framing import choose_padding, is_unconverged
+from fullfield.models.framing import choose_padding, mark_unconverged_pairs
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, compute_expected_log_scale
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
@@ -49,14 +49,14 @@ def test_sea_raft_equals_ptlflow(ptlflow: Any) -> None:
         assert (ours(frame1, frame2, 3) - expected).abs().max() > 1e-2  # the last update counts
 
 
-def test_is_unconverged_requires_moving_cells() -> None:
+def test_mark_unconverged_pairs_requires_moving_cells() -> None:
     before = torch.zeros(3, 2, 10, 10)
     after = before.clone()
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
     after[1, 1, 0, :3] = 0.2
     after[2, 0] = 0.12
-    assert is_unconverged(before, after).tolist() == [False, True, False]
-    assert is_unconverged(before, after * float("nan")).tolist() == [False] * 3
+    assert mark_unconverged_pairs(before, after).tolist() == [False, True, False]
+    assert mark_unconverged_pairs(before, after * float("nan")).tolist() == [False] * 3
 
 
 Moves = Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +65,7 @@ Moves = Callable[[Tensor, Tensor], Tensor]
 @pytest.fixture
 def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
     """Let a function of the flow before and after an update decide whether a pair still moves."""
-    return lambda moves: monkeypatch.setattr(framing, "is_unconverged", moves)
+    return lambda moves: monkeypatch.setattr(framing, "mark_unconverged_pairs", moves)
 
 
 @pytest.mark.parametrize("form", ["module", "prepared"])

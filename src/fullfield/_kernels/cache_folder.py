@@ -33,7 +33,7 @@ def _get_temporary_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"fullfield-{user}"
 
 
-def ensure_private_folder(folder: Path) -> bool:
+def try_create_private_folder(folder: Path) -> bool:
     """Return whether this user, and no other, can write to ``folder``, which is created if it does not exist.
 
     Compiled code is run, so it is never loaded from a folder that another user could write to. Under the temporary
@@ -105,7 +105,7 @@ def find_writable_folder(name: str) -> Path | None:
     """Return a writable folder of that name in the first possible candidate folder, or None."""
     for parent in list_candidate_cache_folders():
         folder = parent / name
-        if ensure_private_folder(folder):
+        if try_create_private_folder(folder):
             return folder
     return None
 
@@ -117,7 +117,7 @@ def list_read_only_folders(name: str) -> list[Path]:
     """
     folders = []
     for parent in list_candidate_cache_folders():
-        if ensure_private_folder(parent / name):
+        if try_create_private_folder(parent / name):
             break
         folder = (parent / name).resolve()
         if _is_trusted_folder(folder):

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.method in evaluate_scans.METHODS:
         weights = methods.get_option_value(args, "--weights") if args.method == "learned" else None
-        others = (option for option in _list_used_flow_options(args) if weights is None or option != "--weights")
+        others = (option for option in _list_used_flow_only_options(args) if weights is None or option != "--weights")
         evaluate_scans.refuse_used_options(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, process, weights)
     evaluate_scans.refuse_used_options(evaluate_scans.list_used_options(args), f"MODEL {args.method} estimates flow")
@@ -145,7 +145,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     )
 
 
-def _list_used_flow_options(args: argparse.Namespace) -> list[str]:
+def _list_used_flow_only_options(args: argparse.Namespace) -> list[str]:
     """Return the options on the command line that only flow has."""
     usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
     usual |= {"averaging": "pooled", "max_epe": None, "submission": None}

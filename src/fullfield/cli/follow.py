@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if reading.get("window") == "data":
             raise InputError("--window data: following works on the display window; leave it out")
         frame_files = find_frame_files(args.plates)
-        numbers = _list_frame_numbers(frame_files, args.frames, reading)
+        numbers = _list_frames_to_write(frame_files, args.frames, reading)
         jobs = [
             sequences.FollowJob(
                 frame_files,
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if outcome.is_complete else 2
 
 
-def _list_frame_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
+def _list_frames_to_write(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
     """Return the frames that get a file; for a video without a range all that it has."""
     from fullfield.sequences.plates import open_frame_files
 

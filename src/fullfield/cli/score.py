@@ -25,7 +25,7 @@ from fullfield.cli.options import (
     read_truth,
 )
 from fullfield.cli.report import rename_arguments_in_errors
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_mask_file, has_exr_suffix
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, get_separate_mask_file, has_exr_suffix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     missing = outside = 0
     values_each = 0
     for files in images:
-        pred, truth, valid, occluded, absent = _load_prediction_and_truth(files, args)
+        pred, truth, valid, occluded, absent = _load_scoring_inputs(files, args)
         missing, outside = missing + absent.missing, outside + absent.outside
         value_count = count_truth_values_per_pixel(truth)
         if values_each and value_count != values_each:
@@ -141,7 +141,7 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: expected two files, got two folders")
-    masks = [(option, get_mask_file(mask)) for option, mask in _list_mask_options(args)]
+    masks = [(option, get_separate_mask_file(mask)) for option, mask in _list_mask_options(args)]
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_input_and_output_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
@@ -156,7 +156,7 @@ def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
     masks = _list_mask_options(args)
     if not pred.is_dir():
         for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
-            file = path if argument in ("PRED", "TRUTH") else get_mask_file(path)
+            file = path if argument in ("PRED", "TRUTH") else get_separate_mask_file(path)
             if file is not None:
                 paths.check_input_file(file, argument)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
@@ -181,7 +181,7 @@ def _list_image_files(args: argparse.Namespace) -> list[ImageFiles]:
 def _find_mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
-    if not Path(folder).is_dir() and get_mask_file(folder) is None:  # a channel of each true flow
+    if not Path(folder).is_dir() and get_separate_mask_file(folder) is None:  # a channel of each true flow
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
@@ -211,13 +211,13 @@ class _MissingPredictions(NamedTuple):
     """Where the frame was not known: outside its data window, or under a mask."""
 
 
-def _load_prediction_and_truth(
+def _load_scoring_inputs(
     files: ImageFiles, args: argparse.Namespace
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _MissingPredictions]:
     """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
     choice: dict[str, Any] = {**get_layer_arguments(args, "pred"), **get_vector_arguments(args, "pred-")}
     pred, predicted = io.read_flow(files.pred, **choice)
-    outside = _mark_prediction_outside_frame(files.pred, predicted, choice)
+    outside = _mark_unpredicted_outside_frame(files.pred, predicted, choice)
     choice = {**get_layer_arguments(args, "truth"), **get_vector_arguments(args, "truth-")}
     choice |= {"scale": args.truth_scale, "has_four_values": args.four_values}
     truth, valid = read_truth(files.truth, pred, files.pred, **choice)
@@ -235,7 +235,7 @@ def _load_prediction_and_truth(
     return pred, truth, valid & predicted, occluded, absent
 
 
-def _mark_prediction_outside_frame(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
+def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
     from fullfield.io.flow import read_flow_optionally_masked, read_flow_window
 
@@ -265,7 +265,7 @@ def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
     height, width = flow.shape[-2:]
     box = (0, 0, width, height)
     with rename_arguments_in_errors(mask=f"{option} {mask}"):
-        if get_mask_file(mask) is not None or not has_exr_suffix(truth):
+        if get_separate_mask_file(mask) is not None or not has_exr_suffix(truth):
             return torch.from_numpy(read_mask(mask, None, box, box))
         with open_source(Path(truth)) as source:
             display = source.get_first_part().display_window

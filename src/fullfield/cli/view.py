@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()
     reference = settings.get("reference")
-    draw = _choose_draw_function(args, reference)
+    draw = _choose_followed_draw_function(args, reference)
     plates, reason = _open_plates_or_explain(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
@@ -123,7 +123,9 @@ def _open_plates_or_explain(
         return None, str(error)
 
 
-def _choose_draw_function(args: argparse.Namespace, reference: int | None) -> Callable[[ViewFrame], ViewFrame] | None:
+def _choose_followed_draw_function(
+    args: argparse.Namespace, reference: int | None
+) -> Callable[[ViewFrame], ViewFrame] | None:
     """Return what draws the grid or the paint on the frames of a followed shot; None for flow to neighbours."""
     if reference is None:
         for option in ("paint", "grid"):

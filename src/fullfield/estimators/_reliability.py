@@ -66,13 +66,13 @@ def compute_reliability_evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, b
     """Compute the evidence; arguments as for :func:`estimate_occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
     warped, inside = warp(frame2, flow)
-    across, down = ((after - before) / 2 for before, after in _get_neighbour_values(frame1))
+    across, down = ((after - before) / 2 for before, after in _get_four_neighbour_values(frame1))
     contrast = torch.sqrt(across * across + down * down).mean(1)
     residual = (frame1 - warped).abs().mean(1)
     return ReliabilityEvidence(distance, _blur_planes(residual * 255.0), inside, _blur_planes(contrast * 255.0))
 
 
-def _get_neighbour_values(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _get_four_neighbour_values(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the neighbours left and right, above and below of [B, C, H, W], with replicated borders."""
     horizontal, vertical = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
     return (horizontal[..., :-2], horizontal[..., 2:]), (vertical[..., :-2, :], vertical[..., 2:, :])

@@ -46,7 +46,7 @@ class SolverPool(Generic[Solver]):
     @contextmanager
     def borrow_solver(self, size: SolverSize) -> Iterator[Solver]:
         """Take a solver of this size out of the pool, or create it, and put it back at the end."""
-        solver = self._take_solver(size)
+        solver = self._take_idle_solver(size)
         if solver is None:
             solver = self._create(size)
         try:
@@ -59,7 +59,7 @@ class SolverPool(Generic[Solver]):
         with self._lock:
             self._idle.clear()
 
-    def _take_solver(self, size: SolverSize) -> Solver | None:
+    def _take_idle_solver(self, size: SolverSize) -> Solver | None:
         with self._lock:
             for index in range(len(self._idle) - 1, -1, -1):
                 if self._idle[index][0] == size:

@@ -173,7 +173,7 @@ class PtlflowEstimator(LoadingEstimator):
 
     def _load_model(self, fetching: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
-        name, path = self._find_weights(ptlflow, fetching)
+        name, path = self._find_or_download_weights(ptlflow, fetching)
         try:
             with torch.random.fork_rng(devices=[]), _silence_ptlflow():
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
@@ -193,7 +193,7 @@ class PtlflowEstimator(LoadingEstimator):
         }
         self._model = model.eval()
 
-    def _find_weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
+    def _find_or_download_weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
         weights = self.config.weights
         if weights == RANDOM:

@@ -49,13 +49,19 @@ class Scorer:
         """Store the contribution of a pair."""
         self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
 
-    def read_pair_state(self, index: int) -> dict[str, Any] | None:
+    def read_pair_state_if_current(self, index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
-        return self.run.read_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index))
+        return self.run.read_score_if_current(
+            self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index)
+        )
 
     def score_stored_predictions(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
-        left = [i for i in indices if self.dataset.records[i].flow is not None and self.read_pair_state(i) is None]
+        left = [
+            i
+            for i in indices
+            if self.dataset.records[i].flow is not None and self.read_pair_state_if_current(i) is None
+        ]
         for loaded in read_pairs_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
@@ -68,7 +74,7 @@ class Scorer:
         for index, record in enumerate(self.dataset.records):
             if record.flow is None:
                 continue
-            state = self.read_pair_state(index)
+            state = self.read_pair_state_if_current(index)
             if state is None:
                 raise InputError(
                     f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "

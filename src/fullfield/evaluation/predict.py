@@ -138,7 +138,7 @@ def predict(
     check_estimator(estimator, expected=ESTIMATOR)
     device = settings.torch_device
     mine = settings.process.select_sequences(dataset) if settings.warm_start else settings.process.select_pairs(dataset)
-    missing = [index for index in mine if run.read_info(dataset.records[index].name) is None]
+    missing = [index for index in mine if run.read_info_if_complete(dataset.records[index].name) is None]
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
@@ -160,7 +160,11 @@ def predict(
             record = dataset.records[loaded.index]
             if settings.progress is not None:
                 settings.progress(count / len(missing), record.name)
-            start = _get_initial_flow(dataset, run, loaded.index, before, device) if settings.warm_start else None
+            start = (
+                _get_initial_flow_within_sequence(dataset, run, loaded.index, before, device)
+                if settings.warm_start
+                else None
+            )
             work, size = (
                 partial(_estimate_with_retry, run, estimator, frame1, frame2, start, free_memory),
                 tuple(frame1.shape),
@@ -219,7 +223,7 @@ def _estimate_timed(
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
-def _get_initial_flow(
+def _get_initial_flow_within_sequence(
     dataset: FlowDataset, run: Run, index: int, previous: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
     """Return the initial flow; None at the beginning of a sequence."""
@@ -310,7 +314,7 @@ def _compute_totals(scorer: Scorer) -> dict[str, Any]:
 
 
 def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
-    stored = [run.read_info(record.name) for record in dataset.records]
+    stored = [run.read_info_if_complete(record.name) for record in dataset.records]
     info = [pair_info for pair_info in stored if pair_info is not None]
     if len(info) < len(dataset):
         raise InputError(f"{run.folder}: holds {len(info)} of {len(dataset)} predictions; predict the rest first")
@@ -353,7 +357,7 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     >>> files = write_submission(KITTI2015("/data/kitti2015", split="testing"), run, "upload")  # doctest: +SKIP
     """
     layout = get_submission_layout(dataset)
-    lacking = [record.name for record in dataset.records if run.read_info(record.name) is None]
+    lacking = [record.name for record in dataset.records if run.read_info_if_complete(record.name) is None]
     if lacking:
         raise InputError(
             f"{run.folder}: has no prediction of {lacking[0]} and {len(lacking) - 1} more; predict them first"

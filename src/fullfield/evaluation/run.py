@@ -128,7 +128,7 @@ class RunFolder:
         """Return the path of the info of a prediction."""
         return self.folder / "predictions" / f"{name}.json"
 
-    def read_info(self, name: str) -> dict[str, Any] | None:
+    def read_info_if_complete(self, name: str) -> dict[str, Any] | None:
         """Return the info of a prediction; None where it is not complete."""
         try:
             info = read_notes(self.get_info_path(name))
@@ -137,8 +137,8 @@ class RunFolder:
             return None
 
     def require_info(self, name: str) -> dict[str, Any]:
-        """Return :meth:`read_info`; InputError where there is none."""
-        info = self.read_info(name)
+        """Return :meth:`read_info_if_complete`; InputError where there is none."""
+        info = self.read_info_if_complete(name)
         if info is None:
             raise InputError(f"{self.get_prediction_path(name)}: there is no whole prediction of {name}; predict again")
         return info
@@ -152,7 +152,7 @@ class RunFolder:
         with self.lock():
             # Another run may have taken over a folder without predictions.
             self._settings.check_unchanged(self.config, _ADVICE)
-            if self.read_info(name) is not None:
+            if self.read_info_if_complete(name) is not None:
                 return
             for file in (info_path, *outdated):
                 file.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ class Run(RunFolder):
         flow, valid = read_flow(self.get_prediction_path(name))
         return flow, valid
 
-    def read_score(self, averaging: str, name: str, truth_fingerprint: str) -> dict[str, Any] | None:
+    def read_score_if_current(self, averaging: str, name: str, truth_fingerprint: str) -> dict[str, Any] | None:
         """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
         path = self.get_score_path(averaging, name)
         try:
@@ -238,9 +238,9 @@ class ScanRun(RunFolder):
 
     suffix = ".npy"
 
-    def read_info(self, name: str) -> dict[str, Any] | None:
+    def read_info_if_complete(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        info, info_path = super().read_info(name), self.get_info_path(name)
+        info, info_path = super().read_info_if_complete(name), self.get_info_path(name)
         if info is not None:
             check_entry_kinds(info_path, info, success="true or false", reason="text or null", seconds="number")
             check_entry_kinds(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
@@ -263,7 +263,7 @@ class ScanRun(RunFolder):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)
 
-    def read_truth(self, name: str, inputs_checksum: str) -> dict[str, Any] | None:
+    def read_truth_if_current(self, name: str, inputs_checksum: str) -> dict[str, Any] | None:
         """Return the stored truth of a pair if it was computed from the same inputs."""
         path = self._get_truth_path(name)
         stored = read_notes(path) if path.is_file() else {}

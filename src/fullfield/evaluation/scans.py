@@ -251,7 +251,11 @@ def score_scans(
     run.check_same_dataset(dataset)
     criteria = criteria or dataset.criteria
     mine = settings.process.select_pairs(dataset)
-    unknown = [i for i in mine if run.read_truth(dataset.records[i].name, _checksum_truth_inputs(dataset, i)) is None]
+    unknown = [
+        i
+        for i in mine
+        if run.read_truth_if_current(dataset.records[i].name, _checksum_truth_inputs(dataset, i)) is None
+    ]
     for index, sample in zip(unknown, _read_samples_ahead(dataset, unknown), strict=True):
         _store_truth(dataset, run, index, sample)
     wait_for_all_processes(settings.process)
@@ -259,7 +263,7 @@ def score_scans(
     seconds = []
     for index, record in enumerate(dataset.records):
         info = run.require_info(record.name)
-        truth = run.read_truth(record.name, _checksum_truth_inputs(dataset, index))
+        truth = run.read_truth_if_current(record.name, _checksum_truth_inputs(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
         rows[record.name] = score_pair(record, info, truth, run.read_matches(record.name), criteria)
@@ -285,7 +289,9 @@ def predict_scans(
     refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
     """
     settings = settings or EvaluationSettings()
-    missing = [i for i in settings.process.select_pairs(dataset) if run.read_info(dataset.records[i].name) is None]
+    missing = [
+        i for i in settings.process.select_pairs(dataset) if run.read_info_if_complete(dataset.records[i].name) is None
+    ]
     for count, (index, sample) in enumerate(zip(missing, _read_samples_ahead(dataset, missing), strict=True)):
         if settings.progress is not None:
             settings.progress(count / len(missing), sample.name)
@@ -305,7 +311,7 @@ def predict_scans(
         }
         matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
         run.save_registration(sample.name, info, matches)
-        if run.read_truth(sample.name, _checksum_truth_inputs(dataset, index)) is None:
+        if run.read_truth_if_current(sample.name, _checksum_truth_inputs(dataset, index)) is None:
             _store_truth(dataset, run, index, sample)
     return len(missing)
 

@@ -176,7 +176,7 @@ def detect_stops_pooling(foreign: Lookup, levels: int = 3) -> bool | str:
     return rules == [True]
 
 
-def check_lookup_by_trial(
+def check_lookup_and_detect_stops_pooling(
     subject: str,
     kind: type | None,
     foreign: Lookup,
@@ -373,7 +373,7 @@ def _recognize_block(name: str, original: Any, where: str, accompanied: bool, ba
     on_demand = re.search(_ALTERNATE, name) is not None
     if accompanied and on_demand:
         return BlockBuilder(original, signature, False, on_demand, backend)
-    stops = check_lookup_by_trial(
+    stops = check_lookup_and_detect_stops_pooling(
         f"the {name} of {where}", None, build_lookup(original, signature), may_stop_pooling=True
     )
     return BlockBuilder(original, signature, stops, on_demand, backend)

@@ -14,7 +14,7 @@ from fullfield.integrations import forms, matching, ptlflow, windows
 from fullfield.integrations.forms import (
     PYRAMID,
     build_correlation_pyramid,
-    check_lookup_by_trial,
+    check_lookup_and_detect_stops_pooling,
     require_kernel_or_warn,
 )
 from fullfield.integrations.handle import Change, Handle, find_changes, is_patched
@@ -44,7 +44,7 @@ def _build_torchvision_change(name: str, block: Any, backend: str | None) -> Cha
         result: Tensor = trial.index_pyramid(centroids_coords=coords)
         return result
 
-    check_lookup_by_trial(name, kind, foreign)
+    check_lookup_and_detect_stops_pooling(name, kind, foreign)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
         self.corr_pyramid = _CurrentPair(build_correlation_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))

@@ -18,7 +18,7 @@ from fullfield.integrations.forms import (
     StoppingBlock,
     build_correlation_pyramid,
     cast_features_for_autocast,
-    check_lookup_by_trial,
+    check_lookup_and_detect_stops_pooling,
     choose_backend,
     has_level_within_window,
 )
@@ -140,7 +140,9 @@ def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool,
         side = 2 * radius + 1
         return torch.unflatten(result, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
-    check_lookup_by_trial(f"the {name} of {where}", None, foreign, levels=1, operator="the local lookup")
+    check_lookup_and_detect_stops_pooling(
+        f"the {name} of {where}", None, foreign, levels=1, operator="the local lookup"
+    )
 
     def lookup(
         feature0: Tensor,
@@ -175,7 +177,7 @@ def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
         result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _pixel_grid(coords))
         return result
 
-    check_lookup_by_trial(name, kind, foreign)
+    check_lookup_and_detect_stops_pooling(name, kind, foreign)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
         return build_correlation_pyramid(feature0, feature1, self.levels, self.radius, backend)
@@ -196,7 +198,7 @@ def build_lcv_change(name: str, block: Any, backend: str | None) -> Change:
         result: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
         return result
 
-    stops = check_lookup_by_trial(name, kind, foreign, may_stop_pooling=True)
+    stops = check_lookup_and_detect_stops_pooling(name, kind, foreign, may_stop_pooling=True)
 
     def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
         one = fmap1[..., :1, :1].contiguous()

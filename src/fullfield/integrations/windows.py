@@ -36,7 +36,7 @@ def find_sampler_changes(model: torch.nn.Module, backend: str | None) -> list[Ch
     return changes
 
 
-def _choose_window_backend(device: torch.device, backend: str | None) -> str | None:
+def _choose_and_check_window_backend(device: torch.device, backend: str | None) -> str | None:
     resolved = choose_backend(device, backend)
     if resolved is not None and resolved not in BACKENDS:
         raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {resolved!r}")
@@ -46,7 +46,7 @@ def _choose_window_backend(device: torch.device, backend: str | None) -> str | N
 def _correlate(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
     """Correlate in the dtype of the original's product: both maps' promoted."""
     dtype = torch.promote_types(fmap1.dtype, fmap2.dtype)
-    resolved = _choose_window_backend(fmap1.device, backend)
+    resolved = _choose_and_check_window_backend(fmap1.device, backend)
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=resolved)
 
 
@@ -102,7 +102,7 @@ def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bo
 def _check_correlation_by_trial(
     subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None
 ) -> None:
-    _choose_window_backend(torch.device("cpu"), backend)
+    _choose_and_check_window_backend(torch.device("cpu"), backend)
 
     def trial() -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)

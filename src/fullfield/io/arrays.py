@@ -90,10 +90,10 @@ def open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
     require_nonempty_file(path)
     with raise_as_input_errors(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
-        yield archive, _list_distinct_members(path, archive)
+        yield archive, _check_and_list_members(path, archive)
 
 
-def _list_distinct_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
+def _check_and_list_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
     """Return the names of the arrays; raise InputError where two share a name or bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):

@@ -94,7 +94,7 @@ def read_flow_optionally_masked(
     They are those of pixels where the channel ``valid`` of an EXR is 0; their values are returned in both cases.
     """
     where = Path(path)
-    suffix = _check_suffix(where, FLOW_SUFFIXES, "read")
+    suffix = _get_checked_suffix(where, FLOW_SUFFIXES, "read")
     check_window_argument(window)
     if suffix == ".exr":
         flow, valid = exr.read_selected_vectors(
@@ -180,8 +180,8 @@ def write_flow(
         OSError: the file cannot be written; what stood there before stays.
     """
     where = Path(path)
-    suffix = _check_suffix(where, FLOW_WRITE_SUFFIXES, "written")
-    values, valid_mask = _check_flow_arrays(flow, valid)
+    suffix = _get_checked_suffix(where, FLOW_WRITE_SUFFIXES, "written")
+    values, valid_mask = _check_and_convert_flow_arrays(flow, valid)
     _check_format_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
@@ -217,8 +217,8 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     InputError for another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
     """
     where = Path(path)
-    suffix = _check_suffix(where, (".exr",), "written as an ST map")
-    values, valid_mask = _check_flow_arrays(flow, None)
+    suffix = _get_checked_suffix(where, (".exr",), "written as an ST map")
+    values, valid_mask = _check_and_convert_flow_arrays(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
     check_name_is_utf8(where)
     require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
@@ -226,7 +226,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
         exr.write_st_map(temporary, values, window)
 
 
-def _check_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
+def _get_checked_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         readable = " (.npz is only read)" if suffix == ".npz" else ""
@@ -236,7 +236,7 @@ def _check_suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
     return suffix
 
 
-def _check_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _check_and_convert_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     vectors = _to_float_array(flow, "flow", (2, None, None))
     valid_mask = mark_finite_vectors(vectors)
     if valid is not None:

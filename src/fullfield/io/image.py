@@ -33,7 +33,7 @@ from fullfield.io.oiio import (
     write_and_verify_picture,
 )
 from fullfield.io.orientation import SIDEWAYS, rotate_upright
-from fullfield.io.transfer import Curve, Planes, build_half_table, choose_display_curve, decode_srgb_in_place
+from fullfield.io.transfer import Curve, Planes, build_half_table, choose_display_curve_if_needed, decode_srgb_in_place
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
@@ -127,7 +127,7 @@ class FrameReader:
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
             pixels = _zero_and_mark_nonfinite(plain.read_pfm_planes(where))
-            _apply_display_curve(where, choose_display_curve(self.transfer, "linear"), pixels.planes)
+            _apply_display_curve(where, choose_display_curve_if_needed(self.transfer, "linear"), pixels.planes)
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_colour_channels(source, self.part, self.layer)
@@ -226,7 +226,7 @@ def _read_display_pixels(source: Source, part: Part, colour: list[int], reader: 
     refuse_integers_without_white(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
-    to_display = choose_display_curve(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
+    to_display = choose_display_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))
 
     frame: Box = resolve_window_to_box(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
@@ -234,7 +234,7 @@ def _read_display_pixels(source: Source, part: Part, colour: list[int], reader: 
     shape = (len(colour), frame[3], frame[2])
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
-    opacity = _find_straight_alpha(part, colour) if reader.alpha == "apply" else None
+    opacity = _find_straight_alpha_channel(part, colour) if reader.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
     table = build_half_table(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
@@ -307,7 +307,7 @@ def _choose_auto_transfer(kind: str, spec: Any, forms: set[str]) -> str:
     return "srgb"
 
 
-def _find_straight_alpha(part: Part, colour: list[int]) -> int | None:
+def _find_straight_alpha_channel(part: Part, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None

@@ -44,7 +44,7 @@ def split_mask_name(mask: str) -> tuple[str | None, str | None]:
     return (mask, None) if is_file else (None, mask)
 
 
-def get_mask_file(mask: str | None) -> str | None:
+def get_separate_mask_file(mask: str | None) -> str | None:
     """Return the file of a mask without its channel; None for a channel of the frame, or no mask."""
     return None if mask is None else split_mask_name(mask)[0]
 

@@ -34,7 +34,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     InputError for an unknown suffix, or a file that is not what it says.
     """
     file = Path(path)
-    suffix = _check_suffix(file, POINT_SUFFIXES)
+    suffix = _get_checked_suffix(file, POINT_SUFFIXES)
     if suffix == ".bin":
         return read_bin_cloud(file, columns)
     if columns is not None:
@@ -62,7 +62,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
     InputError for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
     """
-    write = _WRITERS[_check_suffix(Path(path), POINT_WRITE_SUFFIXES)]
+    write = _WRITERS[_get_checked_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe_value(cloud)}")
     full_cloud = _convert_fields_to_arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
@@ -86,7 +86,7 @@ def _convert_fields_to_arrays(cloud: PointCloud) -> PointCloud:
     return PointCloud(points.points, colors, normals, attributes)
 
 
-def _check_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
+def _get_checked_suffix(path: Path, suffixes: tuple[str, ...]) -> str:
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         raise InputError(f"{path}: unknown format {suffix!r} of a point cloud; known are {', '.join(suffixes)}")

@@ -28,7 +28,7 @@ _LINEAR_SPACES = (
 )
 
 
-def choose_display_curve(transfer: str, auto: str) -> Curve | None:
+def choose_display_curve_if_needed(transfer: str, auto: str) -> Curve | None:
     """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
@@ -53,7 +53,7 @@ def choose_display_curve(transfer: str, auto: str) -> Curve | None:
 def build_half_table(to_display: Curve | None) -> Planes | None:
     """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
 
-    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve`.
+    NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve_if_needed`.
     """
     if to_display not in (None, encode_srgb_in_place, _convert_cineon_to_srgb):
         return None

@@ -200,7 +200,7 @@ def read_flow_direction(
 
 
 def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
-    """Return all layers of flow, masks and confidence in a flow file, by the names of :func:`write_vectors`.
+    """Return all flow and mask layers of a file, by the names of :func:`write_vectors`.
 
     ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
 

@@ -14,7 +14,7 @@ from fullfield import _check
 _FLOATS = (torch.float32, torch.float64)
 
 
-def _check_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def _check_and_convert_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     for pose, name in ((pred, "pred"), (truth, "truth")):
         is_valid = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
         _check.require(is_valid, name, "a float tensor [..., 4, 4]", pose)
@@ -36,7 +36,7 @@ def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
     >>> float(relative_rotation_error(turned, torch.eye(4, dtype=torch.float64)))
     180.0
     """
-    first, second = _check_poses(pred, truth)
+    first, second = _check_and_convert_poses(pred, truth)
     turn = first[..., :3, :3] @ second[..., :3, :3].mT
     skew = turn - turn.mT
     sine = torch.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], -1).norm(dim=-1)
@@ -52,7 +52,7 @@ def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
     >>> float(relative_translation_error(shifted, torch.eye(4, dtype=torch.float64)))
     2.0
     """
-    first, second = _check_poses(pred, truth)
+    first, second = _check_and_convert_poses(pred, truth)
     distances = first[..., :3, 3] - second[..., :3, 3]
     return distances.square().sum(-1).sqrt()
 
@@ -67,7 +67,7 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     >>> float(registration_rmse(shifted, pose, torch.rand(9, 3, dtype=torch.float64)))
     0.5
     """
-    first, second = _check_poses(pred, truth)
+    first, second = _check_and_convert_poses(pred, truth)
     _check_points(points, "points", ("N", 3), first.device)
     difference = first - second
     distances = points.double() @ difference[:3, :3].mT + difference[:3, 3]
@@ -86,7 +86,7 @@ def compute_mean_outer_product(points: Tensor) -> Tensor:
 
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
     """Return :func:`registration_rmse` over the points whose :func:`compute_mean_outer_product` is ``moment``."""
-    first, second = _check_poses(pred, truth)
+    first, second = _check_and_convert_poses(pred, truth)
     _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
     squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
@@ -103,7 +103,7 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     >>> float(rmse_by_information(pose, pose, information))
     0.0
     """
-    first, second = _check_poses(pred, truth)
+    first, second = _check_and_convert_poses(pred, truth)
     _check_points(information, "information", (6, 6), first.device)
     left = torch.linalg.inv(second) @ first
     turn = left[:3, :3]
@@ -171,7 +171,7 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
     _check_points(source, "source", ("M", 3))
     _check_points(target, "target", tuple(source.shape), source.device)
     _check.number(threshold, "threshold", above=0.0)
-    _, pose = _check_poses(truth, truth)
+    _, pose = _check_and_convert_poses(truth, truth)
     _check.require(pose.device == source.device, "truth", f"device {source.device}", truth)
     transformed_points = source.double() @ pose[:3, :3].mT + pose[:3, 3]
     return float(((transformed_points - target.double()).norm(dim=1) < threshold).double().mean())

@@ -60,7 +60,9 @@ def choose_padding(height: int, width: int, mode: str = "sintel") -> Padding:
     return Padding(columns // 2, columns - columns // 2, top, rows - top)
 
 
-def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = None) -> tuple[int, int, int]:
+def check_frames_and_get_size(
+    frame1: Tensor, frame2: Tensor, device: torch.device | None = None
+) -> tuple[int, int, int]:
     """Check a pair [B, 3, H, W] of one dtype on the weights' ``device``, and return batch, height and width.
 
     Raises:
@@ -93,7 +95,7 @@ def encode_frames(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: T
     return encoder(frame1), encoder(frame2)
 
 
-def is_unconverged(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
+def mark_unconverged_pairs(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
     """Return for each pair whether an update moved more than 2 % of its cells by more than a pixel.
 
     The limits separate what gains by further updates from what does not: after four updates 0.1 % of the cells at most

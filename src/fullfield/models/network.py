@@ -139,11 +139,11 @@ class FlowNetwork(nn.Module):
     def _encode_context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def _check_call_arguments(
+    def _check_and_resolve_call_arguments(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, min_updates: int
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
-        _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
+        _, height, width = framing.check_frames_and_get_size(frame1, frame2, self.fnet.conv1.weight.device)
         count = self._get_update_count(updates)
         _check.number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
@@ -183,7 +183,7 @@ class FlowNetwork(nn.Module):
             The number of updates, the padding, and what is encoded with the initial flow in cells, forward and
             backward.
         """
-        count, padding, start = self._check_call_arguments(
+        count, padding, start = self._check_and_resolve_call_arguments(
             frame1, frame2, updates, initial_flow, min_updates=min_updates
         )
         back = framing.resample_initial_flow_to_cells(initial_backward, frame2, padding, "initial_backward")

@@ -73,7 +73,7 @@ def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tu
         OSError: if it cannot be read.
     """
     if isinstance(source, Mapping):
-        return _check_tensors(source, "state dict"), "state dict"
+        return _unwrap_and_check_tensors(source, "state dict"), "state dict"
     path = Path(source)
     name = str(path)
     with path.open("rb") as file:
@@ -82,7 +82,7 @@ def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tu
         raise InputError(f"{name}: the file is empty (0 bytes)")
     size = path.stat().st_size
     if _is_safetensors(head, size):
-        return _check_tensors(read_safetensors(path), name), name
+        return _unwrap_and_check_tensors(read_safetensors(path), name), name
     if head[:2] != b"PK" and head[:1] != b"\x80":
         other = next(
             (words for prefix, words in _INSTEAD.items() if head.lstrip().startswith(prefix)), "something else"
@@ -101,7 +101,7 @@ def read_state_dict(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tu
     except (*_BROKEN, SafetensorError) as error:
         first = " ".join(str(error).split()).split(". ")[0][:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
-    return _check_tensors(content, name), name
+    return _unwrap_and_check_tensors(content, name), name
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
@@ -120,7 +120,7 @@ def read_safetensors(path: Path) -> State:
         raise InputError(f"{path}: expected a safetensors file, cannot be read ({str(error)[:120]})") from None
 
 
-def _check_tensors(content: object, name: str) -> State:
+def _unwrap_and_check_tensors(content: object, name: str) -> State:
     for wrapper in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._kernels.cache_folder import ensure_private_folder, list_candidate_cache_folders
+from fullfield._kernels.cache_folder import list_candidate_cache_folders, try_create_private_folder
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract_zip_member
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
@@ -325,7 +325,7 @@ def create_weights_folder() -> Path:
     """Return the folder for new files, created if necessary; OSError if none can be written."""
     tried = [parent / "weights" for parent in list_candidate_cache_folders()]
     for folder in tried:
-        if ensure_private_folder(folder):
+        if try_create_private_folder(folder):
             return folder
     raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
 

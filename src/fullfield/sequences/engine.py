@@ -344,7 +344,7 @@ class Engine:
                 odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
-            initial_flow = self._get_initial_flow(first, second, frames[0].shape[-2:])
+            initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
             frame1, frame2 = self._get_pair_with_equal_channels(first, second, grid)
             flow = self._estimate_both_and_store_backward(first, second, grid, initial_flow)
             if flow is None:
@@ -413,9 +413,9 @@ class Engine:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
             return [self._get_frame_on_device(number) for number in (first, second)]
-        return [self._get_frame_on_grid(number, grid)[0] for number in (first, second)]
+        return [self._get_frame_and_valid_mask_on_grid(number, grid)[0] for number in (first, second)]
 
-    def _get_frame_on_grid(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
+    def _get_frame_and_valid_mask_on_grid(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
         if (number, grid) not in self._in_box:
             frame, valid = place_frame_in_box(self._get_plate_or_raise(number), self._compute_result_window(grid).data)
@@ -426,7 +426,7 @@ class Engine:
     def _get_valid_mask_on_grid(self, number: int, grid: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.by_data:
-            return self._get_frame_on_grid(number, self._get_pixel_grid_frame(grid))[1]
+            return self._get_frame_and_valid_mask_on_grid(number, self._get_pixel_grid_frame(grid))[1]
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
@@ -460,7 +460,7 @@ class Engine:
         plates = {n: self._frames.get(n) for n in frames}
         return merge_plate_windows({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
 
-    def _get_initial_flow(self, first: int, second: int, size: torch.Size) -> Tensor | None:
+    def _get_initial_flow_from_previous_pair(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and where the shot starts."""
         settings, offset = self._settings, second - first
         is_requested = offset in settings.offsets.values()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, get_mask_file
+from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, get_separate_mask_file
 
 MAX_FRAMES = 1_000_000
 """Limit of one range; more is a slip of the keyboard."""
@@ -187,7 +187,7 @@ def has_number_field(text: str) -> bool:
 
 def format_mask_name(mask: str | None, number: int) -> str | None:
     """Return the mask of a frame: a pattern of files gets the frame's number, anything else stays."""
-    file = get_mask_file(mask)
+    file = get_separate_mask_file(mask)
     if mask is None or file is None or not has_number_field(file):
         return mask
     return Pattern.parse(file).format_path(number) + mask[len(file) :]

@@ -21,10 +21,10 @@ from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
-from fullfield.io.names import STACK_SUFFIXES, get_mask_file
+from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
-from fullfield.io.transfer import choose_display_curve
+from fullfield.io.transfer import choose_display_curve_if_needed
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
 from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
 
@@ -187,7 +187,7 @@ class FilePlates(Plates):
         self.readers = choose_reader_count()
         self._nonfinite_messages = _NonfiniteMessages()
         mask = self._reading.get("mask")
-        self._mask = mask if get_mask_file(mask) is not None else None
+        self._mask = mask if get_separate_mask_file(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
@@ -201,7 +201,7 @@ class FilePlates(Plates):
         return self.path(number)
 
     def get_mask_file(self, number: int) -> str | None:
-        return get_mask_file(format_mask_name(self._mask, number))
+        return get_separate_mask_file(format_mask_name(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
@@ -316,7 +316,7 @@ class VideoPlates(Plates):
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
     ) -> None:
         self._path = frame_files.text
-        self._curve = choose_display_curve(transfer or "auto", auto="srgb")
+        self._curve = choose_display_curve_if_needed(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
         self._identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))

@@ -16,7 +16,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
 from fullfield.io.all_channels import ChannelPicture
-from fullfield.io.names import get_mask_file
+from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.changes import GreyPicture, is_cut, shrink_to_grey
 from fullfield.sequences.motion import interpolate_picture
 from fullfield.sequences.names import format_frames, format_mask_name
@@ -173,7 +173,7 @@ class RetimeJob(PictureJob):
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
             inputs[f"plates {index}"] = checksums.get_or_compute_checksum(self._get_plate_path(plate))
-            mask = get_mask_file(format_mask_name(self.mask, plate))
+            mask = get_separate_mask_file(format_mask_name(self.mask, plate))
             if mask is not None:
                 inputs[f"mask {index}"] = checksums.get_or_compute_checksum(mask)
             inputs[f"flow {index}"] = (

@@ -18,7 +18,7 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, compute_digest_of_values
 from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
-from fullfield.io.names import get_mask_file
+from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
 from fullfield.sequences.names import find_frame_files, format_mask_name, names_several_frames, select_frames
 from fullfield.sequences.picture_files import PictureFiles, has_video_suffix
@@ -167,7 +167,7 @@ class WarpJob(PictureJob):
     def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
         inputs = {"picture": checksums.get_or_compute_checksum(self._get_picture_path(number))}
-        mask = get_mask_file(self._get_mask(number))
+        mask = get_separate_mask_file(self._get_mask_name(number))
         if mask is not None:
             inputs["mask"] = checksums.get_or_compute_checksum(mask)
         if self._chain_reference is not None:
@@ -207,7 +207,7 @@ class WarpJob(PictureJob):
     def _get_picture_path(self, number: int) -> str:
         return self.source if self.plates is None else self.plates.path(self._get_picture_number(number))
 
-    def _get_mask(self, number: int) -> str | None:
+    def _get_mask_name(self, number: int) -> str | None:
         """Return the mask of the picture for a frame."""
         return format_mask_name(self.settings.mask, self._get_picture_number(number))
 
@@ -257,7 +257,7 @@ class WarpJob(PictureJob):
 
     def _get_picture_key(self, number: int) -> tuple[int, str | None]:
         """Return the number of the picture for a frame, and its mask."""
-        return self._get_picture_number(number), self._get_mask(number)
+        return self._get_picture_number(number), self._get_mask_name(number)
 
     def _iterate_single_flow_warps(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome

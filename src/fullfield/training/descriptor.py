@@ -216,7 +216,7 @@ def train_descriptor(
                     DescriptorRow(
                         step,
                         statistics.fmean(losses),
-                        _compute_mean_match_precision(model, unseen, training.reach),
+                        _compute_mean_mutual_match_precision(model, unseen, training.reach),
                         seconds,
                     )
                 )
@@ -269,7 +269,7 @@ def _train_step(
 
 
 @torch.no_grad()
-def _compute_mean_match_precision(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
+def _compute_mean_mutual_match_precision(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
     """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
     pairs = [compute_pair_descriptors(model, [pair])[0] for pair in unseen]

@@ -24,7 +24,7 @@ from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
 from fullfield.ops.neighbors.downsampling import thin_repeatedly
-from fullfield.ops.neighbors.ragged import check_cloud_shape
+from fullfield.ops.neighbors.ragged import check_shape_and_build_cloud
 from fullfield.ops.point_conv import (
     PointGeometry,
     knn_geometry,
@@ -201,10 +201,10 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, found = thin_repeatedly(check_cloud_shape(points, clouds), cells)
+        first, found = thin_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         assert first.max_magnitude == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, again = thin_repeatedly(check_cloud_shape(points, clouds), cells)
+        _, again = thin_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         for one, two, cell in zip(found, again, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:

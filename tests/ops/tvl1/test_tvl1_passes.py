@@ -483,7 +483,7 @@ def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> 
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record_graph", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
-    monkeypatch.setattr(persistent, "_check_cuda_device", lambda *_: CPU)
+    monkeypatch.setattr(persistent, "_check_and_resolve_cuda_device", lambda *_: CPU)
     monkeypatch.setattr(persistent, "_create_timing_event", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

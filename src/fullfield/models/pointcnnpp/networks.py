@@ -13,7 +13,7 @@ from fullfield import _check
 from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfig
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import thin_repeatedly
-from fullfield.ops.neighbors.ragged import check_cloud, check_cloud_shape, check_distance
+from fullfield.ops.neighbors.ragged import check_and_build_cloud, check_distance, check_shape_and_build_cloud
 from fullfield.ops.point_conv import PointGeometry
 from fullfield.ops.point_conv.geometry import RadiusRequest, kernel_radius, radius_geometries
 from fullfield.ops.point_conv.protocol import kernel_sides
@@ -64,9 +64,9 @@ class PointPyramid:
         _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
         cells = [float(grid) * 2**level for level in range(1, levels)]
         if cells:
-            first, fewer = thin_repeatedly(check_cloud_shape(points, offsets), cells)
+            first, fewer = thin_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
         else:
-            first, fewer = check_cloud(points, offsets), []
+            first, fewer = check_and_build_cloud(points, offsets), []
         clouds = [first, *(one.cloud for one in fewer)]
         requests = {}
         for source, target, kernel in steps:

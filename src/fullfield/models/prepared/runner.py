@@ -148,7 +148,7 @@ class PreparedFlow:
         self, frame1: Tensor, frame2: Tensor, updates: int | None, allow_zero_updates: bool
     ) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
-        shape = framing.check_frames(frame1, frame2)
+        shape = framing.check_frames_and_get_size(frame1, frame2)
         _check.require(
             shape == (self.batch, *self.size), "frame1", f"the prepared size {[self.batch, 3, *self.size]}", frame1
         )
@@ -217,7 +217,7 @@ class PreparedFlow:
                 pair.state.copy_(torch.where(moving[:, None, None, None], pair.state, state))
             if left == 0:
                 return
-            moving = framing.is_unconverged(flow, coords)
+            moving = framing.mark_unconverged_pairs(flow, coords)
             if not moving.any():
                 return
 
@@ -358,7 +358,7 @@ class PreparedSizes:
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> Tensor:
         """Estimate the flow as :meth:`PreparedFlow.__call__` does."""
-        batch, height, width = framing.check_frames(frame1, frame2)
+        batch, height, width = framing.check_frames_and_get_size(frame1, frame2)
         _check.require(
             frame1.device == self._kit.converter.device, "frame1", f"device {self._kit.converter.device}", frame1
         )

@@ -322,7 +322,7 @@ class RAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, upsample_each: bool
     ) -> Iterator[Tensor]:
         min_updates = 0 if initial_flow is not None else 1
-        number, padding, start = self._check_call_arguments(
+        number, padding, start = self._check_and_resolve_call_arguments(
             frame1, frame2, updates, initial_flow, min_updates=min_updates
         )
         if number == 0 and start is not None:

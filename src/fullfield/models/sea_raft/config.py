@@ -32,7 +32,7 @@ class SEARAFTConfig(NetworkArchitecture):
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
     ``max_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves
-    (:func:`fullfield.models.framing.is_unconverged`). The limits of the Laplacians' log scales affect
+    (:func:`fullfield.models.framing.mark_unconverged_pairs`). The limits of the Laplacians' log scales affect
     losses and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is
     far off moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
 

@@ -218,7 +218,8 @@ class SEARAFT(FlowNetwork):
             frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
             frame2: second frame, of the same size.
             updates: number of updates, by default ``config.updates``, and up to ``config.max_updates`` while the flow
-                still moves (:func:`fullfield.models.framing.is_unconverged`). With 0 the initial flow is up-sampled.
+                still moves (:func:`fullfield.models.framing.mark_unconverged_pairs`). With 0 the initial flow is
+                up-sampled.
             initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
                 resolution, in pixels of its own grid; see :func:`fullfield.models.framing.resample_flow_to_cells`.
 
@@ -285,7 +286,7 @@ class SEARAFT(FlowNetwork):
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
-        count, padding, start = self._check_call_arguments(
+        count, padding, start = self._check_and_resolve_call_arguments(
             frame1, frame2, self._get_update_count(updates), initial_flow, min_updates=0
         )
         prepared = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
@@ -414,7 +415,9 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_UpdateState]]:
         """Return the padding, and the states: the initial one, and one after every update."""
-        count, padding, flow = self._check_call_arguments(frame1, frame2, updates, initial_flow, min_updates=0)
+        count, padding, flow = self._check_and_resolve_call_arguments(
+            frame1, frame2, updates, initial_flow, min_updates=0
+        )
         encoded = self.encode(
             self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         )
@@ -436,13 +439,13 @@ class SEARAFT(FlowNetwork):
         for number in range(1, max_updates + 1):
             before, state = state, self._update_state(lookup, state.net, context, state.flow, grid)
             if moving is not None:  # a pair that has settled keeps its state, as it would alone
-                is_unconverged = moving[:, None, None, None]
+                is_moving = moving[:, None, None, None]
                 state = _UpdateState(
-                    *(torch.where(is_unconverged, new, old) for new, old in zip(state, before, strict=True))
+                    *(torch.where(is_moving, new, old) for new, old in zip(state, before, strict=True))
                 )
             yield state
             if updates <= number < max_updates:
-                moving = framing.is_unconverged(before.flow, state.flow)
+                moving = framing.mark_unconverged_pairs(before.flow, state.flow)
                 if not moving.any():
                     return
 

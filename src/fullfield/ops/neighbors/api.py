@@ -14,9 +14,9 @@ from fullfield.ops._backends import Backends
 from fullfield.ops.neighbors.ragged import (
     Cloud,
     Neighbors,
-    check_cloud,
+    check_and_build_cloud,
+    check_and_build_cloud_pair,
     check_distance,
-    check_points_and_queries,
     convert_clouds_to_float32,
 )
 
@@ -53,7 +53,7 @@ def radius_search(
             backend cannot run.
     """
     check_distance(radius, "radius")
-    cloud, query_cloud = check_points_and_queries(points, queries, offsets, query_offsets)
+    cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
     pair = convert_clouds_to_float32(cloud, query_cloud)
     search = _choose_backend_module(backend, points).radius_search
     neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
@@ -78,7 +78,7 @@ def knn_search(
         InputError: if coordinates are not finite, k < 1, offsets do not fit, or the backend cannot run.
     """
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
-    cloud, query_cloud = check_points_and_queries(points, queries, offsets, query_offsets)
+    cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
     return knn_search_in_clouds(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
 
 
@@ -119,7 +119,7 @@ def spatial_order(
     Raises:
         InputError: if coordinates are not finite or offsets do not fit.
     """
-    cloud = check_cloud(points, offsets)
+    cloud = check_and_build_cloud(points, offsets)
     edges = cloud.offsets.tolist()
     orders = [_order_along_morton_curve(cloud.points[first:last]) + first for first, last in pairwise(edges)]
     return torch.cat(orders) if orders else torch.zeros(0, dtype=torch.int64, device=points.device)

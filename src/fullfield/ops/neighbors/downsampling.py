@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors import cpu, cuda
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud_shape, check_finite, compute_max_magnitude
+from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape_and_build_cloud, compute_max_magnitude
 
 # Clouds with more points are downsampled one cell size at a time, each with a wait for its size.
 _CHAINED = 1 << 19
@@ -40,7 +40,7 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    (thinned_cloud,) = thin_repeatedly(check_cloud_shape(points, offsets), [float(cell)])[1]
+    (thinned_cloud,) = thin_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
     return Downsampled(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
@@ -55,7 +55,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
     fast = cuda.explain_unsupported(cloud.points.device) is None and cloud.points.shape[0] > 0
     results: list[cuda.Thinned] = []
     if not fast:
-        cloud = _check_cells(cloud, compute_max_magnitude(cloud.points), cells)
+        cloud = _check_cells_and_store_magnitude(cloud, compute_max_magnitude(cloud.points), cells)
     last = cloud
     while len(results) < len(cells):
         left = cells[len(results) :]
@@ -63,7 +63,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
             max_magnitude, thinner = cuda.thin_repeatedly(last, some)
             if not results:
-                cloud = _check_cells(cloud, max_magnitude, cells)
+                cloud = _check_cells_and_store_magnitude(cloud, max_magnitude, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
                 thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
             results += thinner
@@ -73,7 +73,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
     return cloud, results
 
 
-def _check_cells(cloud: Cloud, max_magnitude: float, cells: Sequence[float]) -> Cloud:
+def _check_cells_and_store_magnitude(cloud: Cloud, max_magnitude: float, cells: Sequence[float]) -> Cloud:
     check_finite(cloud, max_magnitude)
     for cell in cells:
         _check.require(

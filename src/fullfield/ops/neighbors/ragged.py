@@ -53,22 +53,24 @@ def check_distance(distance: object, name: str) -> None:
     _check.number(distance, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
 
-def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:
+def check_and_build_cloud(
+    points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets"
+) -> Cloud:
     """Check points and offsets and return them as clouds; waits for the device.
 
     Raises:
         InputError: if points are not finite [N, 3], or offsets do not cover them in order.
     """
-    cloud = check_cloud_shape(points, offsets, name, offsets_name)
+    cloud = check_shape_and_build_cloud(points, offsets, name, offsets_name)
     max_magnitude = compute_max_magnitude(points)
     check_finite(cloud, max_magnitude, name)
     return cloud._replace(max_magnitude=max_magnitude)
 
 
-def check_cloud_shape(
+def check_shape_and_build_cloud(
     points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets"
 ) -> Cloud:
-    """Check as :func:`check_cloud` does, except for the coordinates' values, so without waiting for the device."""
+    """Do as :func:`check_and_build_cloud`, but leave values unchecked, so without waiting for the device."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_holds_values(points, name)
     count = points.shape[0]
@@ -96,7 +98,7 @@ def check_finite(cloud: Cloud, max_magnitude: float, name: str = "points") -> No
         raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
 
 
-def check_points_and_queries(
+def check_and_build_cloud_pair(
     points: Tensor,
     queries: Tensor | None,
     offsets: Tensor | None,
@@ -106,13 +108,13 @@ def check_points_and_queries(
     """Check points and queries and return their clouds; without queries the points' cloud twice.
 
     Raises:
-        InputError: as :func:`check_cloud`, and if the two differ in number of clouds, dtype or device.
+        InputError: as :func:`check_and_build_cloud`, and if the two differ in number of clouds, dtype or device.
     """
-    cloud = check_cloud(points, offsets)
+    cloud = check_and_build_cloud(points, offsets)
     if queries is None:
         _check.require(query_offsets is None, names[1], f"None without {names[0]}", query_offsets)
         return cloud, cloud
-    query_cloud = check_cloud(queries, query_offsets, *names)
+    query_cloud = check_and_build_cloud(queries, query_offsets, *names)
     _check.tensor(queries, names[0], ("M", 3), dtypes=(points.dtype,), device=points.device)
     same = query_cloud.batches == cloud.batches
     _check.require(same, names[1], f"{cloud.batches} clouds, as the points have", f"{query_cloud.batches}")

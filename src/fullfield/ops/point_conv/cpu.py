@@ -53,7 +53,7 @@ def _triplets_to_arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, 
     return rows, entries.view(np.uint32), side_cells, count_index_bits(cells)
 
 
-def _count_joined_groups(request: Request) -> tuple[int, int]:
+def _choose_joined_groups(request: Request) -> tuple[int, int]:
     """Return the number of groups, and how many of the request's form one: enough to fill a vector."""
     each = request.channels[1] // request.groups
     joined = 1
@@ -93,7 +93,7 @@ def multiply_triplets(
     out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
         return out.to(request.dtype)
-    groups, joined = _count_joined_groups(request)
+    groups, joined = _choose_joined_groups(request)
     flat = _pack_weight(_join_groups(weight, groups, joined)).numpy()
     added = _as_float_array(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
     arrays = (_as_float_array(features), flat, added, *_triplets_to_arrays(triplets, request.cells))
@@ -108,7 +108,7 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
     kernel = _kernels().add_outer_products
-    groups, joined = _count_joined_groups(request)
+    groups, joined = _choose_joined_groups(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
     tiles = -(-request.rows // TILE)

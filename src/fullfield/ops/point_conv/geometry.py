@@ -14,10 +14,10 @@ from fullfield import _check
 from fullfield.ops.neighbors.api import MAX_NEIGHBORS, knn_search_in_clouds, run_radius_searches
 from fullfield.ops.neighbors.ragged import (
     Cloud,
-    check_cloud,
+    check_and_build_cloud,
+    check_and_build_cloud_pair,
     check_distance,
     check_holds_values,
-    check_points_and_queries,
     convert_clouds_to_float32,
 )
 from fullfield.ops.point_conv import protocol, reference
@@ -138,7 +138,7 @@ def radius_geometry(
     sides = kernel_sides(kernel_size)
     search_radius = kernel_radius(grid, sides) if radius is None else radius
     check_distance(search_radius, "radius")
-    clouds = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
+    clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     (geometry,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
     return geometry
 
@@ -190,7 +190,7 @@ def knn_geometry(
     check_distance(grid, "grid")
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
-    clouds = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
+    clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     pair = convert_clouds_to_float32(*clouds)
     neighbors = knn_search_in_clouds(*clouds, pair, int(k))
     triplets = _assemble_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
@@ -217,7 +217,7 @@ def voxel_geometry(
     """
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
-    cloud, center_cloud = _check_point_and_center_clouds(points, offsets, centers, center_offsets)
+    cloud, center_cloud = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
     return _build_geometries(
         [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
@@ -258,7 +258,7 @@ def triplet_geometry(
     _check.require(not repeated, "j", "every pair (i, j) once", "repeated pairs")
     blank = torch.empty(0, 3, device=i.device, dtype=torch.float32)
     clouds = [
-        Cloud(blank.expand(0, 3), _check_offsets(rows, count, name))
+        Cloud(blank.expand(0, 3), _check_or_build_offsets(rows, count, name))
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
@@ -278,20 +278,20 @@ def geometry_from_sorted_triplets(
     return _build_geometries([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
-def _check_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
+def _check_or_build_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
     """Return the offsets on the CPU, checked as those of ``count`` points."""
     stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
-    return check_cloud(stand_in, offsets, "points", name).offsets
+    return check_and_build_cloud(stand_in, offsets, "points", name).offsets
 
 
 def _has_odd_sides(sides: tuple[int, int, int]) -> bool:
     return all(side % 2 == 1 for side in sides)
 
 
-def _check_point_and_center_clouds(
+def _check_and_build_point_and_center_clouds(
     points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
 ) -> tuple[Cloud, Cloud]:
-    return check_points_and_queries(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
+    return check_and_build_cloud_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
 class _Directions(NamedTuple):

@@ -145,7 +145,7 @@ def spatial_correlation(
 
     Source: Dosovitskiy et al., FlowNet, 2015 (the layer); Pinard's Pytorch-Correlation-extension (the form).
     """
-    window = _check_window(patch_size, dilation_patch, stride, padding)
+    window = _check_and_build_window(patch_size, dilation_patch, stride, padding)
     _check.tensor(fmap1, "fmap1", ("B", "C", "H", "W"), dtypes=_FLOATS)
     _check.tensor(fmap2, "fmap2", tuple(fmap1.shape), dtypes=(fmap1.dtype,), device=fmap1.device)
     if not is_eager(fmap1, fmap2):
@@ -162,7 +162,7 @@ def spatial_correlation(
     return out
 
 
-def _check_window(
+def _check_and_build_window(
     patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair
 ) -> Window:
     """Check the arguments and return the window, which is kept for later calls."""
@@ -173,17 +173,17 @@ def _check_window(
 
 def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
     return Window(
-        _check_integer_pair(patch_size, "patch_size", 1),
-        _check_integer_pair(dilation_patch, "dilation_patch", 1),
-        _check_integer_pair(stride, "stride", 1),
-        _check_integer_pair(padding, "padding", 0),
+        _check_and_expand_integer_pair(patch_size, "patch_size", 1),
+        _check_and_expand_integer_pair(dilation_patch, "dilation_patch", 1),
+        _check_and_expand_integer_pair(stride, "stride", 1),
+        _check_and_expand_integer_pair(padding, "padding", 0),
     )
 
 
 _cached_window: Callable[..., Window] = functools.lru_cache(256)(_build_window)
 
 
-def _check_integer_pair(value: object, name: str, minimum: int) -> Pair:
+def _check_and_expand_integer_pair(value: object, name: str, minimum: int) -> Pair:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for side in pair:

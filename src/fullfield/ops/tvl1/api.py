@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.frames import add_device_index, check_frame, check_solver_arguments
+from fullfield.ops.tvl1.frames import add_device_index, check_and_detach_frame, check_solver_arguments
 
 BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference."""
@@ -89,7 +89,7 @@ class TVL1Solver:
         or device than the solver's, and for frames that hold NaN or infinity.
         """
         first, second = (
-            check_frame(frame, name, self.height, self.width, self.device)
+            check_and_detach_frame(frame, name, self.height, self.width, self.device)
             for frame, name in ((frame1, "frame1"), (frame2, "frame2"))
         )
         _check.require(first.shape == second.shape, "frame2", f"shape {list(first.shape)} like frame1", frame2)

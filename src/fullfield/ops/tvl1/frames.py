@@ -48,7 +48,7 @@ def add_device_index(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
+def check_and_detach_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
     """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; else InputError."""
     frame = _check.tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
@@ -86,7 +86,7 @@ def to_grey_255(frame: Tensor) -> Tensor:
 def solve_each_pair(
     solve: PairSolver,
     dtype: torch.dtype,
-    frame1: Tensor,  # [B, C, H, W], as check_frame lets pass
+    frame1: Tensor,  # [B, C, H, W], as check_and_detach_frame lets pass
     frame2: Tensor,  # [B, C, H, W]
     start: Tensor | None,  # [B, 2, H, W]
     progress: Progress | None,

@@ -19,8 +19,8 @@ from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
     add_device_index,
+    check_and_detach_frame,
     check_finite,
-    check_frame,
     check_frame_values,
     check_solver_arguments,
     to_grey_255,
@@ -101,10 +101,10 @@ class FlowRefiner:
         round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
         for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
-        first, second = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
+        first, second = self._check_and_convert_frame(frame1, "frame1"), self._check_and_convert_frame(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
-        prior = self._check_flow(flow, "flow", len(first))
-        back = None if backward is None else self._check_flow(backward, "backward", len(first))
+        prior = self._check_and_convert_flow(flow, "flow", len(first))
+        back = None if backward is None else self._check_and_convert_flow(backward, "backward", len(first))
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
@@ -167,14 +167,14 @@ class FlowRefiner:
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
-    def _check_frame(self, frame: Tensor, name: str) -> Tensor:
+    def _check_and_convert_frame(self, frame: Tensor, name: str) -> Tensor:
         """Return the checked frame in the refiner's dtype."""
-        frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
+        frame = check_and_detach_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
         if self._cuda is None:  # whose kernels look themselves
             check_frame_values(frame, name)
         return frame
 
-    def _check_flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
+    def _check_and_convert_flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
         flow = _check.tensor(flow, name, (batch, 2, self.height, self.width))
         _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)

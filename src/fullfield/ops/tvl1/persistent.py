@@ -87,10 +87,10 @@ class PersistentSolver:
         _check.require(
             isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe_value(self.config)
         )
-        self.shape = _check_shape(shape)
+        self.shape = _check_and_convert_shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
-        self.device = _check_cuda_device(device, self.config)
+        self.device = _check_and_resolve_cuda_device(device, self.config)
         batch, _, height, width = self.shape
         self._lock, self._in_order = threading.Lock(), InOrder(self.device)
         self._previous: int | None = None  # of the frame before
@@ -110,9 +110,9 @@ class PersistentSolver:
         Raises:
             InputError: if a frame has another shape, dtype or device.
         """
-        frames = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
+        frames = self._check_and_detach_frame(frame1, "frame1"), self._check_and_detach_frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.iterate_tensors):
-            flow = self._check_out(out)
+            flow = self._check_or_create_out(out)
             start = self._record_start()
             self._engine.start.zero_()
             self._engine.read_frames(frames, 0, flow)
@@ -126,7 +126,7 @@ class PersistentSolver:
 
         The pyramid of the previous frame is reused. With ``warm_start`` the previous flow is the start.
         """
-        tensor = self._check_frame(frame, "frame")
+        tensor = self._check_and_detach_frame(frame, "frame")
         with self._lock, self._in_order(self._engine.iterate_tensors):
             if self._previous is None:
                 self._previous = 0
@@ -134,7 +134,7 @@ class PersistentSolver:
                 self._engine.read_frames((tensor,), 0, None)
                 self._engine.build_pyramid(0)
                 return None
-            flow = self._check_out(out)
+            flow = self._check_or_create_out(out)
             start = self._record_start()
             self._previous = 1 - self._previous
             self._engine.read_frames((tensor,), self._previous, flow)
@@ -168,17 +168,17 @@ class PersistentSolver:
 
     # ---- one call
 
-    def _check_frame(self, frame: Any, name: str) -> Tensor:
-        tensor = _check_tensor(frame, name)
+    def _check_and_detach_frame(self, frame: Any, name: str) -> Tensor:
+        tensor = _convert_to_tensor(frame, name)
         _check.tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
         return tensor.detach()
 
-    def _check_out(self, out: Any) -> Tensor:
+    def _check_or_create_out(self, out: Any) -> Tensor:
         batch, _, height, width = self.shape
         shape = (batch, 2, height, width)
         if out is None:
             return torch.empty(shape, device=self.device, dtype=torch.float32)
-        flow = _check_tensor(out, "out")
+        flow = _convert_to_tensor(out, "out")
         _check.tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
@@ -210,14 +210,14 @@ class PersistentSolver:
     def _warm_up(self) -> None:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
-        flow = self._check_out(None)
+        flow = self._check_or_create_out(None)
         self._engine.read_frames((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
             self._compute_flow(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 
-def _check_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
+def _check_and_convert_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     sides = tuple(shape)
     _check.require(len(sides) == 4, "shape", "(B, C, H, W)", str(sides))
     for name, value in zip(("B", "C", "H", "W"), sides, strict=True):
@@ -228,7 +228,7 @@ def _check_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     return batch, channels, height, width
 
 
-def _check_cuda_device(device: str | torch.device, config: TVL1Config) -> torch.device:
+def _check_and_resolve_cuda_device(device: str | torch.device, config: TVL1Config) -> torch.device:
     resolved = _check.device(device)
     reason = cuda.explain_unsupported(resolved, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
@@ -239,7 +239,7 @@ def _create_timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _check_tensor(value: Any, name: str) -> Tensor:
+def _convert_to_tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     _check.require(hasattr(value, "__dlpack__"), name, "a tensor or an array with __dlpack__", value)

@@ -270,7 +270,7 @@ class _WindowDataset:
         draw = np.random.default_rng((self.seed, index, count))
         selected = draw.choice(len(self.with_truth), count, replace=count > len(self.with_truth)).tolist()
         windows = [
-            self._cut_window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
+            self._cut_largest_window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
             for slot, pair in enumerate(selected)
         ]
         sizes = {tuple(window.frame1.shape[1:]) for window in windows}
@@ -282,7 +282,7 @@ class _WindowDataset:
             ]
         return collate_flow(windows)
 
-    def _cut_window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
+    def _cut_largest_window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
         """Cut a window as large as the limits and the frames allow."""
         sides = zip(self.size, self.min_size, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)

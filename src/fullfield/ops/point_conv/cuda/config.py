@@ -220,7 +220,7 @@ def _count_units_per_multiprocessor(request: Request, device: Device) -> int:
     return request.rows * blocks // (32 * device.processors)
 
 
-def choose_hopper_multiply(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
+def choose_hopper_multiply_if_faster(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.is_hopper or not (operands.code or operands.split):
         return None
@@ -239,7 +239,7 @@ def choose_hopper_multiply(request: Request, operands: Operands, device: Device)
 
 def choose_multiply(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
     """Return the kernel of the multiplication for a request on a device."""
-    hopper = choose_hopper_multiply(request, operands, device)
+    hopper = choose_hopper_multiply_if_faster(request, operands, device)
     if hopper is not None:
         return hopper
     channels, units = join_and_pad_channels(request), _count_units_per_multiprocessor(request, device)
@@ -345,7 +345,7 @@ def _wgmma_source(bf16: bool) -> str:
     )
 
 
-def choose_hopper_outer(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
+def choose_hopper_outer_if_faster(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.is_hopper or not operands.code:
         return None
@@ -358,7 +358,7 @@ def choose_hopper_outer(request: Request, operands: Operands, device: Device) ->
 
 def choose_outer(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
     """Return the kernel of the outer products for a request on a device."""
-    hopper = choose_hopper_outer(request, operands, device)
+    hopper = choose_hopper_outer_if_faster(request, operands, device)
     if hopper is not None:
         return hopper
     channels = join_and_pad_channels(request)
