@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+
+import pytest
 
 HEAVY = ["torch", "numpy", "numba", "llvmlite", "triton", "cv2", "OpenImageIO", "h5py", "PIL", "matplotlib", "scipy"]
 # PyTorch's compiler: it takes as long to import as all the rest of PyTorch.
@@ -22,6 +25,22 @@ def find_heavy_modules(statement: str) -> dict[str, bool]:
 
 def test_import_fullfield_loads_no_heavy_package() -> None:
     assert not any(find_heavy_modules("import fullfield; dir(fullfield)").values())
+
+
+@pytest.mark.parametrize(
+    ("before", "policy", "expected"),
+    [("", None, "1000"), ("import torch", None, None), ("", "active", None)],
+)
+def test_import_fullfield_limits_spinning_threads_unless_set(
+    before: str, policy: str | None, expected: str | None
+) -> None:
+    script = f"{before}\nimport fullfield, os\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    unset = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    environment = unset if policy is None else {**unset, "OMP_WAIT_POLICY": policy}
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    assert process.stdout.strip() == str(expected)
 
 
 def test_estimate_import_loads_no_optional_package() -> None:

@@ -3,11 +3,18 @@
 Names are loaded on first use, so that ``import fullfield`` (and ``fullfield --help``) stays cheap.
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from fullfield._lazy import load_lazily
 
 __version__ = "0.2.0"
+
+if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    # GNU's OpenMP reads this when PyTorch is loaded. Its threads would spin for milliseconds after every operation,
+    # which takes cores that are shared from whoever has work.
+    os.environ["GOMP_SPINCOUNT"] = "1000"
 
 if TYPE_CHECKING:
     from fullfield._check import InputError as InputError
