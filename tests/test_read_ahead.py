@@ -146,3 +146,9 @@ def test_iterate_ahead_raises_error_of_source() -> None:
     assert next(items) == 1
     with pytest.raises(OSError, match="lost"):
         list(items)
+
+
+def test_read_ahead_can_be_left_in_its_own_thread() -> None:
+    """As when the garbage collector closes an abandoned iterator while a thread reads."""
+    reads: ReadAhead[int, None] = ReadAhead(lambda _: reads.__exit__(), lambda _: 1, threads=1)
+    assert reads.take_item(0) is None

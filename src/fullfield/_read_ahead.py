@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -11,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
+
+_THREAD_NAME = "fullfield-read"
 
 
 def choose_reader_count() -> int:
@@ -58,7 +61,7 @@ class ReadAhead(Generic[Key, Item]):
         self._max_items = threads + 1 if max_items is None else max_items
         self._max_bytes = choose_buffer_bytes() if max_bytes is None else max_bytes
         self._min_items = min_items
-        self._own = ThreadPoolExecutor(threads, thread_name_prefix="fullfield-read") if executor is None else None
+        self._own = ThreadPoolExecutor(threads, thread_name_prefix=_THREAD_NAME) if executor is None else None
         self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
         self._queue: deque[Key] = deque()
         self._pending: dict[Key, Future[Item]] = {}
@@ -72,7 +75,8 @@ class ReadAhead(Generic[Key, Item]):
         for future in self._pending.values():
             future.cancel()
         if self._own is not None:
-            self._own.shutdown()
+            # An abandoned iterator is closed by whichever thread collects it; a reading one cannot wait for itself.
+            self._own.shutdown(wait=not threading.current_thread().name.startswith(_THREAD_NAME))
         self._pending.clear()
 
     def add_keys(self, keys: Iterable[Key]) -> None:
