@@ -15,9 +15,9 @@ _jit = create_jit(CACHE)
 
 
 @_jit
-def scatter_longest(flow, target, valid):
+def scatter_longest(flow, flow_out, valid_out):
     """Write every finite vector to the pixel nearest to its end; the longest wins, of equally long ones the last."""
-    height, width = valid.shape
+    height, width = valid_out.shape
     longest = np.full((height, width), np.float32(-1.0))
     for y in range(height):
         for x in range(width):
@@ -31,9 +31,9 @@ def scatter_longest(flow, target, valid):
             length = u * u + v * v
             if length >= longest[i, j]:
                 longest[i, j] = length
-                target[0, i, j] = u
-                target[1, i, j] = v
-                valid[i, j] = 1
+                flow_out[0, i, j] = u
+                flow_out[1, i, j] = v
+                valid_out[i, j] = 1
 
 
 @_jit
@@ -93,11 +93,11 @@ def _has_valid_neighbor(valid, y, x):
 
 
 @_jit
-def splat_vectors(flow, fraction, weights, valid, sums):
+def splat_vectors(flow, fraction, weights, valid, sums_out):
     """Add every known vector to the four pixels around ``fraction`` of its length, bilinearly.
 
-    ``weights`` holds strength and trust. ``sums`` receives strength times u and v, strength, share, and strength times
-    trust.
+    ``weights`` holds strength and trust. ``sums_out`` receives strength times u and v, strength, share, and strength
+    times trust.
     """
     height, width = valid.shape
     scale = np.float32(fraction)
@@ -120,11 +120,11 @@ def splat_vectors(flow, fraction, weights, valid, sums):
                     overlap = (right if dx else one - right) * (below if dy else one - below)
                     if overlap > 0 and 0 <= i < height and 0 <= j < width:
                         weight = strength * overlap
-                        sums[0, i, j] += u * weight
-                        sums[1, i, j] += v * weight
-                        sums[2, i, j] += weight
-                        sums[3, i, j] += overlap
-                        sums[4, i, j] += trust * weight
+                        sums_out[0, i, j] += u * weight
+                        sums_out[1, i, j] += v * weight
+                        sums_out[2, i, j] += weight
+                        sums_out[3, i, j] += overlap
+                        sums_out[4, i, j] += trust * weight
 
 
 _field = types.float32[:, :, ::1]

@@ -47,23 +47,23 @@ _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 
 
 @_helper
-def _read_taps(taps, source, b, channel, channels, tile):
-    """Read a tile of ``source`` into ``taps``, the adjoint of ``_write_taps``; lanes outside the image read zero."""
+def _read_taps(taps_out, source, b, channel, channels, tile):
+    """Read a tile of ``source``, the adjoint of ``_write_taps``; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
     top, left = _locate_tile(tile, width)
     columns = min(TILE_WIDTH, width - left)
     zero = splat(np.float32(0.0))
     for k in range(channels):
-        store(taps, k * LANES, zero)
+        store(taps_out, k * LANES, zero)
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
             for x in range(columns):
-                taps[at + x] = source[b, channel + k, top + y, left + x]
+                taps_out[at + x] = source[b, channel + k, top + y, left + x]
 
 
 @_helper
-def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes):
+def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes_out):
     """Write the sums over taps of grad * d tap / d x and grad * d tap / d y, 16 lanes each."""
     side = window - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
@@ -82,8 +82,8 @@ def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes):
             sum_y = sum_y + g * (left * (c - a) + right * (d - b))
             a = b
             c = d
-    store(slopes, 0, sum_x)
-    store(slopes, LANES, sum_y)
+    store(slopes_out, 0, sum_x)
+    store(slopes_out, LANES, sum_y)
 
 
 @_jit
@@ -114,7 +114,9 @@ def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scr
 
 
 @_jit
-def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch, first, last, notes, weights):
+def compute_dot_gradients(
+    levels, scales, coords, grad, window, origin, scratch, first, last, notes_out, dot_gradients_out
+):
     """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
     side = window - 1
     slot = (max_union_cells(window) + 2) * LANES
@@ -130,35 +132,35 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch,
                 coords, scales, b, level, tile, window,
                 levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
             )  # fmt: skip
-            notes[at, 0] = _NOTHING
+            notes_out[at, 0] = _NOTHING
             if seen == 0:
                 continue
             _read_taps(taps, grad, b, level * side * side, side * side, tile)
             x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
             pitch = _compute_union_row_pitch(columns)
             if rows * pitch <= max_union_cells(window):
-                notes[at, 0] = _ONE_UNION
-                notes[at, 1] = x0
-                notes[at, 2] = y0
-                notes[at, 3] = columns
-                notes[at, 4] = rows
-                notes[at, 5] = pitch
+                notes_out[at, 0] = _ONE_UNION
+                notes_out[at, 1] = x0
+                notes_out[at, 2] = y0
+                notes_out[at, 3] = columns
+                notes_out[at, 4] = rows
+                notes_out[at, 5] = pitch
             else:
-                notes[at, 0] = _SINGLE
+                notes_out[at, 0] = _SINGLE
                 rows = window
                 pitch = window
             for cell in range(rows * pitch):
-                store(weights, at * slot + cell * LANES, zero)
+                store(dot_gradients_out, at * slot + cell * LANES, zero)
             for lane in range(LANES):
                 offsets[lane] = lane
                 if lane_x[lane] == -(1 << 30):
                     for k in range(side * side):
                         taps[k * LANES + lane] = np.float32(0.0)
-                elif notes[at, 0] == _ONE_UNION:
+                elif notes_out[at, 0] == _ONE_UNION:
                     offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
-                if notes[at, 0] == _SINGLE:
-                    notes[at, 1 + lane] = lane_x[lane]
-                    notes[at, 1 + LANES + lane] = lane_y[lane]
+                if notes_out[at, 0] == _SINGLE:
+                    notes_out[at, 1 + lane] = lane_x[lane]
+                    notes_out[at, 1 + LANES + lane] = lane_y[lane]
             left, right, above, below = compute_bilinear_weights(fx, fy)
             for row in range(window):
                 for dx in range(side):
@@ -170,7 +172,7 @@ def compute_dot_gradients(levels, scales, coords, grad, window, origin, scratch,
                     store(line, (dx + 1) * LANES, value)
                 for column in range(window):
                     value = right * load(line, column * LANES) + left * load(line, (column + 1) * LANES)
-                    scatter(weights, offsets, at * slot + (row * pitch + column) * LANES, value)
+                    scatter(dot_gradients_out, offsets, at * slot + (row * pitch + column) * LANES, value)
 
 
 @_helper
@@ -221,7 +223,7 @@ def _add_window_gradients(
 
 @_jit
 def add_tiles_to_gradients(
-    f1, f2, levels, notes, weights, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2
+    f1, f2, levels, notes, dot_gradients, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2
 ):
     """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
     slot = (max_union_cells(window) + 2) * LANES
@@ -242,12 +244,12 @@ def add_tiles_to_gradients(
                 width = levels[level, 2]
                 if notes[at, 0] == _ONE_UNION:
                     _add_union_gradients(
-                        weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
+                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
                         needs_f1, needs_f2,
                     )  # fmt: skip
                 elif notes[at, 0] == _SINGLE:
                     _add_window_gradients(
-                        weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
+                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
                         window, line, needs_f1, needs_f2,
                     )  # fmt: skip
 

@@ -76,11 +76,11 @@ def _compute_lane_row_products(n, a, b, j, stride, blocks, out):  # type: ignore
 
 
 @_helper
-def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
+def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
     A lane outside the source image, with coordinates that are not finite, or whose window misses the map gets
-    lane_x = -2**30.
+    lane_x_out = -2**30.
     """
     height1 = coords.shape[2]
     width1 = coords.shape[3]
@@ -90,9 +90,9 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
     for lane in range(LANES):
         y = top + lane // TILE_WIDTH
         x = left + lane % TILE_WIDTH
-        lane_x[lane] = -(1 << 30)
-        fx[lane] = np.float32(0.0)
-        fy[lane] = np.float32(0.0)
+        lane_x_out[lane] = -(1 << 30)
+        fx_out[lane] = np.float32(0.0)
+        fy_out[lane] = np.float32(0.0)
         if y < height1 and x < width1:
             px = coords[b, 0, y, x] * scales[level]
             py = coords[b, 1, y, x] * scales[level]
@@ -100,13 +100,13 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
             if -window < px < width2 + window and -window < py < height2 + window:
                 ix = int(np.floor(px))
                 iy = int(np.floor(py))
-                fx[lane] = px - np.float32(ix)
-                fy[lane] = py - np.float32(iy)
+                fx_out[lane] = px - np.float32(ix)
+                fy_out[lane] = py - np.float32(iy)
                 ix -= radius
                 iy -= radius
                 if ix < width2 and ix + window > 0 and iy < height2 and iy + window > 0:
-                    lane_x[lane] = ix
-                    lane_y[lane] = iy
+                    lane_x_out[lane] = ix
+                    lane_y_out[lane] = iy
                     seen += 1
     return seen
 
@@ -142,38 +142,42 @@ def _clip_range(start, count, size):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
-    """Fill cells[row][column][lane] with every lane's dot products with the union; zero outside the map."""
+def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells_out):  # type: ignore[no-untyped-def]
+    """Fill cells_out[row][column][lane] with every lane's dot products with the union; zero outside the map."""
     pitch = _compute_union_row_pitch(columns)
     zero = splat(np.float32(0.0))
     xs, xe = _clip_range(x0, columns, width)
     ys, ye = _clip_range(y0, rows, height)
     if xe - xs < columns or ye - ys < rows:
         for cell in range(rows * pitch):
-            store(cells, cell * LANES, zero)
+            store(cells_out, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _compute_union_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
-        store(cells, at + (xe - xs) * LANES, zero)
+        _compute_union_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells_out, at)
+        store(cells_out, at + (xe - xs) * LANES, zero)
 
 
 @_inlined
-def _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
-    """Fill cells[row][column][lane] with the dot products of the lanes' own windows."""
+def _fill_lane_products(
+    f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel_scratch, line_scratch, cells_out
+):  # type: ignore[no-untyped-def]
+    """Fill cells_out[row][column][lane] with the dot products of the lanes' own windows."""
     zero = splat(np.float32(0.0))
     for cell in range(window * window):
-        store(cells, cell * LANES, zero)
+        store(cells_out, cell * LANES, zero)
     for lane in range(LANES):
         if lane_x[lane] > -(1 << 30):
             for channel in range(blocks * LANES):
-                pixel[channel] = f1[i1 + channel * LANES + lane]
+                pixel_scratch[channel] = f1[i1 + channel * LANES + lane]
             xs, xe = _clip_range(lane_x[lane], window, width)
             ys, ye = _clip_range(lane_y[lane], window, height)
             for y in range(ys, ye):
-                _compute_lane_row_products(xe - xs, pixel, f2, i2 + (y * width + xs) * LANES, plane, blocks, line)
+                _compute_lane_row_products(
+                    xe - xs, pixel_scratch, f2, i2 + (y * width + xs) * LANES, plane, blocks, line_scratch
+                )
                 at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
-                    cells[at + k * LANES] = line[k]
+                    cells_out[at + k * LANES] = line_scratch[k]
 
 
 @_inlined
@@ -200,8 +204,8 @@ def _fill_window_products(
 
 
 @_helper
-def _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
-    """Blend taps[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
+def _blend_taps(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
+    """Blend taps_out[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
     for row in range(window):
@@ -210,8 +214,8 @@ def _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ign
             value_right = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
             value = left * before + right * value_right
             if row > 0:
-                store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
-            store(line, dx * LANES, value)
+                store(taps_out, (dx * side + row - 1) * LANES, above * load(line_scratch, dx * LANES) + below * value)
+            store(line_scratch, dx * LANES, value)
             before = value_right
 
 

@@ -46,7 +46,7 @@ def _lower_bound(keys, value):
 
 
 @_jit
-def _find_cell_runs(keys, starts, shape, cells, q, runs):
+def _find_cell_runs(keys, starts, shape, cells, q, runs_out):
     """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
     x0 = max(cells[3, q] - 1, 0)
@@ -55,11 +55,11 @@ def _find_cell_runs(keys, starts, shape, cells, q, runs):
         for y in range(cells[2, q] - 1, cells[2, q] + 2):
             if x0 <= x1 and 0 <= z < shape[0] and 0 <= y < shape[1]:
                 line = ((cells[0, q] * shape[0] + z) * shape[1] + y) * shape[2]
-                runs[run, 0] = starts[_lower_bound(keys, line + x0)]
-                runs[run, 1] = starts[_lower_bound(keys, line + x1 + 1)]
+                runs_out[run, 0] = starts[_lower_bound(keys, line + x0)]
+                runs_out[run, 1] = starts[_lower_bound(keys, line + x1 + 1)]
             else:
-                runs[run, 0] = 0
-                runs[run, 1] = 0
+                runs_out[run, 0] = 0
+                runs_out[run, 1] = 0
             run += 1
 
 
@@ -121,13 +121,13 @@ def _gather_candidates(points, columns, order, runs, sort, who, coordinates, squ
 
 # Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def _measure_squared_distances(coordinates, count, queries, q, squares):
+def _measure_squared_distances(coordinates, count, queries, q, squares_out):
     """Write the squared distances of the first ``count`` places from a query."""
     x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
     xs, ys, zs = coordinates[0], coordinates[1], coordinates[2]
     for n in range(np.uintp(count)):
         dx, dy, dz = x - xs[n], y - ys[n], z - zs[n]
-        squares[n] = (dx * dx + dy * dy) + dz * dz
+        squares_out[n] = (dx * dx + dy * dy) + dz * dz
 
 
 @_jit
@@ -198,28 +198,28 @@ def _hash_cell(corner):
 
 
 @_jit
-def mark_remaining_points(points, offsets, cell, slots, remains):
+def mark_remaining_points(points, offsets, cell, slots_scratch, remains_out):
     """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
 
-    ``slots`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points of
-    clouds before count as free slots.
+    ``slots_scratch`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points
+    of clouds before count as free slots.
     """
-    mask = np.uint64(slots.size - 1)
+    mask = np.uint64(slots_scratch.size - 1)
     for cloud in range(offsets.size - 1):
         for i in range(offsets[cloud], offsets[cloud + 1]):
             corner, distance = _locate_cell_and_distance(points, i, cell)
             slot = _hash_cell(corner) & mask
-            while slots[slot] >= offsets[cloud]:
-                other, nearest_distance = _locate_cell_and_distance(points, slots[slot], cell)
+            while slots_scratch[slot] >= offsets[cloud]:
+                other, nearest_distance = _locate_cell_and_distance(points, slots_scratch[slot], cell)
                 if corner == other:
                     break
                 slot = (slot + np.uint64(1)) & mask
-            rival = slots[slot]
+            rival = slots_scratch[slot]
             if rival >= offsets[cloud]:
                 if distance >= nearest_distance:
                     continue
-                remains[rival] = False
-            remains[i], slots[slot] = True, i
+                remains_out[rival] = False
+            remains_out[i], slots_scratch[slot] = True, i
 
 
 @_jit
@@ -248,7 +248,7 @@ def _partition_at_middle(points, order, low, high, middle, axis):
 
 
 @_jit
-def build_tree(points, order, axes, cuts, first, last):
+def build_tree(points, order, axes_out, cuts_out, first, last):
     """Make ``order[first:last]`` a tree."""
     stack = np.empty((_DEPTH, 2), np.int64)
     stack[0, 0] = first
@@ -274,8 +274,8 @@ def build_tree(points, order, axes, cuts, first, last):
                 axis = candidate
         middle = (low + high) >> 1
         _partition_at_middle(points, order, low, high, middle, axis)
-        axes[middle] = axis
-        cuts[middle] = points[order[middle], axis]
+        axes_out[middle] = axis
+        cuts_out[middle] = points[order[middle], axis]
         stack[size, 0] = low
         stack[size, 1] = middle
         stack[size + 1, 0] = middle
@@ -284,7 +284,7 @@ def build_tree(points, order, axes, cuts, first, last):
 
 
 @_jit
-def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, indices, first, last):
+def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, indices_out, first, last):
     """Find the ``k`` nearest of queries ``first ... last``, by distance, then index; ``points`` are in tree order."""
     stack = np.empty((_DEPTH, 2), np.int64)
     lower_bounds = np.empty(_DEPTH, np.float32)
@@ -338,7 +338,7 @@ def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, i
                 best[at] = distance
                 who[at] = index
         for at in range(row_size):
-            indices[rows[q] + at] = who[at]
+            indices_out[rows[q] + at] = who[at]
 
 
 _i = types.intp

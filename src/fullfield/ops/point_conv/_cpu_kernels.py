@@ -42,12 +42,12 @@ def _read_index(entries, cells, bits, at):
 
 
 @_jit
-def _write_entry(index, cell, bits, entries, cells, at):
-    if cells.size > 0:
-        entries[at] = np.uint32(index | (cell >> 8 << 31))
-        cells[at] = np.uint8(cell & 0xFF)
+def _write_entry(index, cell, bits, entries_out, cells_out, at):
+    if cells_out.size > 0:
+        entries_out[at] = np.uint32(index | (cell >> 8 << 31))
+        cells_out[at] = np.uint8(cell & 0xFF)
     else:
-        entries[at] = np.uint32(index | (cell << bits))
+        entries_out[at] = np.uint32(index | (cell << bits))
 
 
 @_jit
@@ -80,8 +80,8 @@ def _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, c
 
 
 @_jit
-def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums, to):
-    """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums[to]`` on."""
+def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums_out, to):
+    """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums_out[to]`` on."""
     together, vector_width = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
     for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
         start = _read_index(entries, cells, bits, first_entry) * channels + c0 + c
@@ -91,20 +91,20 @@ def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end
             start = _read_index(entries, cells, bits, at) * channels + c0 + c
             w, x = w + load(features, start), x + load(features, start + LANES)
             y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
-        store(sums, to + c, w)
-        store(sums, to + c + LANES, x)
-        store(sums, to + c + 2 * LANES, y)
-        store(sums, to + c + 3 * LANES, z)
+        store(sums_out, to + c, w)
+        store(sums_out, to + c + LANES, x)
+        store(sums_out, to + c + 2 * LANES, y)
+        store(sums_out, to + c + 3 * LANES, z)
     for c in range(together, vector_width, LANES):
         total = load(features, _read_index(entries, cells, bits, first_entry) * channels + c0 + c)
         for at in range(first_entry + 1, end):
             total = total + load(features, _read_index(entries, cells, bits, at) * channels + c0 + c)
-        store(sums, to + c, total)
+        store(sums_out, to + c, total)
     for c in range(vector_width, width):
         value = features[_read_index(entries, cells, bits, first_entry) * channels + c0 + c]
         for at in range(first_entry + 1, end):
             value += features[_read_index(entries, cells, bits, at) * channels + c0 + c]
-        sums[to + c] = value
+        sums_out[to + c] = value
 
 
 @_jit
@@ -123,9 +123,9 @@ def _sum_cell_buckets(
     upcoming,
     c0,
     width,
-    sums,
+    sums_out,
     pitch,
-    used,
+    used_rows_out,
 ):
     """Sum the inputs of the rows' buckets of cell k, channels from c0 on. Returns buckets and the next cell in use."""
     n = 0
@@ -142,9 +142,9 @@ def _sum_cell_buckets(
                     upcoming[r] = cell
                     break
                 at += 1
-            _sum_feature_rows(features, channels, entries, cells, bits, start, at, c0, width, sums, n * pitch)
+            _sum_feature_rows(features, channels, entries, cells, bits, start, at, c0, width, sums_out, n * pitch)
             cursor[r] = at
-            used[n] = r
+            used_rows_out[n] = r
             n += 1
         following = min(following, upcoming[r])
     return n, following
@@ -243,7 +243,7 @@ def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, in
 
 
 @_jit
-def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entries, cells, first, last):
+def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entries_out, cells_out, first, last):
     """Write the sorted cells of the neighbours of centres [first, last)."""
     # Adding and taking away 1.5 * 2**23 rounds halves to even.
     half = np.float32(12582912.0)
@@ -265,17 +265,17 @@ def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entri
                 cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
             keys[n] = (cell << 32) | j
         keys[:count].sort()
-        _write_sorted_entries(keys, count, bits, entries, cells, start)
+        _write_sorted_entries(keys, count, bits, entries_out, cells_out, start)
 
 
 @_jit
-def _write_sorted_entries(keys, count, bits, entries, cells, start):
+def _write_sorted_entries(keys, count, bits, entries_out, cells_out, start):
     for n in range(count):
-        _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries, cells, start + n)
+        _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries_out, cells_out, start + n)
 
 
 @_jit
-def transpose_rows(rows, entries, cells, bits, starts, others, other_cells):
+def transpose_rows(rows, entries, cells, bits, starts, entries_out, cells_out):
     """Put every entry into the row of its index; ``starts`` then holds the rows' ends."""
     for row in range(rows.size - 1):
         for at in range(rows[row], rows[row + 1]):
@@ -283,7 +283,7 @@ def transpose_rows(rows, entries, cells, bits, starts, others, other_cells):
             k = _read_cell(entries, cells, bits, at)
             to = starts[j]
             starts[j] = to + 1
-            _write_entry(row, k, bits, others, other_cells, to)
+            _write_entry(row, k, bits, entries_out, cells_out, to)
 
 
 @_jit
@@ -302,9 +302,9 @@ def sort_row_entries(rows, entries, cells, bits, first, last):
 
 
 @_jit
-def count_entries(entries, cells, bits, counts):
+def count_entries(entries, cells, bits, counts_out):
     for at in range(entries.size):
-        counts[_read_index(entries, cells, bits, at)] += 1
+        counts_out[_read_index(entries, cells, bits, at)] += 1
 
 
 _i = types.intp

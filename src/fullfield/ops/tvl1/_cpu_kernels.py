@@ -247,7 +247,7 @@ def pack_second_frame(image, packed, height, width, top, bottom):
 
 
 @_helper
-def _store_cubic_weights(weights, at, t):
+def _store_cubic_weights(weights_out, at, t):
     """Store Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
     half = splat(np.float32(0.5))
     one = splat(np.float32(1.0))
@@ -255,14 +255,14 @@ def _store_cubic_weights(weights, at, t):
     three = splat(np.float32(3.0))
     four = splat(np.float32(4.0))
     five = splat(np.float32(5.0))
-    store(weights, at, half * t * (t * (two - t) - one))
-    store(weights, at + 16, half * (t * t * (three * t - five) + two))
-    store(weights, at + 32, half * t * (t * (four - three * t) + one))
-    store(weights, at + 48, half * t * t * (t - one))
+    store(weights_out, at, half * t * (t * (two - t) - one))
+    store(weights_out, at + 16, half * (t * t * (three * t - five) + two))
+    store(weights_out, at + 32, half * t * (t * (four - three * t) + one))
+    store(weights_out, at + 48, half * t * t * (t - one))
 
 
 @_helper
-def _locate_targets(u, v, x, y, right, low, weights, corners):
+def _locate_targets(u, v, x, y, right, low, weights_out, corners_out):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + lane_numbers() + u
@@ -272,10 +272,10 @@ def _locate_targets(u, v, x, y, right, low, weights, corners):
     py = minimum(maximum(py, zero), low)
     ix = floor(px)
     iy = floor(py)
-    _store_cubic_weights(weights, 0, px - ix)
-    _store_cubic_weights(weights, 64, py - iy)
-    store_int32(corners, 0, ix)
-    store_int32(corners, 16, iy)
+    _store_cubic_weights(weights_out, 0, px - ix)
+    _store_cubic_weights(weights_out, 64, py - iy)
+    store_int32(corners_out, 0, ix)
+    store_int32(corners_out, 16, iy)
     return inside
 
 
@@ -291,13 +291,13 @@ def _sample_packed(packed, stride, weights, corners, n):
 
 
 @_jit
-def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights, corners):
+def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights_scratch, corners_scratch):
     """Write the data term, linearised around the present flow.
 
     Samples the second frame and its gradient at x + u (bicubic), mixes in the first frame's gradient by ``blend``,
     then writes per pixel the gradient, the constant of the residual and 1/|gradient|^2. A pixel whose target lies
-    outside the frame gets a zero gradient: no data term. ``weights`` (128 float32) and ``corners`` (32 int32) are
-    scratch.
+    outside the frame gets a zero gradient: no data term. ``weights_scratch`` holds 128 float32,
+    ``corners_scratch`` 32 int32.
     """
     stride = (width + 3) * 4
     right = splat(np.float32(width - 1))
@@ -310,9 +310,9 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            inside = _locate_targets(u, v, x, y, right, low, weights, corners)
+            inside = _locate_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for k in range(16):
-                value, gx, gy, _ = _sample_packed(packed, stride, weights, corners, k)
+                value, gx, gy, _ = _sample_packed(packed, stride, weights_scratch, corners_scratch, k)
                 s[i + k + RHO * size] = value
                 s[i + k + GX * size] = gx
                 s[i + k + GY * size] = gy
@@ -382,7 +382,7 @@ def _replicate_borders(s, row, width, margin):
 
 
 @_helper
-def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
+def _median3x3(s, target, plane, pitch, height, width, top, bottom, line_scratch):
     """Write the 3x3 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``."""
     for y in range(top, bottom):
         row = plane + (y + 1) * pitch + LEFT
@@ -391,18 +391,18 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
         n = pitch
         for x in range(0, width, 16):
             a, b, c = _sort3((load(s, above + x), load(s, row + x), load(s, below + x)))
-            store(line, LEFT + x, a)
-            store(line, LEFT + x + n, b)
-            store(line, LEFT + x + 2 * n, c)
+            store(line_scratch, LEFT + x, a)
+            store(line_scratch, LEFT + x + n, b)
+            store(line_scratch, LEFT + x + 2 * n, c)
         for rank in range(3):
-            _replicate_borders(line, LEFT + rank * n, width, 1)
+            _replicate_borders(line_scratch, LEFT + rank * n, width, 1)
         for x in range(0, width, 16):
             i = LEFT + x
-            low = maximum(maximum(load(line, i - 1), load(line, i)), load(line, i + 1))
+            low = maximum(maximum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
             i += n
-            middle = _median3(load(line, i - 1), load(line, i), load(line, i + 1))
+            middle = _median3(load(line_scratch, i - 1), load(line_scratch, i), load(line_scratch, i + 1))
             i += n
-            high = minimum(minimum(load(line, i - 1), load(line, i)), load(line, i + 1))
+            high = minimum(minimum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
             store(target, row + x, _median3(low, middle, high))
 
 
@@ -412,7 +412,7 @@ def _sort_five_neighbors(line, i):
 
 
 @_helper
-def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
+def _median5x5(s, target, plane, pitch, height, width, top, bottom, line_scratch):
     """Write the 5x5 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``.
 
     Columns are sorted once and shared by five windows, then each rank is sorted along the row. Of the 25 values of a
@@ -429,20 +429,20 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
             a, b, c, d, e = _sort5(
                 (load(s, up2 + x), load(s, up1 + x), load(s, row + x), load(s, down1 + x), load(s, down2 + x))
             )
-            store(line, LEFT + x, a)
-            store(line, LEFT + x + n, b)
-            store(line, LEFT + x + 2 * n, c)
-            store(line, LEFT + x + 3 * n, d)
-            store(line, LEFT + x + 4 * n, e)
+            store(line_scratch, LEFT + x, a)
+            store(line_scratch, LEFT + x + n, b)
+            store(line_scratch, LEFT + x + 2 * n, c)
+            store(line_scratch, LEFT + x + 3 * n, d)
+            store(line_scratch, LEFT + x + 4 * n, e)
         for rank in range(5):
-            _replicate_borders(line, LEFT + rank * n, width, 2)
+            _replicate_borders(line_scratch, LEFT + rank * n, width, 2)
         for x in range(0, width, 16):
             i = LEFT + x
-            _, _, _, a3, a4 = _sort_five_neighbors(line, i)
-            _, _, b2, b3, b4 = _sort_five_neighbors(line, i + n)
-            _, c1, c2, c3, _ = _sort_five_neighbors(line, i + 2 * n)
-            d0, d1, d2, _, _ = _sort_five_neighbors(line, i + 3 * n)
-            e0, e1, _, _, _ = _sort_five_neighbors(line, i + 4 * n)
+            _, _, _, a3, a4 = _sort_five_neighbors(line_scratch, i)
+            _, _, b2, b3, b4 = _sort_five_neighbors(line_scratch, i + n)
+            _, c1, c2, c3, _ = _sort_five_neighbors(line_scratch, i + 2 * n)
+            d0, d1, d2, _, _ = _sort_five_neighbors(line_scratch, i + 3 * n)
+            e0, e1, _, _, _ = _sort_five_neighbors(line_scratch, i + 4 * n)
             p, q, r, t, w, z = _inner8((a3, a4, b2, b4, c2, d0, d2, e0))
             p, q, r, t, w = _inner7((p, q, r, t, w, z, b3))
             p, q, r, t = _inner6((p, q, r, t, w, c1))
@@ -452,13 +452,13 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
 
 
 @_jit
-def median_rows(s, size, pitch, height, width, top, bottom, target, window, line):
+def median_rows(s, size, pitch, height, width, top, bottom, target, window, line_scratch):
     """Filter both flow components by the median of ``window`` x ``window`` pixels (3 or 5) into ``target``."""
     for plane in range(2):
         if window == 3:
-            _median3x3(s, target, plane * size, pitch, height, width, top, bottom, line)
+            _median3x3(s, target, plane * size, pitch, height, width, top, bottom, line_scratch)
         else:
-            _median5x5(s, target, plane * size, pitch, height, width, top, bottom, line)
+            _median5x5(s, target, plane * size, pitch, height, width, top, bottom, line_scratch)
 
 
 _f = types.float32

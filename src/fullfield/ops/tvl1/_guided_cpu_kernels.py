@@ -116,8 +116,8 @@ def linearise_data_term_rows(
 
 
 @_helper
-def _measure_row_jumps(s, size, pitch, height, width, y, jumps, at):
-    """Write to jumps[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
+def _measure_row_jumps(s, size, pitch, height, width, y, jumps_out, at):
+    """Write to jumps_out[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
     down = pitch if y < height - 1 else 0
@@ -130,14 +130,14 @@ def _measure_row_jumps(s, size, pitch, height, width, y, jumps, at):
             below = load(s, i + down) - u
             largest = maximum(largest, maximum(maximum(across, zero - across), maximum(below, zero - below)))
             i += size
-        store(jumps, at + x, largest)
+        store(jumps_out, at + x, largest)
     for x in range(at + width, at - LEFT + pitch):
-        jumps[x] = np.float32(0.0)
+        jumps_out[x] = np.float32(0.0)
 
 
 @_helper
-def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
-    """Set active[x] <- 1 if a jump above ``threshold`` in rows [first, last] is at most RADIUS columns away, else 0.
+def _dilate_jumps(jumps, pitch, width, first, last, threshold, active_out):
+    """Set active_out[x] to 1 if a jump above ``threshold`` in rows [first, last] is within RADIUS columns, else to 0.
 
     Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
     """
@@ -155,7 +155,7 @@ def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
         largest = zero
         for dx in range(-RADIUS, RADIUS + 1):
             largest = maximum(largest, load(jumps, line + x + dx))
-        store(active, x, one - is_within(largest, low, limit))
+        store(active_out, x, one - is_within(largest, low, limit))
 
 
 @_jit

@@ -294,7 +294,7 @@ class Refiner:
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
     def _launch_pair_loading(
-        self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor
+        self, frames: tuple[Tensor, Tensor], flow: Tensor, backward: Tensor | None, refined_out: Tensor
     ) -> None:
         """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
@@ -303,7 +303,7 @@ class Refiner:
             for n, frame in enumerate(frames):
                 p.frames[n] = frame.data_ptr()
                 p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
-            p.prior, p.backward, p.result = get_address(flow), get_address(back), get_address(refined)
+            p.prior, p.backward, p.result = get_address(flow), get_address(backward), get_address(refined_out)
             p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
             self._build_launch(name, p, (1, 256))(stream)
 
