@@ -48,7 +48,8 @@ def test_public_names_resolve_and_are_documented(module: str) -> None:
 def test_lazy_modules_match_imports_for_type_checkers(module: str) -> None:
     """Imports for type checkers must name the same modules as the lazy imports."""
     home = importlib.import_module(module)
-    block = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.If))
+    branches = (n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.If))
+    block = next(n for n in branches if ast.unparse(n.test) == "TYPE_CHECKING")
     seen = {alias.asname: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
     assert sorted({*seen, *(["__version__"] if module == "fullfield" else [])}) == home.__all__
     for name, source in seen.items():
