@@ -167,7 +167,8 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 os.environ["FULLFIELD_CACHE_DIR"] = sys.argv[2]
 if os.geteuid() == 0:
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
-print(runpy.run_path(sys.argv[1], run_name="__main__")["CACHE"])
+kernels = runpy.run_path(sys.argv[1], run_name="__main__")
+print(*(sum(kernels[name].stats.cache_hits.values()) for name in ("squares", "halves")))
 """
 
 
@@ -178,30 +179,33 @@ def test_numba_cache_is_used_by_user_who_cannot_write(tmp_path: Path) -> None:
     try:
         top.chmod(0o755)
         kernels = shutil.copy(FEW, top / "few_kernels.py")
-        finish(start([str(kernels)], str(top / "cache")))
+        for cache in (top / "cache", tmp_path):
+            finish(start([str(kernels)], str(cache)))
         (folder,) = (top / "cache").iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
         (top / "tmp").mkdir()
         paths = [folder, *folder.rglob("*")]
-        (stamp,) = folder.glob("*.compiled")
         modes = {path: stat.S_IMODE(path.stat().st_mode) & ~(0o022 if os.getuid() == 0 else 0o222) for path in paths}
         for path, mode in modes.items():
             path.chmod(mode)
 
         def run() -> str:
-            (top / "tmp").chmod(0o1777)
             script = ["-c", READ_ONLY, str(kernels), str(top / "cache"), str(tmp_path)]
-            _, found, cache = finish(start(script, "", TMPDIR=str(top / "tmp")))[0].splitlines()
-            shutil.rmtree(top / "tmp")
-            (top / "tmp").mkdir()
+            out, messages = finish(start(script, "", TMPDIR=str(top / "tmp"), FULLFIELD_QUIET=""))
+            _, found, hits = out.splitlines()
             assert found == FOUND.strip()
-            return cache
+            assert "compiling" not in messages
+            return hits
 
-        assert run() == str(folder)
-        folder.chmod(0o755)
-        stamp.unlink()
-        folder.chmod(modes[folder])
-        assert str(top / "tmp") in run(), "not complete for this processor"
+        assert run() == "1 1", "without another folder"
+        (top / "tmp").chmod(0o1777)
+        assert run() == "1 1"
+        (damaged,) = folder.rglob("*squares*.nbi")
+        damaged.chmod(0o644)
+        damaged.write_bytes(b"")
+        damaged.chmod(modes[damaged])
+        assert run() == "0 1", "one kernel is compiled and kept in the temporary folder"
+        assert run() == "1 1"
     finally:
         for path in top.rglob("*"):
             if path.is_dir():
@@ -212,27 +216,26 @@ def test_numba_cache_is_used_by_user_who_cannot_write(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
 def test_read_only_folders_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache_folder, "try_create_private_folder", lambda _: False)
     folder = tmp_path / "cache" / "kernels"
-    assert cache_folder.list_read_only_folders("kernels") == []
+    assert cache_folder.list_read_only_folders("kernels", None) == []
     (folder / "below").mkdir(parents=True)
     (folder / "below" / "code").touch()
     for path in (folder, folder / "below", folder / "below" / "code", folder.parent):
         path.chmod(0o755)
-        assert cache_folder.list_read_only_folders("kernels") == [folder]
+        assert cache_folder.list_read_only_folders("kernels", None) == [folder]
         for mode in (0o775, 0o757):
             path.chmod(mode)
-            assert cache_folder.list_read_only_folders("kernels") == [], path
+            assert cache_folder.list_read_only_folders("kernels", None) == [], path
         path.chmod(0o755)
     if os.getuid() == 0:
         for path in (folder, folder / "below" / "code", folder.parent):
             os.chown(path, 12345, 12345)
-            assert cache_folder.list_read_only_folders("kernels") == [], path
+            assert cache_folder.list_read_only_folders("kernels", None) == [], path
             os.chown(path, 0, 0)
     (folder / "link").symlink_to(folder / "below" / "code")
-    assert cache_folder.list_read_only_folders("kernels") == []
+    assert cache_folder.list_read_only_folders("kernels", None) == []
     (folder / "link").unlink()
-    assert cache_folder.list_read_only_folders("kernels") == [folder]
+    assert cache_folder.list_read_only_folders("kernels", None) == [folder]
 
 
 def test_numba_kernels_run_in_folder_that_becomes_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

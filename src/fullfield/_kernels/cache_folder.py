@@ -110,14 +110,14 @@ def find_writable_folder(name: str) -> Path | None:
     return None
 
 
-def list_read_only_folders(name: str) -> list[Path]:
-    """Return the folders of that name before the first writable one whose files only root or this user can change.
+def list_read_only_folders(name: str, writable: Path | None) -> list[Path]:
+    """Return the folders of that name before ``writable`` whose files only root or this user can change.
 
     A container image is often built by root and run by another user.
     """
-    folders = []
+    folders: list[Path] = []
     for parent in list_candidate_cache_folders():
-        if try_create_private_folder(parent / name):
+        if parent / name == writable:
             break
         folder = (parent / name).resolve()
         if _is_trusted_folder(folder):

@@ -39,7 +39,7 @@ def explain_refusal() -> Missing | None:
 
 
 def find_cache_folder(*sources: str) -> Path | None:
-    """Return the folder for code compiled from these source files: writable, or complete for this CPU; else None.
+    """Return a folder for code compiled from these source files, writable if one is, or None.
 
     It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a
     digest of the sources and versions, so that a change to a helper that numba inlines is never missed.
@@ -53,10 +53,8 @@ def find_cache_folder(*sources: str) -> Path | None:
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
     name = f"numba-{digest.hexdigest()[:16]}"
-    for folder in list_read_only_folders(name):
-        if any(folder.glob(f"*.{_compute_cpu_digest()}.compiled")):
-            return folder
-    return find_writable_folder(name)
+    folder = find_writable_folder(name)
+    return folder if folder is not None else next(iter(list_read_only_folders(name, None)), None)
 
 
 @contextmanager
@@ -69,7 +67,7 @@ def cache_compiled_code(folder: Path | None) -> Iterator[None]:
     implementation = caching.FunctionCache._impl_class
     locators = implementation._locator_classes
     config.CACHE_DIR = str(folder) if folder is not None else ""
-    caching.IndexDataCacheFile = _create_checksummed_file_class()
+    caching.IndexDataCacheFile = _create_checksummed_file_class(_list_read_only_copies(folder))
     implementation._locator_classes = [_create_locator_class(locators[0]), *locators[1:]]
     try:
         yield
@@ -102,6 +100,12 @@ def create_helper_jit(folder: Path | None, **options: Any) -> Callable[[Any], An
 
 
 @functools.cache
+def _list_read_only_copies(folder: Path | None) -> tuple[Path, ...]:
+    """Return the folders whose code is loaded if it is not in ``folder``."""
+    return () if folder is None else tuple(list_read_only_folders(folder.name, folder))
+
+
+@functools.cache
 def _create_locator_class(base: Any) -> Any:
     """Return numba's class of the folder ``config.CACHE_DIR``, changed to accept one that cannot be written."""
 
@@ -114,8 +118,10 @@ def _create_locator_class(base: Any) -> Any:
 
 
 @functools.cache
-def _create_checksummed_file_class() -> Any:
+def _create_checksummed_file_class(read_only_folders: tuple[Path, ...]) -> Any:
     """Return the class of numba's files of one function, each with a checksum at its end.
+
+    Code that is not in its folder is loaded from ``read_only_folders``.
 
     numba unpickles the files: a damaged one raises any exception or ends the process. This class removes a damaged
     file, so that numba compiles again. Bytes after a pickle's end are not read, so numba can read the files too.
@@ -131,6 +137,19 @@ def _create_checksummed_file_class() -> Any:
                 _warn_once_per_folder(
                     self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})"
                 )
+
+        def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
+            super().__init__(cache_path=cache_path, filename_base=filename_base, source_stamp=source_stamp)
+            self._base, self._stamp = filename_base, source_stamp
+
+        def load(self, key: Any) -> Any:
+            data = super().load(key)
+            for folder in read_only_folders if data is None else ():
+                copy = type(self)(str(folder / Path(self._cache_path).name), self._base, self._stamp)
+                data = super(ChecksummedFile, copy).load(key)
+                if data is not None:
+                    break
+            return data
 
         def _load_index(self) -> Any:
             return super()._load_index() if _is_intact_else_remove(self._index_path) else {}
@@ -171,8 +190,10 @@ def _warn_once_per_folder(folder: str, text: str) -> None:
 
 
 def is_cache_warm(folder: Path | None, name: str) -> bool:
-    """Return whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
-    return folder is not None and _get_stamp_path(folder, name).exists()
+    """Return whether :func:`compile_all` has finished for this CPU in ``folder`` or a read-only one before."""
+    if folder is None:
+        return False
+    return any(_get_stamp_path(one, name).exists() for one in (folder, *_list_read_only_copies(folder)))
 
 
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:

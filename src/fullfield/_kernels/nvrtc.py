@@ -232,7 +232,7 @@ class Compiler:
         self.arch = arch
         self.label = label
         self.folder = find_writable_folder("nvrtc")
-        self._read_only_folders = list_read_only_folders("nvrtc")
+        self._read_only_folders = list_read_only_folders("nvrtc", self.folder)
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
         """Return the machine code of every source."""
