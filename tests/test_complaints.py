@@ -41,4 +41,5 @@ def test_list_differences_names_nested_paths() -> None:
         "new was None, is {'a': 1}",
     ]
     assert _check.list_differences([1], {"seed": 2}, "training.") == ["training.seed was None, is 2"]
+    assert _check.list_differences({"a": None}, {"a": {"b": 1, "c": 2}}) == ["a was None, is {'b': 1, ...}"]
     assert _check.list_differences(now, now) == []

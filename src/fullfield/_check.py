@@ -189,6 +189,7 @@ def list_differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> l
 
     short = Repr()
     short.maxstring = short.maxother = 100
+    short.maxdict = 1
     before = before if isinstance(before, dict) else {}
     changes = []
     for name in before | dict(now):

@@ -111,6 +111,8 @@ class SettingsFile:
             count = len(changes) - _NAMED_CHANGES
             rest = [f"and {count} more"] if count > 0 else []
             named = "; ".join(changes[:_NAMED_CHANGES] + rest)
+            if changes[0].startswith("parameters."):
+                advice = f"give the same --preset and options, or {advice}"
             raise InputError(f"{self._describe_owner}: was begun with other settings ({named}); {advice}")
 
     @property

@@ -137,7 +137,7 @@ def _require_flow_files(flow: StoredFlow, plates: Sequence[int]) -> None:
     if missing:
         raise InputError(
             f"flow: expected vectors of the plates {format_frames(plates)}, missing: {format_frames(missing)}; "
-            "estimate them, or choose plates that have vectors by frames"
+            "estimate them, or pass only frames (--frames) that have vectors"
         )
 
 
