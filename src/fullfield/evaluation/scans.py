@@ -254,16 +254,16 @@ def score_scans(
     unknown = [
         i
         for i in mine
-        if run.read_truth_if_current(dataset.records[i].name, _checksum_truth_inputs(dataset, i)) is None
+        if run.read_truth_if_current(dataset.records[i].name, _checksum_pose_and_overlap_settings(dataset, i)) is None
     ]
     for index, sample in zip(unknown, _read_samples_ahead(dataset, unknown), strict=True):
-        _store_truth(dataset, run, index, sample)
+        _measure_and_store_truth(dataset, run, index, sample)
     wait_for_all_processes(settings.process)
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
         info = run.require_info(record.name)
-        truth = run.read_truth_if_current(record.name, _checksum_truth_inputs(dataset, index))
+        truth = run.read_truth_if_current(record.name, _checksum_pose_and_overlap_settings(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
         rows[record.name] = score_pair(record, info, truth, run.read_matches(record.name), criteria)
@@ -311,8 +311,8 @@ def predict_scans(
         }
         matches = np.empty((0, 2, 3)) if registration.matched is None else registration.matched
         run.save_registration(sample.name, info, matches)
-        if run.read_truth_if_current(sample.name, _checksum_truth_inputs(dataset, index)) is None:
-            _store_truth(dataset, run, index, sample)
+        if run.read_truth_if_current(sample.name, _checksum_pose_and_overlap_settings(dataset, index)) is None:
+            _measure_and_store_truth(dataset, run, index, sample)
     return len(missing)
 
 
@@ -323,7 +323,7 @@ def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registrati
         raise InputError(f"{sample.name}: {error}") from error
 
 
-def _store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
+def _measure_and_store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
     from fullfield.registration.refinement import measure_true_overlap
 
     clouds = sample.source, sample.target
@@ -333,10 +333,10 @@ def _store_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSam
         "moment": compute_mean_outer_product(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.fraction,
     }
-    run.store_truth(sample.name, _checksum_truth_inputs(dataset, index), content)
+    run.store_truth(sample.name, _checksum_pose_and_overlap_settings(dataset, index), content)
 
 
-def _checksum_truth_inputs(dataset: ScanDataset, index: int) -> str:
+def _checksum_pose_and_overlap_settings(dataset: ScanDataset, index: int) -> str:
     """Return a checksum of the inputs of a pair's truth."""
     pose = dataset.records[index].truth.numpy().tobytes()
     return hashlib.sha256(pose + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]

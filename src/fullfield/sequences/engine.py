@@ -101,7 +101,7 @@ class Engine:
         self._events: list[tuple[Any, Any]] = []
 
     @property
-    def flow_estimator(self) -> Estimator:
+    def described_estimator(self) -> Estimator:
         """Estimator whose method and parameters describe the flows."""
         return self._estimator if self._refiner is None else self._refiner
 
@@ -125,10 +125,10 @@ class Engine:
                         self._wait_for_frame_or_problem(reads, frame)
                 self._request_frames_when_few_remain(remaining, reads)
                 if remaining:
-                    self._upload_read_plates(reads, remaining[0])
+                    self._upload_read_inputs_of(reads, remaining[0])
                 with self.stages.measure("estimate"):
                     result = self._estimate_frame(number)
-                self._release_frames_before(remaining[0] if remaining else None)
+                self._release_all_unneeded_from(remaining[0] if remaining else None)
                 yield result
 
     def _list_input_frames(self, numbers: Sequence[int]) -> list[int]:
@@ -179,7 +179,7 @@ class Engine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
-    def _upload_read_plates(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _upload_read_inputs_of(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
         """Copy plates of a later result to the GPU during the estimation, if they have been read."""
         if self._upload_stream is None or self._plates.by_data:
             return
@@ -190,7 +190,7 @@ class Engine:
                     self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)
                     self._uploads[frame] = self._upload_stream.record_event()
 
-    def _release_frames_before(self, following: int | None) -> None:
+    def _release_all_unneeded_from(self, following: int | None) -> None:
         """Release what no later frame needs."""
         by_frame: tuple[dict[int, Any], ...] = (
             self._frames, self._grey, self._on_device, self._uploads, self._valid_on_device
@@ -228,7 +228,7 @@ class Engine:
         result.add_input(number, plate)
         if plates.by_data:
             try:
-                result.window = self._compute_result_window(number)
+                result.window = self._merge_input_windows(number)
             except InputError as error:
                 result.problems.append(Problem.from_error(plates.path(number), error))
                 return result
@@ -239,7 +239,7 @@ class Engine:
                 result.shot_ends.append(direction)
                 self._add_occluded_zero_flow(result, direction, size)
                 continue
-            flow = self._get_or_estimate_flow(number, other, result)
+            flow = self._get_flow_and_record_changes(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing(direction, flow)
                 self._add_occluded_zero_flow(result, direction, size)
@@ -273,7 +273,7 @@ class Engine:
             result.tensors[direction] = flow
 
     def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_or_estimate_flow(other, number, result)
+        refiner, backward = self._refiner, self._get_flow_and_record_changes(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
         first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
@@ -281,7 +281,7 @@ class Engine:
             refined = self._time_estimate(lambda: refiner.refine(first, second, flow[None], backward[None]))
             return self._fill_vectors_of_unknown_pixels(refined, number, self._get_pixel_grid_frame(number))
         except InputError as error:
-            return _build_pair_problem([self._plates.path(n) for n in (number, other)], error)
+            return _attribute_error_to_frame([self._plates.path(n) for n in (number, other)], error)
 
     def _get_pair_with_equal_channels(self, first: int, second: int, grid: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
@@ -290,7 +290,7 @@ class Engine:
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._get_or_estimate_flow(other, number, result)
+        backward = self._get_flow_and_record_changes(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
@@ -318,7 +318,7 @@ class Engine:
         result.tensors[direction] = zero
         self._add_requested_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _get_or_estimate_flow(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_flow_and_record_changes(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
         pair = (first, second, self._get_pixel_grid_frame(result.number))
         if pair not in self._flows:
@@ -352,7 +352,7 @@ class Engine:
                 flow = self._fill_vectors_of_unknown_pixels(flow, first, grid)
             _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _build_pair_problem(paths, error)
+            return _attribute_error_to_frame(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
@@ -418,7 +418,7 @@ class Engine:
     def _get_frame_and_valid_mask_on_grid(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
         if (number, grid) not in self._in_box:
-            frame, valid = place_frame_in_box(self._get_plate_or_raise(number), self._compute_result_window(grid).data)
+            frame, valid = place_frame_in_box(self._get_plate_or_raise(number), self._merge_input_windows(grid).data)
             on_device = None if valid is None else valid.to(self._device)
             self._in_box[number, grid] = frame[None].to(self._device), on_device
         return self._in_box[number, grid]
@@ -454,7 +454,7 @@ class Engine:
             raise InputError(f"{self._plates.path(number)}: {plate.reason}")
         return plate
 
-    def _compute_result_window(self, number: int) -> FrameWindow:
+    def _merge_input_windows(self, number: int) -> FrameWindow:
         """Return the window of a frame's result: its own, widened to those of the frames it is compared with."""
         frames = self._settings.list_input_frames(self._plates, number)
         plates = {n: self._frames.get(n) for n in frames}
@@ -499,7 +499,7 @@ def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
     return item[0].frame.nbytes
 
 
-def _build_pair_problem(paths: Sequence[str], error: InputError) -> Problem:
+def _attribute_error_to_frame(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):
