@@ -92,13 +92,17 @@ class TrainingFolder:
         states |= _collect_adam_moments(modules["model"], optimizer)
         for name, state_dict in states.items():
             write_safetensors(state / f"{step}.{name}.safetensors", state_dict)
-        rows = [[None if value != value else value for value in row] for row in history]
-        write_notes(state / POINTER, {"step": step, **(notes or {}), "history": rows})
-        self.write_history(history)
+        self.save_notes(history, notes)
         current = {f"{step}.{name}.safetensors" for name in states} | {POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
+
+    def save_notes(self, history: Sequence[tuple[Any, ...]], notes: Mapping[str, Any] | None = None) -> None:
+        """Store the history and notes of the last row's step, whose tensors are already stored."""
+        rows = [[None if value != value else value for value in row] for row in history]
+        write_notes(self.folder / STATE / POINTER, {"step": int(history[-1][0]), **(notes or {}), "history": rows})
+        self.write_history(history)
 
     def write_history(self, history: Sequence[tuple[Any, ...]]) -> None:
         """Write ``history.csv``, whose first column holds whole numbers."""

@@ -551,6 +551,31 @@ def test_train_flow_keeps_best_validated_weights(tmp_path: Path) -> None:
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
 
 
+@pytest.mark.parametrize("killed_at", [1, 4])
+def test_train_flow_killed_in_validation_continues_with_it(tmp_path: Path, killed_at: int) -> None:
+    calls = 0
+
+    def validation(model: nn.Module) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == killed_at:
+            raise KeyboardInterrupt
+        return float(model.state_dict()["encode.weight"].abs().mean()) + float(torch.rand(()))
+
+    with pytest.raises(KeyboardInterrupt):
+        train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=RUN, validation=validation)
+    stored = json.loads((tmp_path / "run" / "state" / "state.json").read_text())
+    assert stored["step"] == killed_at * RUN.every
+    source = Scenes()
+    found = train_flow(tmp_path / "run", network(), source, TRAINING, run=RUN, validation=validation)
+    assert len(source.asked) == TRAINING.steps - stored["step"]  # no step is repeated
+    calls = 10
+    whole = train_flow(tmp_path / "whole", network(), Scenes(), TRAINING, run=RUN, validation=validation)
+    assert [row.validation for row in found.history] == [row.validation for row in whole.history]
+    for file in (WEIGHTS, "best.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
 def test_train_flow_writes_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[tuple[str, float, int]] = []
 

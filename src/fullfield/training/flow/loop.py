@@ -208,6 +208,7 @@ class _CheckpointNotes(NamedTuple):
     best: float  # lowest validation error; infinite without one
     scaling: Tensor  # [2], see TrainingStepper
     rng: Tensor  # PyTorch's random state on the CPU
+    validation_due: bool  # of the last row: a run killed while it validates does so when it continues
 
     def as_json(self) -> dict[str, Any]:
         """Return the notes as JSON can hold them."""
@@ -227,7 +228,8 @@ class _CheckpointNotes(NamedTuple):
             best = math.inf if notes["best"] is None else float(notes["best"])
             torch.Generator().set_state(rng)  # of the right length, and valid
             if scaling.shape == (2,) and bool(scaling.isfinite().all()):
-                return _CheckpointNotes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
+                due = bool(notes.get("validation_due", False))  # missing in checkpoints of earlier versions
+                return _CheckpointNotes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng, due)
         except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             pass
         raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
@@ -258,13 +260,14 @@ class _TrainingLoop:
         self.run_folder = TrainingFolder(folder, recipe, FlowRow) if self.team.is_first else None
         self.team.wait_for_all_processes()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
+        self.validation_due = False
         # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
         # are stored.
         self.check = FiniteStateCheck(self._get_checkpointed_modules(), stepper.optimizer, buffers=self.team.is_first)
         restored = self._restore_state(folder)
         if restored is not None:
             self.history, notes = restored
-            self.batches, self.best = notes.batches, notes.best
+            self.batches, self.best, self.validation_due = notes.batches, notes.best, notes.validation_due
             stepper.scaling = notes.scaling.to(stepper.device)
             if self.team.is_first:
                 torch.set_rng_state(notes.rng)
@@ -279,7 +282,8 @@ class _TrainingLoop:
         self.rows = 0
         if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
             self.run_folder.write_history(self.history)
-            self._write_weights_and_curves(self.run_folder.folder)
+            self._write_weights(self.run_folder.folder)
+            self._draw_curves(self.run_folder.folder)
 
     def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _CheckpointNotes] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
@@ -292,14 +296,20 @@ class _TrainingLoop:
     def _get_checkpointed_modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
 
-    def _write_weights_and_curves(self, folder: Path) -> None:
-        """Write the averaged weights and, on request, the curves."""
+    def _write_weights(self, folder: Path) -> None:
+        """Write the averaged weights."""
         write_safetensors(folder / WEIGHTS, copy_state_dict(self.stepper.average.model))
+
+    def _draw_curves(self, folder: Path) -> None:
+        """Draw the curves on request."""
         if self.run.curves:
             plot_history(folder / CURVES, self.history)
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run
+        if self.run_folder is not None and self.validation is not None and self.validation_due:
+            self._validate(self.run_folder, self.validation)
+            self._draw_curves(self.run_folder.folder)
         first_step = step = self.history[-1].step if self.history else 0
         clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
         completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
@@ -349,24 +359,37 @@ class _TrainingLoop:
         skipped = sum(r.skipped for r in self.readings)
         self.readings.clear()
         self.rows += 1
-        error = math.nan
-        if self.run_folder is not None and self.validation is not None and (last or self.rows % self.run.validate == 0):
-            error = float(self.validation(self.stepper.average.model))
         speed = steps * self.training.batch / took if took > 0 else math.nan
-        self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, error))
+        self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, math.nan))
         if self.run_folder is None:
             return
-        if error < self.best:
-            self.best = error
-            write_safetensors(self.run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
-        pairs = (self.batches + step) * self.training.batch
-        notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
+        self.validation_due = self.validation is not None and (last or self.rows % self.run.validate == 0)
         self.run_folder.save_checkpoint(
-            self._get_checkpointed_modules(), self.stepper.optimizer, self.history, notes.as_json()
+            self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_notes()
         )
-        self._write_weights_and_curves(self.run_folder.folder)
+        self._write_weights(self.run_folder.folder)
+        if self.validation is not None and self.validation_due:
+            self._validate(self.run_folder, self.validation)
+        self._draw_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
+
+    def _collect_notes(self) -> dict[str, Any]:
+        """Return the notes of a checkpoint at the last row."""
+        pairs = (self.batches + self.history[-1].step) * self.training.batch
+        rng = torch.get_rng_state()
+        notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, rng, self.validation_due)
+        return notes.as_json()
+
+    def _validate(self, run_folder: TrainingFolder, validation: Validation) -> None:
+        """Validate the averaged weights; add the error to the last row, whose checkpoint is already stored."""
+        error = float(validation(self.stepper.average.model))
+        self.history[-1] = self.history[-1]._replace(validation=error)
+        self.validation_due = False
+        if error < self.best:
+            self.best = error
+            write_safetensors(run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
+        run_folder.save_notes(self.history, self._collect_notes())
 
     def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _Clock) -> None:
         if self.progress is None or not self.team.is_first:
