@@ -22,6 +22,7 @@ from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation
@@ -186,13 +187,20 @@ def run(args: argparse.Namespace) -> int:
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_inputs_of_training(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
+
+    def validate(network: nn.Module) -> float:
+        assert validation is not None
+        with ProgressBar("validate", quiet=args.quiet) as progress:
+            return validation(network, progress=progress)
+
     with join_process_group(device) as team:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
         ):
+            validating = None if validation is None else validate
             trained = train_flow(
-                args.output, model, source, training, run=settings, validation=validation, progress=progress
+                args.output, model, source, training, run=settings, validation=validating, progress=progress
             )
         watch.add_lap("train")
         if team.is_first:

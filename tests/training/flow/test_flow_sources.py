@@ -238,7 +238,14 @@ def test_flow_validation_returns_mean_over_pairs_and_sets(dataset: Pairs, scenes
     assert validation(model) == pytest.approx(sum(errors) / NUMBER, rel=1e-5)
     assert FlowValidation({"two": dataset}, pairs=2)(model) == pytest.approx((errors[0] + errors[2]) / 2, rel=1e-5)
     both = FlowValidation({"all": dataset, "made": scenes}, pairs=8)
-    assert both(model) == pytest.approx(sum(both.errors.values()) / 2)
+    lines: list[tuple[float, str]] = []
+    error_px = both(model, progress=lambda fraction, text: lines.append((fraction, text)))
+    assert error_px == pytest.approx(sum(both.errors.values()) / 2)
+    assert [text for _, text in lines[-2:]] == [
+        f"{NUMBER + 4} of {NUMBER + 8} pairs",
+        f"{NUMBER + 8} of {NUMBER + 8} pairs",
+    ]
+    assert lines[-1][0] == 1.0
     assert set(both.errors) == {"all", "made"}
     assert scenes.asked[-2:] == [(0, 4), (1, 4)]
     FlowValidation({"made": scenes}, pairs=6)(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,13 @@ class FlowValidation:
                 raise InputError(f"{name}: has no true flow to validate with")
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module) -> float:
-        """Return the error of a network in evaluation mode, pixels."""
+    def __call__(self, model: nn.Module, *, progress: Callable[[float, str], None] | None = None) -> float:
+        """Return the error of a network in evaluation mode, pixels.
+
+        ``progress`` is called with the finished fraction and a line.
+        """
         device = next(model.parameters()).device
+        finished, total = 0, sum(self._count_pairs(data) for data in self._sets.values())
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")
             pairs = (
@@ -56,12 +60,18 @@ class FlowValidation:
                 predictions = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
                 for predicted, truth, valid_pixels in zip(predictions.float(), flow, valid, strict=True):
                     metrics.update(predicted, truth.to(device), valid_pixels.to(device))
+                finished += len(flow)
+                if progress is not None:
+                    progress(finished / total, f"{finished} of {total} pairs")
             self.errors[name] = metrics.compute()["epe"]
         return sum(self.errors.values()) / len(self.errors)
 
+    def _count_pairs(self, data: FlowDataset | PairSource) -> int:
+        return min(self._pairs, len(_list_pairs_with_flow(data))) if isinstance(data, FlowDataset) else self._pairs
+
     def _read_dataset_pairs(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         scored = _list_pairs_with_flow(data)
-        number = min(self._pairs, len(scored))
+        number = self._count_pairs(data)
         selected = [scored[index * len(scored) // number] for index in range(number)]
         with ReadAhead(data.__getitem__, _count_sample_bytes, threads=_READERS, max_items=_READERS) as reader:
             reader.add_keys(selected)
