@@ -170,7 +170,7 @@ def test_output_settings_error_names_method_first(tmp_path: Path) -> None:
     (tmp_path / "mv.0002.exr").touch()
     with pytest.raises(InputError, match=r"settings \(method was 'tvl1', is 'raft'; step was 1, is 2\); use"):
         settle(step=2, method="raft", parameters={})
-    with pytest.raises(InputError, match=r"parameters\.c was 1, is 2; and 2 more\); use"):
+    with pytest.raises(InputError, match=r"parameters\.c was 1, is 2; and 2 more\); give the same --preset"):
         settle(step=1, method="tvl1", parameters=dict.fromkeys(many, 2))
 
 
