@@ -124,13 +124,20 @@ def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cac
     assert fetch_weights(other) == cache / "weights" / "other.pth"
 
 
-def test_fetch_weights_failure_explains_manual_download(served: Path, cache: Path) -> None:
+def test_fetch_weights_failure_explains_manual_download(
+    served: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put = re.escape(str(cache / "weights" / "mine.pth"))
     with pytest.raises(DownloadError, match=f"^mine: .*SHA-256 abcd, .*; fetch file:.* by hand and put it at {put}$"):
         fetch_weights(entry(served, sha256="abcd"))
     unknown = entry(served, url=None)
     with pytest.raises(DownloadError, match=f"mine.pth from a page by hand and put it at {put}$"):
         fetch_weights(unknown)
+    ours = entry(served, url=None, in_repository=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("fullfield.models.weights._find_download_url", lambda _: None)
+        with pytest.raises(DownloadError, match=rf"pass weights/mine\.pth of a checkout .*, or put it at {put}$"):
+            fetch_weights(ours)
     offline = entry(served, url="http://127.0.0.1:9/all.zip", archive="all.zip", member="models/mine.pth")
     with pytest.raises(
         DownloadError, match=f"cannot be reached .*, take models/mine.pth out of it and put it at {put}$"

@@ -349,6 +349,10 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     folder = create_weights_folder()
     target = folder / entry.file
     address = _find_download_url(entry)
+    if address is None and entry.in_repository:
+        raise DownloadError(
+            f"{entry.name}: no address is known; pass weights/{entry.file} of a checkout (--weights), or put it at {target}"
+        )
     if address is None:
         raise DownloadError(f"{entry.name}: no direct address is known; {_explain_download_by_hand(entry, target)}")
     try:
