@@ -351,7 +351,8 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     address = _find_download_url(entry)
     if address is None and entry.in_repository:
         raise DownloadError(
-            f"{entry.name}: no address is known; pass weights/{entry.file} of a checkout (--weights), or put it at {target}"
+            f"{entry.name}: no address is known; pass weights/{entry.file} of a checkout (--weights), "
+            f"or put it at {target}"
         )
     if address is None:
         raise DownloadError(f"{entry.name}: no direct address is known; {_explain_download_by_hand(entry, target)}")
