@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 QUICK = ["--method", "tvl1", "--preset", "fast", "--iterations", "4", "--warps", "2"]
 ELSEWHERE = ("train", "demo")  # run by their own tests
 SLOWER = (
-    *("live camera:", "live rtsp:", "--method sea-raft"),  # need a device or weights
+    *("live camera:", "live rtsp:", "--method sea-raft", "score flow.flo examples"),  # need a device or weights
     *("runs/descriptor", "blender.", "render.", "half."),  # need a training, or files of other programs
 )
 
@@ -137,7 +137,7 @@ def test_researchers_page_python_runs(page_folder: Path) -> None:
     patch, _, lookup, hub = blocks("researchers.md", "python")
     assert run(patch, build_variables(page_folder))["handle"].replaced
     assert run(lookup, build_variables(page_folder))["features"].shape == (1, 324, 16, 24)
-    assert run(hub, build_variables(page_folder))["flow"].shape == (1, 2, 64, 80)
+    assert run(hub.replace('"."', repr(str(ROOT))), {})["flow"].shape == (1, 2, 128, 160)
 
 
 def test_researchers_page_patches_ptlflow(page_folder: Path, ptlflow: Any) -> None:

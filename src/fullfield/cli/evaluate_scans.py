@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for option, kind, metavar, words in _OPTIONS:
         dest = _DEST + option[2:].replace("-", "_")
         search.add_argument(option, dest=dest, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=words)
-    words = "a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline"
+    words = "a paper's numbers of matches and limits, for RANSAC alone and the whole pipeline"
     search.add_argument("--protocol", dest=f"{_DEST}protocol", choices=PROTOCOLS, default=argparse.SUPPRESS, help=words)
 
 
