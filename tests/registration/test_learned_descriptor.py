@@ -379,7 +379,7 @@ def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.Monk
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     installed = tmp_path / "lib" / "site-packages" / "fullfield" / "models" / "weights.py"
     monkeypatch.setattr(catalogue, "__file__", str(installed))
-    with pytest.raises(OSError, match=r"descriptor\.safetensors from the folder weights of fullfield's repository"):
+    with pytest.raises(OSError, match=r"pass weights/descriptor\.safetensors of a checkout"):
         register(np.zeros((30, 3)), np.zeros((30, 3)), descriptor="learned")
     requests: list[str] = []
 
