@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
+from fullfield.cli.argtypes import parse_positive_integer
 
 if TYPE_CHECKING:
     import torch
@@ -36,13 +37,7 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is looked up")
     what.add_argument("--sweep", choices=("size", "updates", "channels"), help="vary one of these as the paper does")
-    what.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        metavar="WxH",
-        help="feature maps [512x224 on a GPU, else 128x56]",
-    )
+    add_sizes_option(what, "feature maps [512x224 on a GPU, else 128x56]")
     what.add_argument(
         "--updates", nargs="+", type=parse_positive_integer, metavar="N", help="lookups of a pair [32 on a GPU, else 2]"
     )

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.options import add_sizes_option
 from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
 
 PARTS = ("estimate", "auto", "batch", "files", "pairs", "methods")
@@ -27,14 +28,7 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     sizes = [(1080, 1920), (3432, 8192)]
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to time [all]")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        default=sizes,
-        metavar="WxH",
-        help="estimate [1920x1080 8192x3432]",
-    )
+    add_sizes_option(parser, "estimate [1920x1080 8192x3432]", sizes)
     parser.add_argument(
         "--auto-size", type=parse_wxh_as_height_width, default=(1080, 1920), help="default method [1920x1080]"
     )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_positive_integer, parse_positive_number, parse_wxh_as_height_width
+from fullfield.cli.argtypes import parse_positive_integer, parse_positive_number
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +38,7 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is estimated")
     what.add_argument("--methods", nargs="+", choices=METHODS, default=["raft", "sea-raft-m"], help="networks")
-    what.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        metavar="WxH",
-        help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]",
-    )
+    add_sizes_option(what, "frames [2048x864 and 8192x3432 on a GPU, else 256x128]")
     what.add_argument(
         "--updates",
         nargs="+",

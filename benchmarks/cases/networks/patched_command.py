@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
+from fullfield.cli.argtypes import parse_positive_integer
 
 if TYPE_CHECKING:
     from benchmarks.cases.networks.patched import Plan
@@ -28,14 +29,7 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="ptlflow's names: raft, dpflow, ...")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        default=[(436, 1024)],
-        metavar="WxH",
-        help="frames [1024x436]",
-    )
+    add_sizes_option(parser, "frames [1024x436]", [(436, 1024)])
     parser.add_argument("--train", action="store_true", help="a training step instead of an estimate")
     parser.add_argument(
         "--batch", type=parse_positive_integer, default=1, metavar="N", help="pairs at a time [%(default)s]"

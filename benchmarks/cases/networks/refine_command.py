@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.bench import Bench, Note, Result, Session
-from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
+from benchmarks.options import add_sizes_option
+from fullfield.cli.argtypes import parse_positive_integer
 
 DESCRIPTION = """\
 Time the guided refinement of a flow with a flow back, RGB frames in float32 on the device: median and 99th percentile
@@ -23,14 +24,7 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     sizes = [(1080, 1920), (3432, 8192)]
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        default=sizes,
-        metavar="WxH",
-        help="frames [1920x1080 8192x3432]",
-    )
+    add_sizes_option(parser, "frames [1920x1080 8192x3432]", sizes)
     parser.add_argument(
         "--frames", type=parse_positive_integer, default=100, metavar="N", help="calls that are timed [%(default)s]"
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
+from fullfield.cli.argtypes import parse_positive_integer
 from fullfield.io.names import EXR_COMPRESSIONS
 
 if TYPE_CHECKING:
@@ -34,13 +35,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="auto", help="of the estimation [auto]")
     parser.add_argument("--presets", nargs="+", metavar="NAME", default=["default"], help="of the method [default]")
     parser.add_argument("--frames", type=parse_positive_integer, default=200, metavar="N", help="of the shot [200]")
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        metavar="WxH",
-        help="frames [2048x1024 on a GPU, else 256x128]",
-    )
+    add_sizes_option(parser, "frames [2048x1024 on a GPU, else 256x128]")
     parser.add_argument(
         "--plates", nargs="+", choices=EXR_COMPRESSIONS, default=["zip"], help="compressions of the plates [zip]"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_positive_integer, parse_wxh_as_height_width
+from fullfield.cli.argtypes import parse_positive_integer
 
 NETWORKS = ("raft", "raft-small", "fullfield-s")
 CORRELATIONS = ("fullfield", "dense", "localcorr")
@@ -25,9 +26,7 @@ examples:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["raft", "fullfield-s"], help="[the two]")
     parser.add_argument("--correlations", nargs="+", choices=CORRELATIONS, default=list(CORRELATIONS), help="[all]")
-    parser.add_argument(
-        "--sizes", nargs="+", type=parse_wxh_as_height_width, metavar="WxH", default=[(368, 496)], help="[496x368]"
-    )
+    add_sizes_option(parser, "[496x368]", [(368, 496)])
     parser.add_argument(
         "--batches", nargs="+", type=parse_positive_integer, metavar="N", default=[8], help="pairs, for each size [8]"
     )

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.options import add_sizes_option
 from fullfield._check import InputError
-from fullfield.cli.argtypes import parse_wxh_as_height_width
 
 PARTS = ("pwc", "liteflownet", "flownetc", "matching")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -27,14 +27,7 @@ examples:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        type=parse_wxh_as_height_width,
-        default=[(436, 1024)],
-        metavar="WxH",
-        help="frames [1024x436]",
-    )
+    add_sizes_option(parser, "frames [1024x436]", [(436, 1024)])
     parser.add_argument(
         "--dtype", nargs="+", choices=DTYPES, default=("float32", "float16"), help="of features [float32 float16]"
     )
