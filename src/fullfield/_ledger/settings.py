@@ -34,6 +34,7 @@ class SettingsFile:
         subject: What has the settings, for messages; by default the folder of the file.
         entries: Kinds of entries that the content has, as of :func:`check_entry_kinds`.
         binding: Returns the part of the content that decides the results.
+        parameters_advice: What else a user can do about other parameters of the method, for messages.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class SettingsFile:
     subject: str | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
     binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_unchanged
+    parameters_advice: str | None = None
 
     def read(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
@@ -111,8 +113,8 @@ class SettingsFile:
             count = len(changes) - _NAMED_CHANGES
             rest = [f"and {count} more"] if count > 0 else []
             named = "; ".join(changes[:_NAMED_CHANGES] + rest)
-            if changes[0].startswith("parameters."):
-                advice = f"give the same --preset and options, or {advice}"
+            if self.parameters_advice is not None and changes[0].startswith("parameters."):
+                advice = f"{self.parameters_advice}, or {advice}"
             raise InputError(f"{self._describe_owner}: was begun with other settings ({named}); {advice}")
 
     @property

@@ -61,7 +61,11 @@ class RunFolder:
         self.folder = Path(folder)
         self.config = convert_to_json_values(config)
         self._settings = SettingsFile(
-            self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_drop_weights_path
+            self.folder / CONFIG,
+            "the configuration of a run",
+            str(self.folder),
+            binding=_drop_weights_path,
+            parameters_advice="give the same --preset and options",
         )
         self.check_new_or_run_folder(self.folder)
         before = self._settings.write_or_check(

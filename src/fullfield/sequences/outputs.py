@@ -356,6 +356,7 @@ class Output:
             subject=self.pattern,
             entries={"settings": "object"},
             binding=lambda content: self._split_off_weights_checksum(content["settings"])[0],
+            parameters_advice="give the same --preset and options",
         )
 
 
