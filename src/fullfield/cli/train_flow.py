@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,25 +188,29 @@ def run(args: argparse.Namespace) -> int:
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_inputs_of_training(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
-
-    def validate(network: nn.Module) -> float:
-        assert validation is not None
-        with ProgressBar("validate", quiet=args.quiet) as progress:
-            return validation(network, progress=progress)
-
+    validate = None if validation is None else _show_progress(validation, quiet=args.quiet)
     with join_process_group(device) as team:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
         ):
-            validating = None if validation is None else validate
             trained = train_flow(
-                args.output, model, source, training, run=settings, validation=validating, progress=progress
+                args.output, model, source, training, run=settings, validation=validate, progress=progress
             )
         watch.add_lap("train")
         if team.is_first:
             _print_result(args, device, training.as_dict(), trained, validation, watch)
     return 0
+
+
+def _show_progress(validation: FlowValidation, *, quiet: bool) -> Callable[[nn.Module], float]:
+    """Return the validation with a progress bar of its own."""
+
+    def validate(network: nn.Module) -> float:
+        with ProgressBar("validate", quiet=quiet) as progress:
+            return validation(network, progress=progress)
+
+    return validate
 
 
 def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:

@@ -101,7 +101,7 @@ class Engine:
         self._events: list[tuple[Any, Any]] = []
 
     @property
-    def described_estimator(self) -> Estimator:
+    def estimator_or_refiner(self) -> Estimator:
         """Estimator whose method and parameters describe the flows."""
         return self._estimator if self._refiner is None else self._refiner
 

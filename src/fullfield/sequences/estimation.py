@@ -112,7 +112,7 @@ def estimate_sequence(
     try:
         engine = Engine(plates, plates.numbers, estimator, settings)
         for result in engine:
-            yield _build_frame_flows(result, engine.described_estimator)
+            yield _build_frame_flows(result, engine.estimator_or_refiner)
     finally:
         plates.close()
 

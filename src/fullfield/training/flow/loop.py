@@ -307,8 +307,8 @@ class _TrainingLoop:
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run
-        if self.run_folder is not None and self.validation is not None and self.validation_due:
-            self._validate(self.run_folder, self.validation)
+        if self.run_folder is not None and self.validation_due:
+            self._validate_if_due(self.run_folder)
             self._draw_curves(self.run_folder.folder)
         first_step = step = self.history[-1].step if self.history else 0
         clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
@@ -368,8 +368,7 @@ class _TrainingLoop:
             self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_notes()
         )
         self._write_weights(self.run_folder.folder)
-        if self.validation is not None and self.validation_due:
-            self._validate(self.run_folder, self.validation)
+        self._validate_if_due(self.run_folder)
         self._draw_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
@@ -381,9 +380,11 @@ class _TrainingLoop:
         notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, rng, self.validation_due)
         return notes.as_json()
 
-    def _validate(self, run_folder: TrainingFolder, validation: Validation) -> None:
+    def _validate_if_due(self, run_folder: TrainingFolder) -> None:
         """Validate the averaged weights; add the error to the last row, whose checkpoint is already stored."""
-        error = float(validation(self.stepper.average.model))
+        if self.validation is None or not self.validation_due:
+            return
+        error = float(self.validation(self.stepper.average.model))
         self.history[-1] = self.history[-1]._replace(validation=error)
         self.validation_due = False
         if error < self.best:
