@@ -1,14 +1,17 @@
-"""Store processor seconds of the methods on the CPU: a Sintel pair of 1024x436, one thread, in turns.
+"""Store the seconds of the methods on the CPU: a Sintel pair of 1024x436, in turns, on one thread and on every core.
 
 python -m benchmarks.experiments.time_methods      needs FULLFIELD_DATA; writes benchmarks/results/auto_cpu.json
 
-Processor time is counted, not the clock, so that other programs on the machine disturb less.
+On one thread processor time is counted, which other programs on the machine disturb less; on every core the time that
+passes, for which nothing else may run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,33 +40,39 @@ SOURCES = (
 )
 
 
-def main() -> None:
-    """Time every form in turns and store the seconds; a call before each, for one form displaces another's network."""
-    torch.set_num_threads(1)
+def time_in_turns(clock: Callable[[], float], threads: int) -> dict[str, list[float]]:
+    """Time every form in turns by ``clock``; a call before each, for one form displaces another's network."""
+    torch.set_num_threads(threads)
     first, second = (read_frame(path) for path in shared_pairs(data_folder())[PAIR][:2])
-    calls = {
-        name: partial(fullfield.estimate, first, second, device="cpu", threads=1, **form)
-        for name, form in FORMS.items()
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[str, list[float]] = {name: [] for name in FORMS}
     for _ in range(ROUNDS):
-        for name, call in calls.items():
+        for name, form in FORMS.items():
+            call = partial(fullfield.estimate, first, second, device="cpu", threads=threads, **form)
             call()
-            start = time.process_time()
+            start = clock()
             call()
-            seconds[name].append(round(time.process_time() - start, 3))
+            seconds[name].append(round(clock() - start, 3))
+    return seconds
+
+
+def main() -> None:
+    """Time every form and store the seconds."""
+    cores = os.cpu_count() or 1
+    seconds, elapsed = time_in_turns(time.process_time, 1), time_in_turns(time.perf_counter, cores)
     result = {
-        "what": "processor seconds of one pair, in turns, on one thread",
+        "what": "processor seconds of one pair on one thread; seconds that pass with a thread a core",
         "frames": PAIR,
-        "size": list(first.shape[-2:]),
+        "size": [436, 1024],
         "threads": 1,
         "command": "python -m benchmarks.experiments.time_methods",
         **state_conditions(*SOURCES),
         "seconds": seconds,
+        "threads_of_elapsed_seconds": cores,
+        "elapsed_seconds": elapsed,
     }
     with write_atomically(RESULTS / "auto_cpu.json") as path:
         path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(seconds))
+    print(json.dumps({"seconds": seconds, "elapsed_seconds": elapsed}))
 
 
 if __name__ == "__main__":
