@@ -39,7 +39,9 @@ def timings(stored: Any) -> Iterator[dict[str, Any]]:
 def has_spread(timing: dict[str, Any]) -> bool:
     """Return whether a time comes with the number of its repeats and their spread."""
     is_counted = bool({"repeats", "calls", "std_s"} & timing.keys())
-    return isinstance(timing.get("seconds"), list) or (is_counted and bool({"min", "min_s", "p99_ms"} & timing.keys()))
+    return isinstance(timing.get("seconds"), list) or (
+        is_counted and bool({"min", "min_s", "p99_ms", "quartiles_ms"} & timing.keys())
+    )
 
 
 def missing_conditions(stored: dict[str, Any]) -> list[str]:
