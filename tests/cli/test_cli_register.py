@@ -205,6 +205,8 @@ def test_register_apply_moves_cloud_by_stored_pose(cli: Any, scans: Path) -> Non
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--voxel", "1"), "--voxel: --apply moves a cloud"),
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--seed", "0"), "--seed: --apply moves a cloud"),
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--iterations", "50000"), "--iterations: --apply moves"),
+        (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--device", "cpu"), "--device: --apply moves"),
+        (("a.ply", "c.ply", "--device", "cuda"), "--device: expected auto or cpu, where FPFH is computed, got cuda"),
     ):
         ran = cli("register", *arguments)
         assert ran.code == 2

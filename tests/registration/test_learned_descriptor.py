@@ -18,6 +18,7 @@ from safetensors.torch import save
 
 from fullfield import InputError
 from fullfield.models import weights as catalogue
+from fullfield.ops.devices import resolve_device
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
@@ -40,6 +41,7 @@ from fullfield.registration.learned_network import (
     DescriptorNetwork,
     find_surroundings,
 )
+from fullfield.registration.register import load_descriptor
 from fullfield.registration.scan import prepare_scan, select_per_cell
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh_evidence
 from fullfield.testing import room_scan
@@ -333,12 +335,29 @@ def test_register_with_untrained_descriptor_finds_pose(tmp_path: Path) -> None:
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     untrained().save(tmp_path / "w.safetensors")
-    found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors")
+    found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors", device="cpu")
     assert found.success, found.reason
     assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01
     again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.load(tmp_path / "w.safetensors"))
     assert np.array_equal(found.transform, again.transform)
     assert register(first, second, voxel=0.09).matches != found.matches
+
+
+def test_load_descriptor_puts_it_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    untrained().save(tmp_path / "w.safetensors")
+    devices = []
+
+    def load(*arguments: Any) -> LearnedDescriptor:
+        devices.append(arguments[-1])
+        return untrained()
+
+    monkeypatch.setattr(LearnedDescriptor, "load", load)
+    for device in ("auto", "cpu"):
+        assert load_descriptor(tmp_path / "w.safetensors", device) is not None
+    assert devices == [resolve_device("auto"), torch.device("cpu")]
+    assert load_descriptor("fpfh", "cpu") is load_descriptor(None, "auto") is None
+    refuses("device: expected auto or cpu, where FPFH is computed, got cuda", load_descriptor, None, "cuda")
+    refuses("device: expected", load_descriptor, tmp_path / "w.safetensors", "cuda:99")
 
 
 def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -355,7 +374,7 @@ def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.Monke
 
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules["fullfield.registration.search"], "weigh_evidence", noted)
-        found = register(first, second, voxel=0.09, descriptor="learned")
+        found = register(first, second, voxel=0.09, descriptor="learned", device="cpu")
         assert set(judged) == {LEARNED_LIMITS}
         register(first, second, voxel=0.09, descriptor="fpfh")
         assert judged[-1] == FPFH_LIMITS

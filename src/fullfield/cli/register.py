@@ -63,6 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--iterations", type=argtypes.parse_positive_integer, help="number of triples that RANSAC draws [50000]"
     )
+    search.add_argument("--device", metavar="NAME", help="device of a learned descriptor [auto]")
     search.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
@@ -91,13 +92,15 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from fullfield.io.pointcloud import check_lossless, transform_cloud
-    from fullfield.registration import LearnedDescriptor, read_pose
+    from fullfield.ops.devices import AUTO
+    from fullfield.registration import read_pose
     from fullfield.registration.group import register_group
-    from fullfield.registration.register import Settings, register_clouds
+    from fullfield.registration.register import Settings, load_descriptor, register_clouds
 
     methods.limit_cpu_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
-    descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
+    with report.rename_arguments_in_errors(device="--device"):
+        descriptor = load_descriptor(Path(args.weights) if args.weights else args.descriptor, args.device or AUTO)
     settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
@@ -127,7 +130,8 @@ def run(args: argparse.Namespace) -> int:
             _write_alignment_picture(args, clouds, result, pose, progress.build_span_callback(0.8, 1.0))
             drawn = True
         watch.add_lap("write")
-    _print_result(args, result, drawn, clouds, watch.get_stage_seconds())
+    device = None if descriptor is None else str(descriptor.device)
+    _print_result(args, result, drawn, clouds, device, watch.get_stage_seconds())
     return 0 if result.success else NOT_REGISTERED
 
 
@@ -156,7 +160,7 @@ def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
             raise InputError(
                 f"--apply: expected one cloud and --output, got {count}{'' if args.output else ' without'}"
             )
-        search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "threads")
+        search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "device", "threads")
         options: tuple[str, ...] = (*search, "viz", "merge", "pose")
     elif count == 1:
         raise InputError("CLOUD: expected at least two clouds, or --apply with a pose, got one cloud")
@@ -335,6 +339,7 @@ def _print_result(
     result: Registration,
     drawn: bool,
     clouds: Sequence[io.PointCloud],
+    device: str | None,  # of the learned descriptor
     seconds: dict[str, float],
 ) -> None:
     if result.transform is None and not args.json:
@@ -364,7 +369,8 @@ def _print_result(
             for one in result.free_directions
         ],
         "alternatives": [pose.tolist() for pose in result.alternatives],
-        "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
+        "descriptor": "fpfh" if device is None else "learned",
+        "device": device or "cpu",
         "output": args.output if result.success else None,
         "picture": args.viz if drawn else None,
         "seconds": seconds,
@@ -373,5 +379,6 @@ def _print_result(
     lines.append(
         f"confidence {result.confidence:.3f}, {result.inliers} of {result.matches} matches agree, "
         f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
+        + (f"; descriptor on {device}" if device else "")
     )
     report.print_report(args, values, "\n".join(lines), has_peak_memory=True)

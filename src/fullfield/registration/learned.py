@@ -246,6 +246,11 @@ class LearnedDescriptor:
         """
         return cls.load(fetch_descriptor(progress), device)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the model, which computes the descriptors."""
+        return next(self.model.parameters()).device
+
     def encode(self) -> bytes:
         """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
@@ -274,7 +279,7 @@ class LearnedDescriptor:
         """Return normals [N, 3] and features [N, C] of ``fine[rows]``."""
         if not len(rows):
             return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
-        device = next(self.model.parameters()).device
+        device = self.device
         if device.type == "cpu":
             levels = prepare_network_levels(fine, rows, self.config.scales, around=True)
         else:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import orthonormalize_pose
+from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
@@ -39,6 +41,7 @@ def register(
     iterations: int = ITERATIONS,
     samples: int = SAMPLES,
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
+    device: str | torch.device = AUTO,
 ) -> AcceptedRegistration | RefusedRegistration:
     """Find the rigid transform that brings ``source`` onto ``target``, or the reason why none is accepted.
 
@@ -53,12 +56,14 @@ def register(
         samples: largest number of matches for RANSAC, drawn at random from all.
         descriptor: a learned one, its file of weights, or "learned" for the published one (checkout or download);
             "fpfh" or None for FPFH.
+        device: where a descriptor that is read from a file is computed; "auto" is the first GPU with kernels, else the
+            CPU. All else is computed on the CPU.
 
     Raises:
         InputError: if an argument is no cloud, pose or descriptor, a cloud has no finite point, or small_gicp is not
             installed.
     """
-    return register_clouds(source, target, Settings(voxel, init, seed, iterations, samples, descriptor))
+    return register_clouds(source, target, Settings(voxel, init, seed, iterations, samples, descriptor, device))
 
 
 def register_by_ransac(
@@ -70,6 +75,7 @@ def register_by_ransac(
     iterations: int = ITERATIONS,
     samples: int = SAMPLES,
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
+    device: str | torch.device = AUTO,
 ) -> AcceptedRegistration | RefusedRegistration:
     """Estimate the pose by RANSAC on mutual matches alone, as papers compare descriptors.
 
@@ -77,7 +83,7 @@ def register_by_ransac(
     neither refined on the points nor judged, and no second voxel size is tried, so ``success`` only means that there
     is a pose, and ``confidence``, ``fitness`` and ``rmse`` are NaN. Arguments and errors as in :func:`register`.
     """
-    settings = Settings(voxel, None, seed, iterations, samples, descriptor, ransac_only=True)
+    settings = Settings(voxel, None, seed, iterations, samples, descriptor, device, ransac_only=True)
     return register_clouds(source, target, settings)
 
 
@@ -90,6 +96,7 @@ class Settings(NamedTuple):
     iterations: int = ITERATIONS
     samples: int = SAMPLES
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
+    device: str | torch.device = AUTO
     ransac_only: bool = False
 
     def check_settings(self) -> None:
@@ -106,8 +113,8 @@ def register_clouds(
 ) -> AcceptedRegistration | RefusedRegistration:
     """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
     settings.check_settings()
-    voxel, init, seed, iterations, samples, descriptor, ransac_only = settings
-    descriptor = _load_descriptor(descriptor)
+    voxel, init, seed, iterations, samples, _, _, ransac_only = settings
+    descriptor = load_descriptor(settings.descriptor, settings.device)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else orthonormalize_pose(init)
     middles = [find_median(points) for points in clouds]
@@ -144,12 +151,19 @@ def register_clouds(
     return _restore_coordinates(best, middles)
 
 
-def _load_descriptor(descriptor: LearnedDescriptor | str | os.PathLike[str] | None) -> LearnedDescriptor | None:
-    if descriptor is None or descriptor == "fpfh":
-        return None
+def load_descriptor(
+    descriptor: LearnedDescriptor | str | os.PathLike[str] | None, device: str | torch.device
+) -> LearnedDescriptor | None:
+    """Return the learned descriptor that an argument of :func:`register` names, on ``device``; None for FPFH."""
     if isinstance(descriptor, LearnedDescriptor):
         return descriptor
-    return LearnedDescriptor.published() if descriptor == "learned" else LearnedDescriptor.load(descriptor)
+    if descriptor is None or descriptor == "fpfh":
+        _check.require(str(device) in (AUTO, "cpu"), "device", "auto or cpu, where FPFH is computed", str(device))
+        return None
+    device = resolve_device(device)
+    if descriptor == "learned":
+        return LearnedDescriptor.published(device)
+    return LearnedDescriptor.load(descriptor, device)
 
 
 def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> None:
