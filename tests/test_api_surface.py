@@ -72,7 +72,14 @@ def test_lazy_modules_suggest_nearest_public_name(module: str) -> None:
 
 
 # Their keywords were hidden in ``**parameters``, where neither completion nor mypy saw them.
-FRONT_DOOR = {"estimate": 3, "estimate_batch": 3, "estimate_sequence": 2, "follow_frames": 3, "open_plates": 2}
+FRONT_DOOR = {
+    "estimate": 3,
+    "estimate_batch": 3,
+    "estimate_sequence": 2,
+    "follow_frames": 3,
+    "open_plates": 2,
+    "register": 2,
+}
 """Functions with many keywords, and the number of their other parameters."""
 
 
