@@ -102,7 +102,7 @@ def test_register_viz_marks_refused_pose(cli: Any, scans: Path, titles: list[str
     told = cli("register", "flat.npy", "b.npy", "--json").json
     assert told["transform"] is None
     assert "lie in a plane" in told["reason"]
-    assert told["untried"] == ["descriptor", "voxel", "init"]
+    assert told["untried"] == ["descriptor", "init"]
 
 
 def test_register_prints_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +152,15 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     ran = cli("register", "a.ply", "b.npy", "d.ply", "-o", "moved.ply")
     assert ran.code == 2
     assert "--output: is for two clouds" in ran.err
+
+
+@pytest.mark.usefixtures("scans")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_register_advises_weights_that_can_be_had(cli: Any, monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+    monkeypatch.setattr("fullfield.models.weights.can_fetch_weights", lambda _: is_known)
+    said = cli("register", "a.ply", "c.ply", "--voxel", "0.1").err.splitlines()[-1]
+    option = "--descriptor learned" if is_known else "--weights weights/descriptor.safetensors"
+    assert f"; if both show the same place, try {option} or --init with a rough pose or a third cloud" in said
 
 
 def test_register_advice_matches_refusal_reason(cli: Any, scans: Path) -> None:

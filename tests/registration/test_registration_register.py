@@ -134,7 +134,7 @@ def test_register_refuses_different_rooms() -> None:
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5
-    assert found.untried == ("descriptor", "voxel", "init")
+    assert found.untried == ("descriptor", "init")
     assert str(found).startswith("Registration(refused: ")
     assert found.reason
     assert "\n" not in found.reason

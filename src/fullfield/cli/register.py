@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NOT_REGISTERED = 3
 """The exit code where no pose is accepted."""
 
+CHECKOUT_DESCRIPTOR = "weights/descriptor.safetensors"
+"""Weights of the published descriptor in a checkout."""
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 
 EPILOG = """\
@@ -35,7 +37,7 @@ examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
   fullfield register 000010.bin 000000.bin --json
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
-  fullfield register a.ply b.ply --descriptor learned
+  fullfield register a.ply b.ply --weights weights/descriptor.safetensors
   fullfield register a.ply b.ply c.ply d.ply --merge all.las
   fullfield register a.ply b.ply --pose pose.txt && fullfield register --apply pose.txt other.ply -o moved.ply
 
@@ -162,13 +164,14 @@ def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
             )
         search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "device", "threads")
         options: tuple[str, ...] = (*search, "viz", "merge", "pose")
+        words = "--apply moves a cloud by a known pose"
     elif count == 1:
         raise InputError("CLOUD: expected at least two clouds, or --apply with a pose, got one cloud")
     else:
         options = ("init", "viz", "output", "pose") if count > 2 else ()
+        words = "is for two clouds; --json has the poses of several, --merge writes them as one"
     for option in options:
         if getattr(args, option) is not None:
-            words = "--apply moves a cloud by a known pose" if args.apply is not None else "is for two clouds"
             raise InputError(f"--{option}: {words}")
 
 
@@ -232,7 +235,7 @@ def _report_group_and_write_merged(
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
-            f"confidence {one.confidence:.3f}, off by {pair.residual:.4g}"
+            f"confidence {one.confidence:.3f}, {pair.residual:.4g} away from the poses of all"
             if one.success
             else f"refused: {one.reason}{_suggest_next_step(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
@@ -313,6 +316,7 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
+    from fullfield.models.weights import can_fetch_weights
     from fullfield.registration.scan import choose_voxel, find_median, take_finite_points
 
     if args.voxel is not None and result.cause not in ("scale", "place"):
@@ -323,12 +327,9 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"
     if result.cause not in ("overlap", "contradiction"):
         return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
-    options = {
-        "descriptor": "" if args.descriptor == "learned" else "--descriptor learned",
-        "voxel": f"--voxel with another edge than {result.voxel:.3g}",
-        "init": "--init with a rough pose",
-    }
-    words = [options[name] for name in result.untried if options[name]]
+    published = "--descriptor learned" if can_fetch_weights("descriptor") else f"--weights {CHECKOUT_DESCRIPTOR}"
+    options = {"descriptor": published, "init": "--init with a rough pose"}
+    words = [options[name] for name in result.untried]
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")
     return f"; if both show the same place, try {' or '.join(words)}" if words else ""

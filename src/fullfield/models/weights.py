@@ -307,6 +307,12 @@ def _find_download_url(entry: WeightsEntry) -> str | None:
     return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
+def can_fetch_weights(name: str) -> bool:
+    """Return whether the entry's file is on this machine, or where it can be downloaded is known."""
+    entry = get_weights_entry(name)
+    return find_cached_weights(entry) is not None or _find_download_url(entry) is not None
+
+
 def _find_cached_file(file: str) -> Path | None:
     """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")

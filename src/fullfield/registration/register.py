@@ -143,7 +143,7 @@ def register_clouds(
             break
     best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
     if not best.success and not ransac_only and may_change:
-        untried = {"descriptor": descriptor is None, "voxel": voxel is None, "init": init is None}
+        untried = {"descriptor": descriptor is None, "init": init is None}
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
     if not best.success and not ransac_only:
         steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)

@@ -43,10 +43,9 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     larger = max(extents, 1 / extents)
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
-    hint = describe_scale(extents, exact=False)
     if larger >= _OTHER_UNIT and refused.cause == "points":
-        return _refuse_for_scale(refused, hint)
-    return replace(refused, reason=f"{refused.reason}; {hint}")
+        return _refuse_for_scale(refused, describe_scale(extents, exact=False))
+    return replace(refused, reason=f"{refused.reason}; the extents of the clouds differ by a factor of {larger:.2g}")
 
 
 def _refuse_for_scale(refused: Registration, reason: str) -> Registration:

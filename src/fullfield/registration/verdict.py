@@ -81,12 +81,20 @@ class Evidence(NamedTuple):
         if self.accepted:
             return None
         cause = "the scenes differ or repeat themselves" if self.overlap >= _LARGE_OVERLAP else "they do not overlap"
-        return (
-            f"perhaps {cause}: in the best pose {self.inliers} of {self.matches} matches agree "
-            f"(at least {math.ceil(self.enough)} needed), {self.overlap:.0%} of a cloud touches the other "
-            f"(at least {_MIN_OVERLAP:.0%}) and {self.upright:.0%} of the normals agree there; the product of these "
-            f"is {self.score:.2g} (at least {self.limits.score:g})"
-        )
+        missing = []
+        if self.inliers < self.enough:
+            needed = math.ceil(self.enough)
+            missing.append(
+                f"{self.inliers} of {self.matches} matches agree in the best pose (at least {needed} needed)"
+            )
+        if self.overlap < _MIN_OVERLAP:
+            missing.append(f"{self.overlap:.0%} of a cloud touches the other (at least {_MIN_OVERLAP:.0%})")
+        if self.score < self.limits.score:
+            missing.append(
+                f"agreeing matches × overlap × agreeing normals is {self.inliers} × {self.overlap:.0%} × "
+                f"{self.upright:.0%} = {self.score:.2g} (at least {self.limits.score:g})"
+            )
+        return f"perhaps {cause}: {'; '.join(missing)}"
 
 
 class Doubts(NamedTuple):
