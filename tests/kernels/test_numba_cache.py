@@ -127,6 +127,23 @@ def test_numba_kernels_work_without_writable_folder(tmp_path: Path, monkeypatch:
     assert not any(tmp_path.iterdir())
 
 
+def test_complete_cache_needs_no_temporary_folder(tmp_path: Path) -> None:
+    """As in a container whose file system is read-only, where Python finds no temporary folder."""
+    script = f"""
+import tempfile
+def refuse(dir=None):
+    raise FileNotFoundError("No usable temporary directory found")
+tempfile.gettempdir = tempfile.TemporaryFile = refuse
+{RUN_FEW}
+"""
+    (tmp_path / "file").touch()
+    out, messages = finish(start(["-c", script], str(tmp_path / "file" / "cache"), FULLFIELD_QUIET=""))
+    assert out == FOUND
+    assert "in every process: no cache folder can be written" in messages
+    finish(start([FEW], str(tmp_path / "cache")))
+    assert finish(start(["-c", script], str(tmp_path / "cache"), FULLFIELD_QUIET="")) == (FOUND, "")
+
+
 def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
@@ -306,7 +323,8 @@ def test_try_create_private_folder_refuses_shared_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
-    top = cache_folder._get_temporary_folder()
+    top = cache_folder._find_temporary_folder()
+    assert top is not None
     assert cache_folder.try_create_private_folder(top / "numba")
     assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
     for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):

@@ -25,12 +25,18 @@ def list_candidate_cache_folders() -> Iterator[Path]:
     else:
         with suppress(RuntimeError):  # no home directory is known
             yield Path.home() / ".cache" / "fullfield"
-    yield _get_temporary_folder()
+    temporary_folder = _find_temporary_folder()
+    if temporary_folder is not None:
+        yield temporary_folder
 
 
-def _get_temporary_folder() -> Path:
+def _find_temporary_folder() -> Path | None:
+    """Return this user's part of the temporary folder; None where no temporary folder can be written."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"fullfield-{user}"
+    try:
+        return Path(tempfile.gettempdir()) / f"fullfield-{user}"
+    except OSError:
+        return None
 
 
 def try_create_private_folder(folder: Path) -> bool:
@@ -41,9 +47,10 @@ def try_create_private_folder(folder: Path) -> bool:
     """
     try:
         mode = 0o755
-        if _get_temporary_folder() in folder.parents:
+        temporary_folder = _find_temporary_folder()
+        if temporary_folder is not None and temporary_folder in folder.parents:
             mode = 0o700
-            _get_temporary_folder().mkdir(mode=mode, exist_ok=True)
+            temporary_folder.mkdir(mode=mode, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True, mode=mode)
         if hasattr(os, "getuid") and not (_is_private_folder(folder, 0o002) and _is_path_private(folder)):
             return False
@@ -60,9 +67,9 @@ def _is_private_folder(folder: Path, forbidden_bits: int) -> bool:
 
 
 def _is_path_private(folder: Path) -> bool:
-    """Return whether no other user can replace a part of the path; True outside :func:`_get_temporary_folder`."""
-    top = _get_temporary_folder()
-    if top not in folder.parents:
+    """Return whether no other user can replace a part of the path; True outside :func:`_find_temporary_folder`."""
+    top = _find_temporary_folder()
+    if top is None or top not in folder.parents:
         return True
     inside = [folder, *folder.parents]
     own = inside[: inside.index(top) + 1]
