@@ -15,6 +15,7 @@ from fullfield.io import read_flow, read_vectors, write_vectors
 from fullfield.io.flow import read_flow_window
 from fullfield.io.masks import read_mask_array
 from fullfield.io.vectors import VectorReading
+from refusals import refuses
 
 pytestmark = pytest.mark.unit
 
@@ -191,6 +192,11 @@ def test_read_flow_y_axis_overrides_header(tmp_path: Path) -> None:
 
 
 # vectors from their surroundings
+
+
+def test_write_vectors_refuses_tensor_without_name(tmp_path: Path) -> None:
+    message = "^parts: expected tensors by the names of their layers, got float32 tensor"
+    refuses(message, write_vectors, tmp_path / "a.exr", torch.zeros(2, *SIZE))
 
 
 def test_write_vectors_marks_filled_pixels(tmp_path: Path) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import OpenImageIO as oiio
 import pytest
 import torch
 
-from fullfield import InputError, estimate
+from fullfield import InputError, estimate, estimate_sequence
 from fullfield.cli.main import main
 from fullfield.io import read_flow, read_vectors
-from fullfield.sequences import open_plates
+from fullfield.sequences import follow_frames, open_plates
 from refusals import refuses
 
 
@@ -112,6 +113,26 @@ def test_open_plates_refuses_frame_without_known_pixels(tmp_path: Path) -> None:
     write_plate(tmp_path / "p.1.exr", np.full((24, 32, 3), np.nan))
     with pytest.raises(InputError, match=r"p\.1\.exr: expected a frame with a known pixel, got none"):
         open_plates(str(tmp_path / "p.%d.exr")).read(1)
+
+
+@pytest.mark.parametrize("frames", [None, 5, b"plate", torch.rand(2, 3, 24, 32)])
+def test_sequence_functions_refuse_what_is_no_list(frames: Any) -> None:
+    expected = "expected a pattern, a folder, a video file or a list of frames, got "
+    refuses(f"^source: {expected}", open_plates, frames)
+    refuses(f"^frames: {expected}", next, estimate_sequence(frames))
+    refuses(f"^frames: {expected}", next, follow_frames(frames, 1))
+
+
+def test_sequence_functions_refuse_generator() -> None:
+    frames = (torch.rand(3, 24, 32) for _ in range(2))
+    message = r"^frames: expected .*, got generator .*; for frames that arrive one by one, see docs/live\.md$"
+    refuses(message, next, estimate_sequence(frames))  # type: ignore[arg-type]
+    assert len(list(frames)) == 2, "none was taken"
+
+
+def test_open_plates_refuses_number_for_numbers() -> None:
+    message = "^frames: expected a range such as '1001-1100' or a list of numbers, got int 5$"
+    refuses(message, open_plates, [torch.rand(3, 24, 32)], 5)
 
 
 def test_estimate_marks_unknown_pixels_invalid(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def write_vectors(
     choice(compression, "compression", (None, *EXR_COMPRESSIONS))
     choice(dtype, "dtype", (None, "float", "half"))
     choice(y, "y", ("up", "down"))
+    require(isinstance(parts, Mapping), "parts", "tensors by the names of their layers", parts)
     require(len(parts) > 0, "parts", "at least one layer", "none")
     values: dict[str, NDArray[np.float32]] = {}
     size: tuple[int, ...] | None = None

@@ -9,13 +9,13 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._check import InputError
+from fullfield._check import InputError, describe_value, require
 from fullfield._ledger.versions import Identity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
@@ -47,6 +47,7 @@ class Plate(NamedTuple):
     """The version of the mask file that was read."""
 
 
+@runtime_checkable
 class Plates(Protocol):
     """Shot that can be read frame by frame."""
 
@@ -151,6 +152,9 @@ def open_plates(
     """
     explicit = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
     reading = {name: value for name, value in explicit.items() if value is not None}
+    _check_frame_source(source, "source")
+    is_known = frames is None or isinstance(frames, Iterable)
+    require(is_known, "frames", "a range such as '1001-1100' or a list of numbers", frames)
     if not isinstance(source, (str, os.PathLike)):
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frame_files(os.fspath(source))
@@ -161,8 +165,18 @@ def open_plates(
 
 def open_plates_unless_open(frames: str | os.PathLike[str] | Sequence[Frame] | Plates) -> Plates:
     """Return plates as they are, and anything else as :func:`open_plates` opens it."""
-    is_source = isinstance(frames, (str, os.PathLike, list, tuple))
-    return open_plates(frames) if is_source else frames  # type: ignore[arg-type,return-value]
+    if isinstance(frames, Plates):
+        return frames
+    _check_frame_source(frames, "frames")
+    return open_plates(frames)
+
+
+def _check_frame_source(source: object, name: str) -> None:
+    """Check that ``source`` has a length, so that frames can be chosen from it, and is not bytes."""
+    is_source = isinstance(source, (str, os.PathLike, Sequence)) and not isinstance(source, (bytes, bytearray))
+    hint = "; for frames that arrive one by one, see docs/live.md" if isinstance(source, Iterator) else ""
+    expected = "a pattern, a folder, a video file or a list of frames"
+    require(is_source, name, expected, f"{describe_value(source)}{hint}")
 
 
 def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **reading: Any) -> Plates:
