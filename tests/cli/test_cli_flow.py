@@ -17,6 +17,7 @@ import fullfield.estimators.estimation
 import fullfield.io
 from fullfield._check import InputError
 from fullfield.estimators.estimation import estimate, estimate_tensors
+from fullfield.estimators.flow import Flow
 from fullfield.io import read_flow, read_frame, write_flow, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
@@ -285,7 +286,10 @@ def test_flow_refine_writes_occlusion_and_confidence(cli: Any, refused: Callable
     names = list(stored.spec().channelnames)
     pixels = torch.from_numpy(stored.read_image("float"))
     for name in ("occlusion", "confidence"):
-        assert torch.equal(pixels[..., names.index(name)], getattr(expected, name))
+        assert torch.equal(pixels[..., names.index(f"{name}.forward")], getattr(expected, name))
+    loaded = Flow.load("out.exr")
+    assert torch.equal(loaded.occlusion, expected.occlusion)
+    assert torch.equal(loaded.confidence, expected.confidence)
     assert torch.allclose(read_frame("hidden.png")[0], expected.occlusion, atol=0.003)
     assert "--occlusion: expected an .exr output" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators.estimation import build_estimator
-from fullfield.io import read_frame, write_image
+from fullfield.io import read_frame, read_vectors, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
@@ -179,6 +180,24 @@ def test_estimate_result_names_method_and_parameters(tmp_path: Path) -> None:
     again = Flow.load(tmp_path / "x.flo")
     assert torch.equal(again.flow, flow.flow)
     assert again.method == ""
+
+
+def test_flow_exr_holds_occlusion_and_confidence(tmp_path: Path) -> None:
+    flow = estimate(SCENE.frame1, SCENE.frame2, reliability=True, **FAST)
+    flow.save(tmp_path / "a.exr")
+    assert read_vectors(tmp_path / "a.exr").keys() == {"forward", "occlusion.forward", "confidence.forward"}
+    loaded = Flow.load(tmp_path / "a.exr")
+    loaded.save(tmp_path / "again.exr")
+    for stored in (loaded, Flow.load(tmp_path / "again.exr")):
+        for name in ("flow", "valid", "occlusion", "confidence"):
+            assert torch.equal(getattr(stored, name), getattr(flow, name)), name
+    partly = replace(flow, valid=flow.valid & (flow.flow[0] > 0))
+    partly.save(tmp_path / "partly.exr")
+    loaded = Flow.load(tmp_path / "partly.exr")
+    assert torch.equal(loaded.valid, partly.valid)
+    assert torch.equal(loaded.confidence, flow.confidence)
+    flow.save(tmp_path / "a.flo")
+    assert Flow.load(tmp_path / "a.flo").occlusion is None
 
 
 def test_estimate_solves_textured_scene() -> None:

@@ -535,10 +535,10 @@ def test_read_flow_reads_exr_of_bare_channels(tmp_path: Path) -> None:
 
 def test_read_flow_finds_bare_channels_next_to_occlusion(tmp_path: Path) -> None:
     planes = np.stack([np.full((6, 8), value, np.float32) for value in (3.0, -2.0, 1.0)], -1)
-    file = save(tmp_path / "a.exr", ExrPart(planes, ("u", "v", "occlusion")))
+    file = save(tmp_path / "a.exr", ExrPart(planes, ("u", "v", "occlusion.forward")))
     found = read_vectors(file)
     assert found.keys() == {"forward", "occlusion.forward"}
     assert torch.equal(found["forward"], read_flow(file).flow)
-    save(tmp_path / "b.exr", ExrPart(planes[..., 2:], ("occlusion",)))
+    save(tmp_path / "b.exr", ExrPart(planes[..., 2:], ("occlusion.forward",)))
     with pytest.raises(InputError, match=r"b\.exr: "):
         read_vectors(tmp_path / "b.exr")

@@ -322,6 +322,8 @@ def test_estimate_sequence_returns_occlusion_with_flow(estimator: TVL1Estimator)
         assert torch.equal(found[1].occlusion["forward"], occlusion[0])
         assert torch.equal(found[1].confidence["forward"], confidence[0])
         assert ("backward" in found[1].occlusion) == (direction == "both")
+        assert found[1].forward is not None
+        assert found[1].forward.occlusion is found[1].occlusion["forward"]
 
 
 def test_estimate_sequence_refuses_bad_settings(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001

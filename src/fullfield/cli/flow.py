@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         progress(end, "writing")
         scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
-        layers = {"backward": backward[0].flow if backward else None, "planes": maps}
+        layers = {"backward": backward[0].flow if backward else None, "maps": maps}
         scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
         outcome = _write_flow_or_rescue_file(args, scene, layers, window)
         watch.add_lap("write")
@@ -227,9 +227,10 @@ def _write_flow_or_rescue_file(
 ) -> _WrittenFlowFile:
     contents: dict[str, Any] = {"valid": scene.valid}
     if has_exr_suffix(args.output):
-        contents = {"window": window, **layers}
-        if not bool(scene.valid.all()):  # vectors from the surroundings, and a channel that says so
-            contents["planes"] = {**layers["planes"], "valid": scene.valid.float()}
+        from fullfield.io.vectors import build_pair_planes
+
+        planes = build_pair_planes(layers["maps"], scene.valid)
+        contents = {"window": window, "backward": layers["backward"], "planes": planes}
     outcome = _WrittenFlowFile(args.output)
     try:
         with paths.record_written_file(args.output):

@@ -107,29 +107,44 @@ class Flow:
         return to_host(_check.check_has_values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the flow in the format of the suffix, with its window if that is ``.exr``.
+        """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`.
 
-        Where the first frame was not known, an ``.exr`` has the vectors of the surroundings, marked by a channel
-        ``valid``. See :func:`fullfield.io.write_flow`.
+        An ``.exr`` also holds the window, and ``occlusion`` and ``confidence`` as channels ``occlusion.forward`` and
+        ``confidence.forward``. Where the first frame was not known, it has the vectors of the surroundings, marked by a
+        channel ``valid``. The other formats hold the flow and its mask alone.
         """
         from fullfield.io import write_flow
         from fullfield.io.names import has_exr_suffix
 
-        flow, valid = to_host(_check.check_has_values(self.flow, "flow")), to_host(self.valid)
+        host = self.cpu()
         if not has_exr_suffix(path):
-            write_flow(path, flow, valid)
-        elif self.method and not bool(valid.all()):
-            write_flow(path, flow, window=self.window, planes={"valid": valid.float()})
+            write_flow(path, host.flow, host.valid)
+            return
+        from fullfield.io.vectors import build_pair_planes
+
+        maps = {name: getattr(host, name) for name in _PLANES if getattr(host, name) is not None}
+        if self.method:
+            write_flow(path, host.flow, window=self.window, planes=build_pair_planes(maps, host.valid))
         else:
-            write_flow(path, flow, valid, window=self.window)
+            write_flow(path, host.flow, host.valid, window=self.window, planes=build_pair_planes(maps))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:
-        """Read a flow file; see :func:`fullfield.io.read_flow`."""
+        """Read a flow file, with what :meth:`save` writes; see :func:`fullfield.io.read_flow`."""
         from fullfield.io import read_flow
-        from fullfield.io.flow import read_flow_window
         from fullfield.io.names import has_exr_suffix
 
         data = read_flow(path)
-        window = read_flow_window(path) if has_exr_suffix(path) else None
-        return cls(data.flow, data.valid, window=None if window is None else window._replace(data=window.display))
+        if not has_exr_suffix(path):
+            return cls(data.flow, data.valid)
+        from fullfield.io.flow import read_flow_window
+        from fullfield.io.vectors import read_forward_maps
+
+        window, maps = read_flow_window(path), read_forward_maps(path)
+        return cls(
+            data.flow,
+            data.valid,
+            window=window._replace(data=window.display),
+            occlusion=maps.get("occlusion"),
+            confidence=maps.get("confidence"),
+        )

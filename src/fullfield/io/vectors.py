@@ -83,6 +83,17 @@ def write_vectors(
     write_vector_lines_atomically(where, pack_vector_lines(values, dtype, y), compression, header)
 
 
+def build_pair_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the channels that a pair's file has besides its vectors, for :func:`fullfield.io.write_flow`.
+
+    Args:
+        maps: ``occlusion`` and ``confidence`` [H, W] of the flow, those that there are.
+        valid: [H, W] bool: where the frame was known, if the vectors elsewhere come from their surroundings.
+    """
+    planes = {f"{name}.{DIRECTIONS[0]}": plane for name, plane in maps.items()}
+    return planes if valid is None or bool(valid.all()) else {**planes, VALID: valid.float()}
+
+
 def pack_vector_lines(
     layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
@@ -205,9 +216,9 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
 
     ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
 
-    Unknown vectors are NaN, but those of pixels where the channel ``valid`` is 0 come from their surroundings. A pair's
-    ``occlusion`` and ``confidence`` are ``occlusion.forward`` and ``confidence.forward``. A file of another format than
-    OpenEXR holds ``forward`` alone. Size and errors are those of :func:`fullfield.io.read_flow`.
+    Unknown vectors are NaN, but those of pixels where the channel ``valid`` is 0 come from their surroundings. A file
+    of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
+    :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
     if reading is not None and not reading.is_default:
@@ -240,9 +251,16 @@ def list_flow_and_mask_layers(path: PathLike) -> list[str]:
         grouped = group_by_layer(source.get_first_part().channels)
     directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
-    planes |= {f"{name}.forward" for name in grouped.get("", {})}  # a pair's have no direction
     planes |= grouped.get("", {}).keys()
     return directions_ + [name for name in (*PLANES, VALID) if name in planes]
+
+
+def read_forward_maps(path: PathLike) -> dict[str, Tensor]:
+    """Return ``occlusion`` and ``confidence`` of the forward flow, those that an OpenEXR holds with it."""
+    layers = list_flow_and_mask_layers(path)
+    forward = DIRECTIONS[0]
+    kinds = [name.partition(".")[0] for name in PLANES if name.endswith(forward) and {name, forward} <= {*layers}]
+    return {kind: read_motion_plane(path, f"{kind}.{forward}") for kind in kinds}
 
 
 def read_header_text(path: PathLike, name: str) -> str:
@@ -258,8 +276,7 @@ def read_motion_plane(path: PathLike, name: str) -> Tensor:
     with open_source(Path(path)) as source:
         part = source.get_first_part()
         names = [have.lower() for have in part.channels]
-        channel = names.index(name if name in names else name.removesuffix(".forward"))
-        plane = source.read_planes(part, [channel], part.display_window)[0]
+        plane = source.read_planes(part, [names.index(name)], part.display_window)[0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")
     return torch.from_numpy(plane)

@@ -125,7 +125,14 @@ def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
             valid_mask = tensors.get(VALID)
             valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool) if valid_mask is None else valid_mask > 0.5
             description = estimator.method, estimator.backend, dict(estimator.parameters)
-            flows[name] = Flow(tensors[name], valid, *description, window=result.window)
+            flows[name] = Flow(
+                tensors[name],
+                valid,
+                *description,
+                window=result.window,
+                occlusion=tensors.get(f"occlusion.{name}"),
+                confidence=tensors.get(f"confidence.{name}"),
+            )
 
     def select_layers(kind: str) -> dict[str, Tensor]:
         return {name: tensors[f"{kind}.{name}"] for name in flows if f"{kind}.{name}" in tensors}
