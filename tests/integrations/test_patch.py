@@ -285,7 +285,7 @@ def test_patch_refuses_unsuitable_models(model: Any, monkeypatch: pytest.MonkeyP
     refused(learned, r"its block2 \(LearnedCorrBlock\) is not known")
     refused(foreign_network.Twofold(), "called by a subclass's method")
     monkeypatch.setattr(foreign_network, "CorrBlock", foreign_network.OtherCorrBlock)
-    refused(foreign_network.Network(), "CorrBlock of .* is not the all-pairs lookup: .* off by")
+    refused(foreign_network.Network(), "CorrBlock of .* is not the all-pairs lookup: .* differ by")
 
 
 @pytest.mark.unit

@@ -78,7 +78,7 @@ def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | Non
     if foreign.shape != own.shape:
         return f"on a trial pair it returned {list(foreign.shape)}, ours {list(own.shape)}"
     off = float((foreign - own).abs().max() / own.abs().max().clamp(min=1e-6))
-    return None if off <= _TOLERANCE else f"on a trial pair its values are off by {off:.2g} of the largest"
+    return None if off <= _TOLERANCE else f"on a trial pair its values differ by up to {off:.2g} times the largest"
 
 
 def build_unrecognized_error(subject: str, kind: type | None, operator: str, reason: str) -> InputError:

@@ -79,7 +79,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
         handle.restore()                  # or: with fullfield.patch(model): ...
 
     It knows RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the models
-    of ptlflow listed in README.md, among them those that compare a fixed window or match by a softmax; also
+    of ptlflow listed in docs/integrations.md, among them those that compare a fixed window or match by a softmax; also
     inside DataParallel and other wrappers. It tries every block on a small pair before it replaces it, and refuses one
     that computes something else, whatever its name.
 
