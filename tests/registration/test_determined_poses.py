@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fullfield.registration import Registration, register
-from fullfield.registration.contacts import Contacts, PlaneEquations, rotation_matrix
+from fullfield.registration.contacts import Contacts, PlaneEquations, find_surface_ends, rotation_matrix
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
+from fullfield.registration.scan import Scan
 from fullfield.testing import room_scan
 from fullfield.testing.cloud_pairs import (
     KINDS_WITH_UNIQUE_POSE,
@@ -182,6 +183,27 @@ def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, word
     result = register(pair.source, pair.target)
     assert not result.success
     assert str(result.reason).startswith(words)
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("symmetric hall", 12), ("symmetric hall", 13), ("tunnel", 0)])
+def test_register_refuses_pose_that_only_window_ends_determine(kind: str, seed: int) -> None:
+    pair = draw_pair_without_unique_pose(seed, kind)
+    result = register(pair.source, pair.target)
+    assert not result.success
+    assert result.confidence < 0.5
+
+
+@pytest.mark.unit
+def test_surface_ends_are_borders_of_window_and_not_corners_of_room() -> None:
+    u, v = (axis.ravel() + 0.0 for axis in np.meshgrid(np.arange(20.0), np.arange(20.0)))
+    floor, wall = np.stack((u, v, 0 * u), 1), np.stack((u, 0 * u, v), 1)[v > 0]
+    points = np.vstack((floor, wall))
+    normals = np.vstack((np.tile((0.0, 0.0, 1.0), (len(floor), 1)), np.tile((0.0, 1.0, 0.0), (len(wall), 1))))
+    is_end = find_surface_ends(Scan(points, points, normals, np.zeros((len(points), 1))))
+    is_border = (points[:, 0] == 0) | (points[:, 0] == 19) | (points[:, 1] == 19) | (points[:, 2] == 19)
+    assert is_end[is_border].mean() > 0.95
+    is_inside = (np.abs(points[:, 0] - 9.5) < 6) & (points[:, 1] < 15) & (points[:, 2] < 15)
+    assert not is_end[is_inside].any()
 
 
 def test_register_confidence_of_bent_clouds_is_low() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fullfield.ops.neighbors import radius_search
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.refinement import import_small_gicp
@@ -22,6 +24,8 @@ _MIN_COSINE = 0.85  # of the normals of a point that agrees
 _HOVER, _MAX_HOVER = 1.2, 4.0  # heights over the other cloud's surface where there is nothing
 _CROSSING = 0.6  # cosine of normals below which touching surfaces cross
 _HUBER = 0.5
+_END_RADIUS, _MIN_END_OFFSET = 4.0, 0.27  # of a point's neighbours, and the offset of their middle over it, at an end
+_NEAR_END = 3.0  # distance from an end within which descriptors are those of the window, not of the scene
 _DISTINCTIVE_FRACTION, _MEDIAN_STEP = 0.3, 4
 _MIN_CONTACTS = 20
 
@@ -46,10 +50,18 @@ class Agreement(NamedTuple):
     confirmed: Flags  # [N + M]: the other cloud has the same surface there
     contradicted: Flags  # [N + M]: it has a surface closely behind or in front, or one across
     unlikeness: Floats  # [N + M]: distance of the descriptor from that of the nearest point
+    is_at_end: Flags  # [N + M]: the point or the nearest one lies where its cloud's surface ends
+    is_surrounded: Flags  # [N + M]: neither the point nor the nearest one is near such an end
 
     def select(self, rows: Ints) -> Agreement:
         """Return the agreement of some points."""
-        return Agreement(self.confirmed[rows], self.contradicted[rows], self.unlikeness[rows])
+        return Agreement(
+            self.confirmed[rows],
+            self.contradicted[rows],
+            self.unlikeness[rows],
+            self.is_at_end[rows],
+            self.is_surrounded[rows],
+        )
 
     @property
     def contradiction(self) -> float:
@@ -72,42 +84,78 @@ def measure_distinctive_contradiction(agreement: Agreement, source: Scan, target
     return float(agreement.contradicted[rows].mean())
 
 
+class _Surface(NamedTuple):
+    """Scan with a search tree of its points, and where its surface ends."""
+
+    scan: Scan
+    tree: Any  # small_gicp.KdTree of the points
+    is_end: Flags  # [N]
+    is_surrounded: Flags  # [N]
+
+    @classmethod
+    def from_scan(cls, scan: Scan) -> _Surface:
+        """Find the ends of a scan's surface."""
+        is_end = find_surface_ends(scan)
+        is_surrounded = np.ones(len(is_end), bool)
+        if is_end.any():
+            is_surrounded = find_nearest_points(scan.points[is_end], scan.points)[0] > _NEAR_END
+        return cls(scan, import_small_gicp().KdTree(scan.points), is_end, is_surrounded)
+
+
+def find_surface_ends(scan: Scan) -> Flags:
+    """Return the points [N] at which the surface ends, at a window's border or an edge of something thin.
+
+    The middle of the neighbours then lies beside the point, along its surface. At corners of a room or a box it lies
+    there as well, but only half as far, because of the neighbours on the other faces.
+    """
+    points = torch.from_numpy(np.ascontiguousarray(scan.points))
+    neighbors = radius_search(points, _END_RADIUS, points, sort=False)
+    columns, counts = neighbors.indices.numpy(), np.diff(neighbors.offsets.numpy())
+    rows = np.repeat(np.arange(len(counts)), counts)
+    sums = np.stack([np.bincount(rows, column[columns], len(counts)) for column in scan.points.T], 1)
+    offsets = sums / counts[:, None] - scan.points
+    offsets -= (offsets * scan.normals).sum(1)[:, None] * scan.normals
+    is_end: Flags = np.linalg.norm(offsets, axis=1) > _MIN_END_OFFSET * _END_RADIUS
+    return is_end
+
+
 class SurfaceComparison:
     """Comparison of the surfaces of two clouds, where they are near each other, in any pose."""
 
     def __init__(self, source: Scan, target: Scan) -> None:
-        self._source, self._target = source, target
-        self._source_tree, self._target_tree = (import_small_gicp().KdTree(scan.points) for scan in (source, target))
+        self._source, self._target = _Surface.from_scan(source), _Surface.from_scan(target)
 
     def __call__(self, transform: Floats, step: int = 1) -> Agreement:
         """Compare the surfaces in a pose, by every ``step``-th point of each cloud."""
         inverse = np.asarray(np.linalg.inv(transform), np.float64)
         sides = (
-            _compare_side(_move(self._source, transform, step), self._target, self._target_tree),
-            _compare_side(_move(self._target, inverse, step), self._source, self._source_tree),
+            _compare_with_surface(self._source, transform, step, self._target),
+            _compare_with_surface(self._target, inverse, step, self._source),
         )
-        return Agreement(*(np.concatenate(flags) for flags in zip(*sides, strict=True)))
+        return Agreement(*(np.concatenate(values) for values in zip(*sides, strict=True)))
 
     def list_rows(self, step: int) -> Ints:
         """Return the rows of the whole comparison that one by every ``step``-th point has."""
-        source_count, target_count = len(self._source.points), len(self._target.points)
+        source_count, target_count = len(self._source.scan.points), len(self._target.scan.points)
         return np.concatenate((np.arange(0, source_count, step), source_count + np.arange(0, target_count, step)))
 
 
-def _move(scan: Scan, transform: Floats, step: int) -> Scan:
+def _compare_with_surface(surface: _Surface, transform: Floats, step: int, other: _Surface) -> Agreement:
+    """Return the agreement of every ``step``-th point of one cloud, moved by ``transform``, with the other cloud."""
+    scan = surface.scan
     points, normals = apply_transform(transform, scan.points[::step]), scan.normals[::step] @ transform[:3, :3].T
-    return scan._replace(points=points, normals=normals, features=scan.features[::step])
-
-
-def _compare_side(scan: Scan, other: Scan, tree: Any) -> tuple[Flags, Flags, Floats]:
-    distance, partner = find_nearest_in_tree(tree, scan.points)
-    normal = other.normals[partner]
-    height = np.abs(((scan.points - other.points[partner]) * normal).sum(1))
+    distance, partner = find_nearest_in_tree(other.tree, points)
+    normal = other.scan.normals[partner]
+    height = np.abs(((points - other.scan.points[partner]) * normal).sum(1))
     is_above = distance**2 - height**2 <= _MAX_ALONG**2
-    cosine = np.abs((scan.normals * normal).sum(1))
-    confirmed = is_above & (height <= _MAX_HEIGHT) & (cosine >= _MIN_COSINE)
-    contradicted = is_above & (height <= _MAX_HOVER) & ((height > _HOVER) | (cosine < _CROSSING))
-    return confirmed, contradicted, np.linalg.norm(scan.features - other.features[partner], axis=1)
+    cosine = np.abs((normals * normal).sum(1))
+    return Agreement(
+        confirmed=is_above & (height <= _MAX_HEIGHT) & (cosine >= _MIN_COSINE),
+        contradicted=is_above & (height <= _MAX_HOVER) & ((height > _HOVER) | (cosine < _CROSSING)),
+        unlikeness=np.linalg.norm(scan.features[::step] - other.scan.features[partner], axis=1),
+        is_at_end=surface.is_end[::step] | other.is_end[partner],
+        is_surrounded=surface.is_surrounded[::step] & other.is_surrounded[partner],
+    )
 
 
 class Planes(NamedTuple):

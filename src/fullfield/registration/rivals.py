@@ -22,29 +22,35 @@ from fullfield.registration.contacts import (
     fit_planes,
     rotation_matrix,
 )
-from fullfield.registration.descriptors import Floats
+from fullfield.registration.descriptors import Floats, Ints
+from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import apply_transform, search_hypotheses
 from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
-_CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
+_EQUAL = 1.1  # margin below which the clouds do not decide
+_CLOSE, _STEPS = 1.5, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
 _SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.5, 1.5  # significance, and without it the margin that descriptors need
 _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
+_MIN_COMPARED = 100  # points of which descriptors decide; fewer count as if the others were alike
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
 _ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
 _COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and results of the match with itself
 _THRESHOLD = 1.5  # of RANSAC
+_SIMILAR, _VOTING_CELL, _SHIFTS_WITHOUT_TURN = 10, 3.0, 4  # partners of a point, edge, and shifts that are looked at
 _ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
 _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
 _MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near, share of points that are
 _MIN_COSINE = 0.8  # of normals that agree
 _MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
 _REACHES = (3.0, 3.0, 2.5, 2.0, 2.0, 2.0)
+_MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.02, 0.6
+"""Points whose constraints are measured, the weakest one over that of the best pose, and confirmed share without it."""
 _MIN_DISTANCE = 3.0  # RMS between where two poses bring the points
 
 
@@ -64,7 +70,7 @@ class Rival(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        limit = 1.0 if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
+        limit = _EQUAL if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
         return self.confirmed >= _MIN_CONFIRMED and self.margin < limit
 
     @property
@@ -90,7 +96,11 @@ def find_rivals(
     points, normals = source.points[sampled], source.normals[sampled]
     planes, rows = Planes.from_scan(target), compare.list_rows(_STEP)
     few = best.select(rows)
-    motions = _find_copies(apply_transform(transform, source.points), target, seed) + _list_turns(target)
+    moved = apply_transform(transform, source.points)
+    motions = _find_motions_onto_copies(moved, target, seed) + _list_turns(target)
+    min_constraint = _MIN_CONSTRAINT * _measure_weakest_constraint(
+        transform, source, target, best.confirmed & best.is_surrounded
+    )
     rivals, compared = list[Rival](), [transform]
     for candidate in (*others, *(motion @ transform for motion in motions)):
         if not _is_plausible(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
@@ -108,8 +118,13 @@ def find_rivals(
             motion = refined @ np.linalg.inv(transform)
             ends = None
             if agreement.contradiction <= _NEARLY_SYMMETRIC:
-                ends = _find_window_ends(motion, apply_transform(transform, source.points), target.points)
-            rivals.append(_judge_rival(refined, agreement, best, ends))
+                ends = _find_window_ends(motion, moved, target.points)
+            rival = _judge_rival(refined, agreement, best, ends)
+            if rival.confirmed < _MOST:
+                constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
+                if constraint < min_constraint:
+                    continue
+            rivals.append(rival)
     return rivals
 
 
@@ -120,10 +135,11 @@ def select_undecided(rivals: Sequence[Rival]) -> list[Rival]:
     these speak for the pose in which the ends coincide, while the surfaces decide nothing. Or several poses come close.
     """
     equal = [rival for rival in rivals if rival.is_equal]
-    close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _CLOSE]
-    if equal or len(close) >= _STEPS:
-        return equal or close
-    undecided = [rival for rival in close if rival.significance < _UNDECIDED and rival.margin < _UNDECIDED_MARGIN]
+    close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _UNDECIDED_MARGIN]
+    steps = [rival for rival in close if rival.margin < _CLOSE]
+    if equal or len(steps) >= _STEPS:
+        return equal or steps
+    undecided = [rival for rival in close if rival.significance < _UNDECIDED]
     return undecided if len(undecided) >= _SHIFTS else []
 
 
@@ -147,19 +163,34 @@ def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
 
 
 def _judge_rival(
-    transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None, represented: int = 1
+    transform: Floats,
+    agreement: Agreement,
+    best: Agreement,
+    ends: Flags | None,
+    represented: int = 1,
 ) -> Rival:
     """Compare a pose with the best one; each point stands for ``represented`` points."""
-    is_against = best.confirmed & agreement.contradicted
+    is_against = best.confirmed & agreement.contradicted & ~agreement.is_at_end
     against = represented * np.count_nonzero(is_against if ends is None else is_against & ~ends)
-    favor = represented * np.count_nonzero(best.contradicted & agreement.confirmed)
+    favor = represented * np.count_nonzero(best.contradicted & agreement.confirmed & ~best.is_at_end)
     significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
-    shared = best.confirmed & agreement.confirmed
+    shared = best.confirmed & agreement.confirmed & best.is_surrounded & agreement.is_surrounded
     first, second = best.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
     confirmed = int(agreement.confirmed.sum()) / max(int(best.confirmed.sum()), 1)
-    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), 1))
+    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), _MIN_COMPARED))
+
+
+def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:
+    """Return the significance of the direction that confirmed points [N + M] determine least in a pose."""
+    rows = np.flatnonzero(is_confirmed[: len(source.points)])
+    if len(rows) < _MIN_TOUCHING:
+        return 0.0
+    points = apply_transform(transform, source.points[rows])
+    partner = find_nearest_points(target.points, points)[1]
+    normals = source.normals[rows] @ transform[:3, :3].T
+    return float(measure_observability(points, normals, target.normals[partner]).significance.min())
 
 
 def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
@@ -174,22 +205,45 @@ def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Fl
     )
 
 
-def _find_copies(transformed: Floats, target: Scan, seed: int) -> list[Floats]:
+def _find_motions_onto_copies(moved: Floats, target: Scan, seed: int) -> list[Floats]:
     """Return the motions that bring what both clouds show to similar surfaces elsewhere in the target."""
-    distance, _ = find_nearest_points(transformed, target.points)
+    distance, _ = find_nearest_points(moved, target.points)
     rows = np.flatnonzero(distance <= _THRESHOLD)
     features = target.features.astype(np.float32)
     unusual = np.linalg.norm(features[rows] - np.median(features, axis=0), axis=1)
     rows = rows[np.argsort(-unusual, kind="stable")[: len(rows) // 2]]
     if len(rows) > _COPIED:
         rows = np.random.default_rng(seed).choice(rows, _COPIED, replace=False)
-    if len(rows) < 3:
+    if len(rows) < 3 or len(features) <= _SIMILAR:
         return []
     unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
     unlikeness[_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
-    motions = search_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
-    return [motion.transform for motion in motions]
+    hypotheses = search_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
+    partners = np.argpartition(unlikeness, _SIMILAR, axis=1)[:, :_SIMILAR]
+    voted = _find_motions_by_votes(target, np.repeat(rows, _SIMILAR), partners.ravel())
+    return [hypothesis.transform for hypothesis in hypotheses] + voted
+
+
+def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Floats]:
+    """Return the shifts, and the turns each with a shift, that bring most points of the target to their partners.
+
+    Points along an edge all look alike, so a triple hardly ever holds three true partners; a shift needs only one.
+    """
+    motions = list[Floats]()
+    for number, rotation in enumerate((np.eye(3), *_list_rotations(target))):
+        shifts = target.points[partners] - target.points[rows] @ rotation.T
+        low = shifts.min(0)
+        cells = np.floor((shifts - low) / _VOTING_CELL).astype(np.int64)
+        numbers = np.ravel_multi_index(tuple(cells.T), tuple(cells.max(0) + 1))
+        _, firsts, votes = np.unique(numbers, return_index=True, return_counts=True)
+        for first in firsts[np.argsort(-votes, kind="stable")[: 1 if number else _SHIFTS_WITHOUT_TURN]]:
+            middle = low + (cells[first] + 0.5) * _VOTING_CELL
+            is_near = ((shifts - middle) ** 2).sum(1) <= _VOTING_CELL**2
+            motion = np.eye(4)
+            motion[:3, :3], motion[:3, 3] = rotation, np.median(shifts[is_near], axis=0)
+            motions.append(motion)
+    return motions
 
 
 def _squared_distances(first: Floats, second: Floats) -> Floats:
@@ -198,13 +252,17 @@ def _squared_distances(first: Floats, second: Floats) -> Floats:
     return squares
 
 
+def _list_rotations(target: Scan) -> list[Floats]:
+    """Return rotations [3, 3] about the main directions of the normals."""
+    axes = np.linalg.eigh(target.normals.T @ target.normals)[1].T
+    return [rotation_matrix(angle * axis) for axis in axes for angle in _ANGLES]
+
+
 def _list_turns(target: Scan) -> list[Floats]:
     """Return turns about the main directions of the normals, through the middle of the target."""
     center, motions = target.points.mean(0), []
-    for axis in np.linalg.eigh(target.normals.T @ target.normals)[1].T:
-        for angle in _ANGLES:
-            motion = np.eye(4)
-            motion[:3, :3] = rotation_matrix(angle * axis)
-            motion[:3, 3] = center - motion[:3, :3] @ center
-            motions.append(motion)
+    for rotation in _list_rotations(target):
+        motion = np.eye(4)
+        motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center
+        motions.append(motion)
     return motions
