@@ -193,7 +193,6 @@ def test_register_refuses_pose_that_only_window_ends_determine(kind: str, seed: 
     assert result.confidence < 0.5
 
 
-@pytest.mark.unit
 def test_surface_ends_are_borders_of_window_and_not_corners_of_room() -> None:
     u, v = (axis.ravel() + 0.0 for axis in np.meshgrid(np.arange(20.0), np.arange(20.0)))
     floor, wall = np.stack((u, v, 0 * u), 1), np.stack((u, 0 * u, v), 1)[v > 0]
