@@ -35,7 +35,7 @@ _CLOSE, _STEPS = 1.5, 3  # margin of poses that come close to the best, and how 
 _SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.5, 1.5  # significance, and without it the margin that descriptors need
 _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
-_MIN_COMPARED = 100  # points of which descriptors decide; fewer count as if the others were alike
+_MIN_COMPARED = 100  # points away from ends, with which ends are left out
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
@@ -170,16 +170,20 @@ def _judge_rival(
     represented: int = 1,
 ) -> Rival:
     """Compare a pose with the best one; each point stands for ``represented`` points."""
-    is_against = best.confirmed & agreement.contradicted & ~agreement.is_at_end
+    shared = best.confirmed & agreement.confirmed
+    is_against, is_in_favor = best.confirmed & agreement.contradicted, best.contradicted & agreement.confirmed
+    surrounded = shared & best.is_surrounded & agreement.is_surrounded
+    if represented * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
+        shared = surrounded
+        is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best.is_at_end
     against = represented * np.count_nonzero(is_against if ends is None else is_against & ~ends)
-    favor = represented * np.count_nonzero(best.contradicted & agreement.confirmed & ~best.is_at_end)
+    favor = represented * np.count_nonzero(is_in_favor)
     significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
-    shared = best.confirmed & agreement.confirmed & best.is_surrounded & agreement.is_surrounded
     first, second = best.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
     confirmed = int(agreement.confirmed.sum()) / max(int(best.confirmed.sum()), 1)
-    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), _MIN_COMPARED))
+    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), 1))
 
 
 def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:
