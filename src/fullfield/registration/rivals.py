@@ -1,8 +1,8 @@
 """Other poses that fit as well as the best one: scenes that repeat themselves, or look the same after a turn.
 
-Rivals are looked for on purpose: besides other hypotheses, the target is matched with itself and turned about the main
-directions of its surfaces. Only what both clouds show in both poses decides between them; how much they share does not,
-for that depends on the windows. Lengths are voxels.
+Rivals are looked for on purpose: besides other hypotheses, the target is matched with itself, also after turns about
+the main directions of its surfaces. Only what both clouds show in both poses decides between them, away from the ends
+of their surfaces; how much they share does not, for that depends on the windows. Lengths are voxels.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
 _EQUAL = 1.1  # margin below which the clouds do not decide
+_FEW_CONTRADICTED, _EQUAL_WITH_FEW = 0.045, 1.7  # contradicted share of a pose that nearly all confirms, and its margin
 _CLOSE, _STEPS = 1.5, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
 _SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.5, 1.5  # significance, and without it the margin that descriptors need
 _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
+_MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
 _MIN_COMPARED = 100  # points away from ends, with which ends are left out
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
-_MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
+_MIN_CONFIRMED, _AS_LARGE = 0.35, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
 _ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
 _COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and results of the match with itself
@@ -61,6 +63,7 @@ class Rival(NamedTuple):
     confirmed: float  # confirmed points, over those of the best pose
     significance: float  # of the points that contradict this pose and confirm the best one, less the reverse
     unlike: float  # share of the points confirmed in both that look alike in the best pose only, less the reverse
+    contradiction: float  # share of contradicted points among those that this pose confirms or contradicts
 
     @property
     def margin(self) -> float:
@@ -71,6 +74,8 @@ class Rival(NamedTuple):
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
         limit = _EQUAL if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
+        if self.contradiction <= _FEW_CONTRADICTED:
+            limit = _EQUAL_WITH_FEW
         return self.confirmed >= _MIN_CONFIRMED and self.margin < limit
 
     @property
@@ -97,7 +102,7 @@ def find_rivals(
     planes, rows = Planes.from_scan(target), compare.list_rows(_STEP)
     few = best.select(rows)
     moved = apply_transform(transform, source.points)
-    motions = _find_motions_onto_copies(moved, target, seed) + _list_turns(target)
+    motions = _find_motions_onto_copies(moved, target, seed)
     min_constraint = _MIN_CONSTRAINT * _measure_weakest_constraint(
         transform, source, target, best.confirmed & best.is_surrounded
     )
@@ -109,10 +114,9 @@ def find_rivals(
         if all(rms_distance_between_poses(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
             preview = compare(refined, _STEP)
-            if (
-                preview.contradiction > _NOT_SYMMETRIC
-                and _judge_rival(refined, preview, few, None, _STEP).margin > _CLEAR
-            ):
+            previewed = _judge_rival(refined, preview, few, None, _STEP)
+            is_refuted = preview.contradiction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
+            if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
                 continue
             agreement = compare(refined)
             motion = refined @ np.linalg.inv(transform)
@@ -183,7 +187,8 @@ def _judge_rival(
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
     confirmed = int(agreement.confirmed.sum()) / max(int(best.confirmed.sum()), 1)
-    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), 1))
+    unlike = (only_best - only_rival) / max(len(first), 1)
+    return Rival(transform, confirmed, float(significance), unlike, agreement.contradiction)
 
 
 def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:
@@ -260,13 +265,3 @@ def _list_rotations(target: Scan) -> list[Floats]:
     """Return rotations [3, 3] about the main directions of the normals."""
     axes = np.linalg.eigh(target.normals.T @ target.normals)[1].T
     return [rotation_matrix(angle * axis) for axis in axes for angle in _ANGLES]
-
-
-def _list_turns(target: Scan) -> list[Floats]:
-    """Return turns about the main directions of the normals, through the middle of the target."""
-    center, motions = target.points.mean(0), []
-    for rotation in _list_rotations(target):
-        motion = np.eye(4)
-        motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center
-        motions.append(motion)
-    return motions
