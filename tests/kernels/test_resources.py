@@ -147,7 +147,7 @@ def of_point_convolutions(arch: str) -> Limits:
 def of_geometries(arch: str) -> Limits:
     sources = {neighbors.radius_source(): 64, neighbors.thin_source(): 56}
     sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
-    sources |= {describing.descriptor_source(INPUTS, KERNEL): 80}
+    sources |= {describing.build_descriptor_source(INPUTS, KERNEL): 80}
     sources |= {triplets.triplets_source(*where): 48 for where in product((False, True), repeat=2)}
     sources |= {pooling.pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullfield.registration import Registration, register
-from fullfield.registration.contacts import Contacts, PlaneEquations, find_surface_ends, rotation_matrix
+from fullfield.registration.contacts import Contacts, PlaneEquations, convert_to_rotation_matrix, find_surface_ends
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
 from fullfield.registration.scan import Scan
@@ -246,4 +246,4 @@ def test_register_finds_pose_of_determined_pairs(kind: str) -> None:
 def test_draw_pair_with_unique_pose_depends_on_seed_alone() -> None:
     first, second = draw_pair_with_unique_pose(5), draw_pair_with_unique_pose(5)
     assert np.array_equal(first.source, second.source)
-    assert np.allclose(rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))
+    assert np.allclose(convert_to_rotation_matrix(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))

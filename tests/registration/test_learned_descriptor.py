@@ -42,8 +42,8 @@ from fullfield.registration.learned_network import (
     find_surroundings,
 )
 from fullfield.registration.register import load_descriptor
-from fullfield.registration.scan import prepare_scan, select_per_cell
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh_evidence
+from fullfield.registration.scan import prepare_scan, select_one_per_cell
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, measure_evidence
 from fullfield.testing import room_scan
 from refusals import refuses
 
@@ -136,7 +136,7 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
     points, normals, *_ = prepare_network_input(
-        room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
+        room[select_one_per_cell(room, 0.5)], select_one_per_cell(room[select_one_per_cell(room, 0.5)], 1.0)
     )
     points, normals = points[:count], normals[:count]
     some = torch.randn(min(400, count), 3, generator=torch.Generator().manual_seed(0))
@@ -164,9 +164,9 @@ def test_find_surroundings_emulated_cells_equal_definition(room: Floats, emulate
 
 
 def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callable[..., Emulator]) -> None:
-    fine = room[select_per_cell(room, 0.5)]
+    fine = room[select_one_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
-    rows = select_per_cell(fine, 1.0)
+    rows = select_one_per_cell(fine, 1.0)
     wanted = prepare_network_levels(fine, rows, 2, around=True)
     model = DescriptorNetwork(SMALL)
     known = [model.compute_properties(one.features, one.around) for one in wanted.inputs]
@@ -217,7 +217,7 @@ def test_find_surroundings_cells_encode_distance_height_and_bend() -> None:
 
 def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None:
     given = prepare_network_input(
-        room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
+        room[select_one_per_cell(room, 0.5)], select_one_per_cell(room[select_one_per_cell(room, 0.5)], 1.0)
     )
     points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
@@ -240,8 +240,8 @@ def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None
 
 
 def test_descriptor_network_is_independent_of_pose(room: Floats) -> None:
-    fine = room[select_per_cell(room, 0.5)]
-    rows = select_per_cell(fine, 1.0)
+    fine = room[select_one_per_cell(room, 0.5)]
+    rows = select_one_per_cell(fine, 1.0)
     model = DescriptorNetwork(DescriptorConfig())
     with torch.no_grad():
         model.head.weight.mul_(20.0)  # as if it had been trained
@@ -261,8 +261,8 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
     assert published.config.scales == 2
     wider = DescriptorNetwork(published.config.replace(scales=3))
     wider.load_state_dict(wider.state_dict() | published.model.state_dict())
-    fine = room[select_per_cell(room, 0.5)]
-    rows = select_per_cell(fine, 1.0)
+    fine = room[select_one_per_cell(room, 0.5)]
+    rows = select_one_per_cell(fine, 1.0)
     described = LearnedDescriptor(wider)
     first = described(fine, rows)
     assert np.array_equal(first, published(fine, rows))
@@ -288,8 +288,8 @@ def test_descriptor_network_new_scales_start_without_influence(room: Floats) -> 
 def test_descriptor_network_batch_equals_singles(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
-        fine = cloud[select_per_cell(cloud, 0.5)]
-        levels.append(prepare_network_levels(fine, select_per_cell(fine, 1.0), 3))
+        fine = cloud[select_one_per_cell(cloud, 0.5)]
+        levels.append(prepare_network_levels(fine, select_one_per_cell(fine, 1.0), 3))
     torch.manual_seed(0)
     model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
     with torch.no_grad():
@@ -370,10 +370,10 @@ def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.Monke
 
     def noted(*given: Any) -> Any:
         judged.append(given[-1])
-        return weigh_evidence(*given)
+        return measure_evidence(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["fullfield.registration.search"], "weigh_evidence", noted)
+        patch.setattr(sys.modules["fullfield.registration.search"], "measure_evidence", noted)
         found = register(first, second, voxel=0.09, descriptor="learned", device="cpu")
         assert set(judged) == {LEARNED_LIMITS}
         register(first, second, voxel=0.09, descriptor="fpfh")
@@ -478,8 +478,8 @@ def test_descriptor_config_names_bad_values(change: dict[str, Any], message: str
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_published_descriptor_on_gpu_equals_cpu(room: Floats) -> None:
-    fine = room[select_per_cell(room, 0.5)]
-    rows = select_per_cell(fine, 1.0)
+    fine = room[select_one_per_cell(room, 0.5)]
+    rows = select_one_per_cell(fine, 1.0)
     here, there = (LearnedDescriptor.published(device)(fine, rows) for device in ("cpu", "cuda"))
     apart = np.linalg.norm(here - there, axis=1)
     assert np.median(apart) < 1e-3

@@ -19,7 +19,7 @@ from fullfield.registration.descriptors import (
     is_close_to_any,
 )
 from fullfield.registration.group import combine_registrations
-from fullfield.registration.ransac import apply_transform, fit_rigid, search_hypotheses
+from fullfield.registration.ransac import apply_transform, fit_rigid_transforms, search_hypotheses
 from fullfield.registration.refinement import Refiner, import_small_gicp
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Doubts, Evidence, estimate_confidence
@@ -136,8 +136,8 @@ def test_is_close_to_any_omits_distant_points_only(outlier: float | None) -> Non
 def test_fit_rigid_returns_rotations_without_reflection() -> None:
     points = np.random.default_rng(6).normal(size=(4, 10, 3))
     poses = np.stack([turned(seed) for seed in range(4)])
-    assert np.allclose(fit_rigid(points, apply_transform(poses, points)), poses, atol=1e-9)
-    mirrored = fit_rigid(points, points * (1, 1, -1))
+    assert np.allclose(fit_rigid_transforms(points, apply_transform(poses, points)), poses, atol=1e-9)
+    mirrored = fit_rigid_transforms(points, points * (1, 1, -1))
     assert np.allclose(np.linalg.det(mirrored[:, :3, :3]), 1)
 
 
@@ -231,7 +231,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
     pair = SimpleNamespace(
         source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
-        weigh_poses=lambda refined: [(evidence, refined[0])],
+        rank_poses_by_evidence=lambda refined: [(evidence, refined[0])],
         compare=lambda _: SimpleNamespace(contradiction=0.0),
     )
 
@@ -245,7 +245,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: Deformation(None, is_bent=False)),
-        ("select_undecided", lambda *_: []),
+        ("select_equal_rivals", lambda *_: []),
     ):
         monkeypatch.setattr(search, name, replacement)
     objection, pose, _ = search._judge_pose(pair, evidence, poses[0], [], SimpleNamespace(seed=0))

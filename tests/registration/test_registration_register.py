@@ -26,7 +26,7 @@ from fullfield.registration import (
 )
 from fullfield.registration.register import Settings, register_clouds
 from fullfield.registration.scan import choose_voxel
-from fullfield.registration.search import _select_different
+from fullfield.registration.search import _select_distinct_poses
 from fullfield.testing import room_scan
 from refusals import refuses
 
@@ -188,7 +188,7 @@ def test_orthonormalize_pose_refuses_non_rigid_poses() -> None:
     points = np.random.default_rng(0).random((50, 3)) * 20
     poses = [np.eye(4) for _ in range(3)]
     poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0
-    assert [pose[0, 3] for pose in _select_different(poses, points)] == [0.0, 2.0]
+    assert [pose[0, 3] for pose in _select_distinct_poses(poses, points)] == [0.0, 2.0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         refuses("expected a rotation and a translation", orthonormalize_pose, np.diag([1e308, 1, 1, 1]), "init")

@@ -317,11 +317,11 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
     from fullfield.models.weights import can_fetch_weights
-    from fullfield.registration.scan import choose_voxel, find_median, take_finite_points
+    from fullfield.registration.scan import choose_voxel, compute_median_point, take_finite_points
 
     if args.voxel is not None and result.cause not in ("scale", "place"):
         points = [take_finite_points(cloud, "cloud") for cloud in clouds]
-        automatic = choose_voxel(*(cloud - find_median(cloud) for cloud in points))
+        automatic = choose_voxel(*(cloud - compute_median_point(cloud) for cloud in points))
         if automatic > 0 and not automatic / _OTHER_VOXEL <= args.voxel <= automatic * _OTHER_VOXEL:
             size = "smaller" if args.voxel > automatic else "larger"
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"

@@ -10,8 +10,8 @@ from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.scan import find_median, shift_origins, take_finite_points, thin_points
-from fullfield.registration.verdict import find_contact
+from fullfield.registration.scan import compute_median_point, shift_origins, take_finite_points, thin_points
+from fullfield.registration.verdict import find_touching_points
 
 
 def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_distance: float | None = None) -> Floats:
@@ -25,7 +25,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_dis
     points = as_point_cloud(source, "source").points
     goal = take_finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else orthonormalize_pose(transform, "transform")
-    middle = find_median(goal)
+    middle = compute_median_point(goal)
     is_finite = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
     transformed = apply_transform(pose, points[is_finite]) - middle
@@ -54,12 +54,12 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     """
     _check.number(voxel, "voxel", above=0.0)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    middles = [find_median(points) for points in clouds]
+    middles = [compute_median_point(points) for points in clouds]
     pose = shift_origins(np.eye(4) if transform is None else orthonormalize_pose(transform, "transform"), *middles)
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
     for number, points in enumerate(thinned):
         fine, rows = thin_points(points)
         thinned[number] = fine[rows]
-    touching = find_contact(apply_transform(pose, thinned[0]), thinned[1])
+    touching = find_touching_points(apply_transform(pose, thinned[0]), thinned[1])
     return Alignment(touching.fitness, touching.rmse * voxel)

@@ -53,7 +53,7 @@ class Agreement(NamedTuple):
     is_at_end: Flags  # [N + M]: the point or the nearest one lies where its cloud's surface ends
     is_surrounded: Flags  # [N + M]: neither the point nor the nearest one is near such an end
 
-    def select(self, rows: Ints) -> Agreement:
+    def select_points(self, rows: Ints) -> Agreement:
         """Return the agreement of some points."""
         return Agreement(
             self.confirmed[rows],
@@ -125,36 +125,43 @@ class SurfaceComparison:
     def __init__(self, source: Scan, target: Scan) -> None:
         self._source, self._target = _Surface.from_scan(source), _Surface.from_scan(target)
 
-    def __call__(self, transform: Floats, step: int = 1) -> Agreement:
-        """Compare the surfaces in a pose, by every ``step``-th point of each cloud."""
+    def __call__(self, transform: Floats, sampling_step: int = 1) -> Agreement:
+        """Compare the surfaces in a pose, by every ``sampling_step``-th point of each cloud."""
         inverse = np.asarray(np.linalg.inv(transform), np.float64)
         sides = (
-            _compare_with_surface(self._source, transform, step, self._target),
-            _compare_with_surface(self._target, inverse, step, self._source),
+            _find_agreement_with_surface(self._source, transform, sampling_step, self._target),
+            _find_agreement_with_surface(self._target, inverse, sampling_step, self._source),
         )
         return Agreement(*(np.concatenate(values) for values in zip(*sides, strict=True)))
 
-    def list_rows(self, step: int) -> Ints:
-        """Return the rows of the whole comparison that one by every ``step``-th point has."""
+    def list_sampled_indices(self, sampling_step: int) -> Ints:
+        """Return the positions, in a comparison of all points, of every ``sampling_step``-th point of each cloud."""
         source_count, target_count = len(self._source.scan.points), len(self._target.scan.points)
-        return np.concatenate((np.arange(0, source_count, step), source_count + np.arange(0, target_count, step)))
+        return np.concatenate(
+            (np.arange(0, source_count, sampling_step), source_count + np.arange(0, target_count, sampling_step))
+        )
 
 
-def _compare_with_surface(surface: _Surface, transform: Floats, step: int, other: _Surface) -> Agreement:
-    """Return the agreement of every ``step``-th point of one cloud, moved by ``transform``, with the other cloud."""
+def _find_agreement_with_surface(
+    surface: _Surface, transform: Floats, sampling_step: int, other_surface: _Surface
+) -> Agreement:
+    """Return which of every ``sampling_step``-th moved point the other cloud confirms or contradicts."""
     scan = surface.scan
-    points, normals = apply_transform(transform, scan.points[::step]), scan.normals[::step] @ transform[:3, :3].T
-    distance, partner = find_nearest_in_tree(other.tree, points)
-    normal = other.scan.normals[partner]
-    height = np.abs(((points - other.scan.points[partner]) * normal).sum(1))
+    points, normals = (
+        apply_transform(transform, scan.points[::sampling_step]),
+        scan.normals[::sampling_step] @ transform[:3, :3].T,
+    )
+    distance, partner = find_nearest_in_tree(other_surface.tree, points)
+    normal = other_surface.scan.normals[partner]
+    height = np.abs(((points - other_surface.scan.points[partner]) * normal).sum(1))
     is_above = distance**2 - height**2 <= _MAX_ALONG**2
     cosine = np.abs((normals * normal).sum(1))
     return Agreement(
         confirmed=is_above & (height <= _MAX_HEIGHT) & (cosine >= _MIN_COSINE),
         contradicted=is_above & (height <= _MAX_HOVER) & ((height > _HOVER) | (cosine < _CROSSING)),
-        unlikeness=np.linalg.norm(scan.features[::step] - other.scan.features[partner], axis=1),
-        is_at_end=surface.is_end[::step] | other.is_end[partner],
-        is_surrounded=surface.is_surrounded[::step] & other.is_surrounded[partner],
+        unlikeness=np.linalg.norm(scan.features[::sampling_step] - other_surface.scan.features[partner], axis=1),
+        is_at_end=surface.is_end[::sampling_step] | other_surface.is_end[partner],
+        is_surrounded=surface.is_surrounded[::sampling_step] & other_surface.is_surrounded[partner],
     )
 
 
@@ -213,12 +220,12 @@ class PlaneEquations(NamedTuple):
         right = self.rows.T @ (self.weights * -self.contacts.heights)
         return np.asarray(np.linalg.solve(self.matrix, right), np.float64)
 
-    def estimate_covariance(self, cell: float) -> Floats:
-        """Return the covariance [6 + S, 6 + S] of the change, where points of one cubic cell of that edge err together.
+    def estimate_covariance(self, cell_size: float) -> Floats:
+        """Return the covariance [6 + S, 6 + S] of the change, where points of one cubic cell err together.
 
         Cells, not points, are taken as independent (the sandwich estimator of White, Econometrica 1980, with clusters).
         """
-        _, numbers = np.unique(np.floor(self.places / cell), axis=0, return_inverse=True)
+        _, numbers = np.unique(np.floor(self.places / cell_size), axis=0, return_inverse=True)
         count, size = int(numbers.max()) + 1, self.rows.shape[1]
         pulls = (self.weights * -self.contacts.heights)[:, None] * self.rows
         sums = np.stack([np.bincount(numbers.ravel(), column, count) for column in pulls.T], 1)
@@ -227,7 +234,7 @@ class PlaneEquations(NamedTuple):
         return covariance
 
 
-def list_plane_equations(
+def build_plane_equations(
     planes: Planes, points: Floats, normals: Floats, max_distance: float, strains: Floats, min_cosine: float = 0.8
 ) -> PlaneEquations | None:
     """Return the equations of ``points`` [N, 3] and the planes within ``max_distance``; None with too few.
@@ -247,30 +254,30 @@ def list_plane_equations(
     return PlaneEquations(contacts, touching_points, plane_normals, center, radius, rows, weights)
 
 
-def fit_planes(
-    planes: Planes, points: Floats, normals: Floats, transform: Floats, reaches: tuple[float, ...]
+def refine_pose_on_planes(
+    planes: Planes, points: Floats, normals: Floats, transform: Floats, max_distances: tuple[float, ...]
 ) -> Floats:
     """Refine a rigid pose of ``points`` [N, 3] by one step for each reach."""
     none = np.zeros((0, 3, 3))
-    for max_distance in reaches:
+    for max_distance in max_distances:
         turned = normals @ transform[:3, :3].T
-        equations = list_plane_equations(planes, apply_transform(transform, points), turned, max_distance, none, 0.7)
+        equations = build_plane_equations(planes, apply_transform(transform, points), turned, max_distance, none, 0.7)
         if equations is None:
             break
         change, center = equations.change, equations.center
-        rotation = rotation_matrix(change[:3] / equations.radius)
+        rotation = convert_to_rotation_matrix(change[:3] / equations.radius)
         motion = np.eye(4)
         motion[:3, :3], motion[:3, 3] = rotation, center - rotation @ center + change[3:6]
         transform = motion @ transform
     return transform
 
 
-def rotation_matrix(turn: Floats) -> Floats:
-    """Return the rotation [3, 3] by the vector ``turn`` [3], radians (Rodrigues)."""
-    angle = float(np.linalg.norm(turn))
+def convert_to_rotation_matrix(rotation_vector: Floats) -> Floats:
+    """Return the rotation [3, 3] about the direction of ``rotation_vector`` [3], by its length in radians (Rodrigues)."""
+    angle = float(np.linalg.norm(rotation_vector))
     if angle < 1e-12:
         return np.eye(3)
-    x, y, z = turn / angle
+    x, y, z = rotation_vector / angle
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     rotation: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
     return rotation

@@ -24,7 +24,7 @@ _Params = _launching.parse_structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
-def descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source:
+def build_descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
@@ -40,7 +40,9 @@ class Describer:
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
     def _launch(self, name: str, like: Tensor, params: Any) -> None:
-        kernels = _launching.load_kernels(LIBRARIES, descriptor_source(self._inputs, self._kernel), like.get_device())
+        kernels = _launching.load_kernels(
+            LIBRARIES, build_descriptor_source(self._inputs, self._kernel), like.get_device()
+        )
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
     def compute_shapes(

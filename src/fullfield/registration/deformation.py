@@ -18,9 +18,9 @@ from fullfield.ops.neighbors import radius_search
 from fullfield.registration.contacts import (
     PlaneEquations,
     Planes,
+    build_plane_equations,
+    convert_to_rotation_matrix,
     find_contacts,
-    list_plane_equations,
-    rotation_matrix,
 )
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import apply_transform
@@ -100,15 +100,18 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
     planes = Planes.from_scan(target)
     step = max(1, len(source.points) // _SAMPLED)
     points, normals = source.points[::step], source.normals[::step] @ transform[:3, :3].T
-    rigid = _fit_surfaces(planes, points, normals, transform, _STRAINS[:0], _RIGID_REACHES)
-    affine = _fit_surfaces(planes, points, normals, transform, _STRAINS, _REACHES)
+    rigid = _fit_deformation_to_surfaces(planes, points, normals, transform, _STRAINS[:0], _RIGID_REACHES)
+    affine = _fit_deformation_to_surfaces(planes, points, normals, transform, _STRAINS, _REACHES)
     explanation = None
-    if affine.weigh_strains(1.0) > _SIGNIFICANT or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN:
-        similar = _fit_surfaces(planes, points, normals, transform, _ISOTROPIC, _REACHES)
+    if (
+        affine.measure_strain_significance(1.0) > _SIGNIFICANT
+        or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN
+    ):
+        similar = _fit_deformation_to_surfaces(planes, points, normals, transform, _ISOTROPIC, _REACHES)
         explanation = _explain_by_scale(similar, affine, rigid) or _explain_by_shape(affine, rigid, similar.scale)
     if explanation is not None or rigid.systematic < _MIN_BENT**2:
         return Deformation(explanation, is_bent=False)
-    left = _fit_bend(planes, points, normals, transform)
+    left = _measure_systematic_after_bend(planes, points, normals, transform)
     return Deformation(
         _explain_by_bend(rigid.systematic, left), is_bent=left < (1 - _MIN_EXPLAINED_OF_BENT) * rigid.systematic
     )
@@ -127,16 +130,18 @@ class _SurfaceFit(NamedTuple):
         """Return the side of the cube that the map makes of a unit cube, by volume."""
         return float(np.cbrt(np.linalg.det(self.linear)))
 
-    def list_strains(self, scale: float) -> Floats:
+    def list_strains_beside_scale(self, scale: float) -> Floats:
         """Return the strains [6] beside a change of scale: along x, y, z, and between xy, xz, yz."""
-        components = (_extract_stretch(self.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
+        components = (_extract_symmetric_stretch(self.linear) - scale * np.eye(3))[
+            (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)
+        ]
         return np.asarray(components * (1, 1, 1, 2, 2, 2), np.float64)
 
-    def weigh_strains(self, scale: float) -> float:
+    def measure_strain_significance(self, scale: float) -> float:
         """Return the squares of the strains beside a scale over their covariance, in the directions it determines."""
         variances, directions = np.linalg.eigh(self.covariance)
         is_determined = variances <= _MAX_STRAIN_ERROR**2
-        components = directions.T[is_determined] @ self.list_strains(scale)
+        components = directions.T[is_determined] @ self.list_strains_beside_scale(scale)
         return float((components**2 / np.maximum(variances[is_determined], 1e-12)).sum())
 
 
@@ -147,14 +152,14 @@ def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _Surface
         return None
     is_simplest = similar.systematic < max(_MAX_LEFT**2, 1.5 * affine.systematic)
     explains = (difference / max(error, 1e-9)) ** 2 > _EXPLAINING and similar.systematic < _MAX_LEFT**2
-    if is_simplest and (explains or _measure_gain(similar, rigid) >= _SIMILAR_GAIN):
+    if is_simplest and (explains or _measure_explained_share(similar, rigid) >= _SIMILAR_GAIN):
         return Explanation(describe_scale(1 / similar.scale), "scale")
     return None
 
 
 def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
     """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
-    left, significance = max(affine.systematic, 0.0), affine.weigh_strains(scale)
+    left, significance = max(affine.systematic, 0.0), affine.measure_strain_significance(scale)
     if significance <= _EXPLAINING or rigid.systematic - left <= _MIN_REDUCED**2:
         return None
     strain = _find_largest_strain(affine, scale)
@@ -174,7 +179,7 @@ class _Strain(NamedTuple):
 
 def _find_largest_strain(affine: _SurfaceFit, scale: float) -> _Strain:
     """Return the strain beside a scale that is largest for certain."""
-    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains(scale), _STRAINS))
+    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains_beside_scale(scale), _STRAINS))
     weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
     errors = np.sqrt(np.einsum("ns,st,nt->n", weights, affine.covariance, weights))
     certain = np.where(errors < _MAX_LARGE_STRAIN_ERROR, np.maximum(np.abs(values) - _STRAIN_ERRORS * errors, 0.0), 0.0)
@@ -182,19 +187,21 @@ def _find_largest_strain(affine: _SurfaceFit, scale: float) -> _Strain:
     return _Strain(float(values[largest]), float(certain[largest]), axes[:, largest])
 
 
-def _explain_by_bend(systematic: float, left: float) -> Explanation | None:
+def _explain_by_bend(systematic_before: float, systematic_after: float) -> Explanation | None:
     """Return the sentence for clouds that are bent against each other; None where they may be reconstructions.
 
-    Arguments are the systematic mean squares in the pose, and after a bend is fitted.
+    Arguments are the mean squares of systematic heights in the pose, and after a bend is fitted.
     """
-    explains = left < _MAX_LEFT_BY_BEND**2 and left < (1 - _MIN_EXPLAINED_BY_BEND) * systematic
-    if systematic > _MAX_SYSTEMATIC**2 or (systematic > _MIN_BEND**2 and explains):
+    explains = (
+        systematic_after < _MAX_LEFT_BY_BEND**2 and systematic_after < (1 - _MIN_EXPLAINED_BY_BEND) * systematic_before
+    )
+    if systematic_before > _MAX_SYSTEMATIC**2 or (systematic_before > _MIN_BEND**2 and explains):
         reason = "the clouds seem bent against each other: the best pose leaves"
-        return Explanation(f"{reason} {np.sqrt(systematic):.2g} voxels between surfaces", "shape")
+        return Explanation(f"{reason} {np.sqrt(systematic_before):.2g} voxels between surfaces", "shape")
     return None
 
 
-def _measure_gain(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float:
+def _measure_explained_share(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float:
     """Return the share of the squares that a rigid pose leaves which a change of shape explains."""
     is_touching = np.isfinite(rigid.residuals) & np.isfinite(deformed.residuals)
     before, after = (
@@ -203,32 +210,37 @@ def _measure_gain(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float:
     return 1 - after / max(before, 1e-12)
 
 
-def _fit_surfaces(
-    planes: Planes, points: Floats, normals: Floats, transform: Floats, strains: Floats, reaches: tuple[float, ...]
+def _fit_deformation_to_surfaces(
+    planes: Planes,
+    points: Floats,
+    normals: Floats,
+    transform: Floats,
+    strains: Floats,
+    max_distances: tuple[float, ...],
 ) -> _SurfaceFit:
     """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
     linear, shift = transform[:3, :3], transform[:3, 3]
-    extra = (reaches[-1],) * (_MORE_STEPS if len(strains) else 0)
-    for number, max_distance in enumerate((*reaches, *extra)):
-        equations = list_plane_equations(planes, points @ linear.T + shift, normals, max_distance, strains)
+    extra = (max_distances[-1],) * (_MORE_STEPS if len(strains) else 0)
+    for number, max_distance in enumerate((*max_distances, *extra)):
+        equations = build_plane_equations(planes, points @ linear.T + shift, normals, max_distance, strains)
         if equations is None:
             break
         change, center = equations.change, equations.center
-        motion = rotation_matrix(change[:3] / equations.radius)
+        motion = convert_to_rotation_matrix(change[:3] / equations.radius)
         motion = motion + np.einsum("s,sij->ij", change[6:], strains) / equations.radius
         linear, shift = motion @ linear, motion @ (shift - center) + center + change[3:6]
-        if number + 1 >= len(reaches) and np.abs(change).max() < _SETTLED:
+        if number + 1 >= len(max_distances) and np.abs(change).max() < _SETTLED:
             break
-    last = list_plane_equations(planes, points @ linear.T + shift, normals, reaches[-1], strains)
+    last = build_plane_equations(planes, points @ linear.T + shift, normals, max_distances[-1], strains)
     residuals = np.full(len(points), np.nan)
     if last is None:
         return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), residuals, 0.0)
     residuals[last.contacts.rows] = last.contacts.heights
     covariance = last.estimate_covariance(_CELL)[6:, 6:] / last.radius**2
-    return _SurfaceFit(linear, covariance, residuals, _measure_systematic(last, normals))
+    return _SurfaceFit(linear, covariance, residuals, _measure_systematic_heights(last, normals))
 
 
-def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
+def _measure_systematic_after_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
     """Fit a displacement that is quadratic in the place; return the systematic mean square that it leaves."""
     start = apply_transform(transform, points)
     arm = start - start.mean(0)
@@ -244,11 +256,11 @@ def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats
         matrix = rows.T @ (weights[:, None] * rows) + _BEND_PRIOR * np.eye(rows.shape[1])
         change = np.linalg.solve(matrix, rows.T @ (weights * -contacts.heights))
         mapped = mapped + terms @ change.reshape(-1, 3)
-    left = list_plane_equations(planes, mapped, normals, _BEND_REACHES[-1], _STRAINS[:0])
-    return 0.0 if left is None else _measure_systematic(left, normals)
+    left = build_plane_equations(planes, mapped, normals, _BEND_REACHES[-1], _STRAINS[:0])
+    return 0.0 if left is None else _measure_systematic_heights(left, normals)
 
 
-def _measure_systematic(equations: PlaneEquations, normals: Floats) -> float:
+def _measure_systematic_heights(equations: PlaneEquations, normals: Floats) -> float:
     """Return the mean square of the heights over the planes that neighbours of one orientation have in common.
 
     ``normals`` [N, 3] are those of the points, of which the equations have some.
@@ -274,7 +286,7 @@ def _measure_systematic(equations: PlaneEquations, normals: Floats) -> float:
     return float((mean**2 - (square - mean**2) / (count[usable] - 1)).mean())
 
 
-def _extract_stretch(linear: Floats) -> Floats:
+def _extract_symmetric_stretch(linear: Floats) -> Floats:
     """Return the symmetric factor [3, 3] of a linear map that follows its rotation."""
     axes, sizes, _ = np.linalg.svd(linear)
     stretch: Floats = (axes * sizes) @ axes.T
@@ -292,7 +304,7 @@ def explain_by_matches(transform: Floats, source: Floats, target: Floats, max_di
     ]
     if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_FRACTION * len(source)):
         return None
-    values, axes = np.linalg.eigh(_extract_stretch(affine[:3, :3]))
+    values, axes = np.linalg.eigh(_extract_symmetric_stretch(affine[:3, :3]))
     if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
         scale = 1 / float(np.cbrt(np.linalg.det(similar[:3, :3])))
         return Explanation(describe_scale(scale), "scale")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.registration.contacts import rotation_matrix
+from fullfield.registration.contacts import convert_to_rotation_matrix
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.register import Progress, Settings, register_clouds
@@ -78,7 +78,7 @@ def combine_registrations(
 
     While an accepted pair is off, the least certain one among the clearly worst is left out and named.
     """
-    corners = [_core_box_corners(cloud) for cloud in points]
+    corners = [_compute_core_box_corners(cloud) for cloud in points]
     edges = {pair: one for pair, one in registrations.items() if one.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
@@ -98,7 +98,7 @@ def combine_registrations(
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
 
 
-def _core_box_corners(points: Floats) -> Floats:
+def _compute_core_box_corners(points: Floats) -> Floats:
     """Return the corners [8, 3] of the box around most of the points."""
     low, high = np.quantile(points, (0.05, 0.95), axis=0)
     grid = np.stack(np.meshgrid(*zip(low, high, strict=True), indexing="ij"), -1)
@@ -150,7 +150,7 @@ def _fit_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Regist
         current_poses = dict(initial)
         for number, (turn, shift) in zip(free, parameters.reshape(-1, 2, 3), strict=True):
             change = np.eye(4)
-            change[:3, :3] = rotation_matrix(turn)
+            change[:3, :3] = convert_to_rotation_matrix(turn)
             change[:3, 3] = centers[number] - change[:3, :3] @ centers[number] + shift * sizes[number]
             current_poses[number] = change @ initial[number]
         return current_poses

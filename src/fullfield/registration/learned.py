@@ -43,7 +43,7 @@ from fullfield.registration.learned_network import (
     Surroundings,
     find_surroundings,
 )
-from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, compute_fpfh, select_per_cell
+from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, compute_fpfh, select_one_per_cell
 
 MAX_BYTES = 10_000_000
 """Of a file of weights."""
@@ -113,7 +113,7 @@ def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, around: boo
     inputs, links = [prepare_network_input(fine, rows, around=around)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
-        rows = select_per_cell(fine, 1.0)
+        rows = select_one_per_cell(fine, 1.0)
         inputs.append(prepare_network_input(fine, rows, around=around))
         distances, linked = find_nearest(fine[rows], fine, min(LINKED, len(rows)))
         links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))

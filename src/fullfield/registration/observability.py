@@ -47,33 +47,37 @@ class Observability(NamedTuple):
     def free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are not determined."""
         is_free = (self.significance < _MIN_SIGNIFICANCE) | (self.correlation < _MIN_CORRELATION)
-        return self._describe_motions(self.directions[is_free])
+        return self._convert_to_free_directions(self.directions[is_free])
 
     @property
-    def least_determined_directions(self) -> tuple[FreeDirection, ...]:
+    def nearly_free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are far less determined than most: the likely reason of a pose that is refused."""
         is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
-        return self._describe_motions(self.directions[is_weak])
+        return self._convert_to_free_directions(self.directions[is_weak])
 
-    def _describe_motions(self, motions: Floats) -> tuple[FreeDirection, ...]:
+    def _convert_to_free_directions(self, motions: Floats) -> tuple[FreeDirection, ...]:
         if not len(motions):
             return ()
         left, turns, _ = np.linalg.svd(motions[:, :3])
         motions = left.T @ motions  # any slides among them apart from the turns
         turns = np.pad(turns, (0, max(0, len(motions) - len(turns))))
-        return tuple(self._describe_motion(motion, turn) for motion, turn in zip(motions, turns, strict=False))
+        return tuple(
+            self._convert_to_free_direction(motion, turn) for motion, turn in zip(motions, turns, strict=False)
+        )
 
-    def _describe_motion(self, motion: Floats, turn: float) -> FreeDirection:
+    def _convert_to_free_direction(self, motion: Floats, rotation_size: float) -> FreeDirection:
         shift = motion[3:]
-        if turn < _TURNING:
-            return FreeDirection("sliding", _orient_axis(shift), self.center)
-        axis = motion[:3] / turn
-        point = self.center + np.cross(axis, shift) * self.radius / turn
+        if rotation_size < _TURNING:
+            return FreeDirection("sliding", _normalize_axis_and_sign(shift), self.center)
+        axis = motion[:3] / rotation_size
+        point = self.center + np.cross(axis, shift) * self.radius / rotation_size
         rise = abs(float(axis @ shift))
-        return FreeDirection("screwing" if rise > _RISING * turn else "turning", _orient_axis(axis), point)
+        return FreeDirection(
+            "screwing" if rise > _RISING * rotation_size else "turning", _normalize_axis_and_sign(axis), point
+        )
 
 
-def _orient_axis(axis: Floats) -> Floats:
+def _normalize_axis_and_sign(axis: Floats) -> Floats:
     """Return the unit vector with its largest component positive."""
     unit: Floats = axis / np.linalg.norm(axis)
     return -unit if unit[np.abs(unit).argmax()] < 0 else unit

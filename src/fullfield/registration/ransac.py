@@ -22,7 +22,7 @@ class Hypothesis(NamedTuple):
     inliers: int
 
 
-def fit_rigid(source: Floats, target: Floats) -> Floats:
+def fit_rigid_transforms(source: Floats, target: Floats) -> Floats:
     """Fit the rigid transforms [..., 4, 4] that bring ``source`` [..., N, 3] closest to ``target`` (Kabsch)."""
     from_middle, to_middle = source.mean(-2, keepdims=True), target.mean(-2, keepdims=True)
     covariance = np.swapaxes(source - from_middle, -1, -2) @ (target - to_middle)
@@ -70,7 +70,7 @@ def search_hypotheses(
     triples = np.unique(np.sort(triples[keep], axis=1), axis=0)
     if not len(triples):
         return []
-    poses = fit_rigid(source[triples], target[triples])
+    poses = fit_rigid_transforms(source[triples], target[triples])
     distances = np.linalg.norm(apply_transform(poses, source[triples]) - target[triples], axis=2)
     poses = poses[(distances <= threshold).all(1)]
     if len(poses) > _PREVIEWED and len(source) > _PREVIEW:
@@ -78,7 +78,7 @@ def search_hypotheses(
         counts = _count_inliers(poses, source[preview], target[preview], threshold)
         poses = poses[np.sort(np.argsort(-counts, kind="stable")[:_PREVIEWED])]
     counts = _count_inliers(poses, source, target, threshold)
-    return _select_distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
+    return _select_distinct_hypotheses(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
 
 
 def estimate_scale(
@@ -109,7 +109,7 @@ def estimate_scale(
     triples, scales = triples[keep], scales[keep]
     if not len(triples):
         return None
-    poses = fit_rigid(scales[:, None, None] * source[triples], target[triples])
+    poses = fit_rigid_transforms(scales[:, None, None] * source[triples], target[triples])
     poses[:, :3, :3] *= scales[:, None, None]
     distances = np.linalg.norm(apply_transform(poses, source[triples]) - target[triples], axis=2)
     is_close = (distances <= threshold).all(1)
@@ -135,7 +135,7 @@ def _count_inliers(poses: Floats, source: Floats, target: Floats, threshold: flo
     return counts
 
 
-def _select_distinct(
+def _select_distinct_hypotheses(
     poses: Floats, source: Floats, target: Floats, threshold: float, max_count: int
 ) -> list[Hypothesis]:
     """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""
@@ -153,7 +153,7 @@ def _select_distinct(
             is_inlier = np.linalg.norm(apply_transform(transform, source) - target, axis=1) <= threshold
             if is_inlier.sum() < max(3, inliers):
                 break
-            transform, inliers = fit_rigid(source[is_inlier], target[is_inlier]), int(is_inlier.sum())
+            transform, inliers = fit_rigid_transforms(source[is_inlier], target[is_inlier]), int(is_inlier.sum())
         ends = apply_transform(transform, source)
         if is_new(ends):
             distinct.append(Hypothesis(transform, int(_count_inliers(transform[None], source, target, threshold)[0])))

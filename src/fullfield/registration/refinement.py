@@ -12,7 +12,7 @@ from fullfield._check import InputError
 from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.scan import find_median, select_per_cell, take_finite_points
+from fullfield.registration.scan import compute_median_point, select_one_per_cell, take_finite_points
 
 _NEIGHBORS = 20
 _MIN_POINTS = 3
@@ -100,17 +100,17 @@ def measure_true_overlap(
     _check.number(max_distance, "max_distance", above=0.0)
     pose = orthonormalize_pose(transform, "transform")
     clouds = [take_finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
-    middle = find_median(clouds[1])
+    middle = compute_median_point(clouds[1])
     transformed, goal = (
         apply_transform(pose, clouds[0]) - middle,
         clouds[1] - middle,
     )  # small numbers for any coordinates
-    thinned = transformed[select_per_cell(transformed, max_distance)]
+    thinned = transformed[select_one_per_cell(transformed, max_distance)]
     if refine and min(len(thinned), len(goal)) >= _MIN_CELLS:
-        thinned_goal = goal[select_per_cell(goal, max_distance)]
+        thinned_goal = goal[select_one_per_cell(goal, max_distance)]
         correction = Refiner(thinned / max_distance, thinned_goal / max_distance)(np.eye(4), _REACHES)
         correction[:3, 3] *= max_distance
-        if _is_small(correction):
+        if _is_small_correction(correction):
             thinned = apply_transform(correction, thinned)
             from_center, to_center = np.eye(4), np.eye(4)
             from_center[:3, 3], to_center[:3, 3] = middle, -middle
@@ -122,7 +122,7 @@ def measure_true_overlap(
     return Overlap(pose, points, float(touching.mean()) if len(thinned) else 0.0)
 
 
-def _is_small(correction: Floats) -> bool:
+def _is_small_correction(correction: Floats) -> bool:
     cosine = (np.trace(correction[:3, :3]) - 1) / 2
     turn = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
     return bool(turn <= _MAX_TURN and np.linalg.norm(correction[:3, 3]) <= _MAX_SHIFT)

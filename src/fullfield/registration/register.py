@@ -18,8 +18,8 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
 from fullfield.registration.scale import explain_by_scale
-from fullfield.registration.scan import choose_voxel, find_median, shift_origins, take_finite_points
-from fullfield.registration.search import Search, register_at
+from fullfield.registration.scan import choose_voxel, compute_median_point, shift_origins, take_finite_points
+from fullfield.registration.search import Search, register_at_voxel_size
 
 Progress = Callable[[float, str], None]
 
@@ -117,7 +117,7 @@ def register_clouds(
     descriptor = load_descriptor(settings.descriptor, settings.device)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else orthonormalize_pose(init)
-    middles = [find_median(points) for points in clouds]
+    middles = [compute_median_point(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
@@ -136,7 +136,7 @@ def register_clouds(
     scales = _SCALES if voxel is None and not ransac_only else (1.0,)
     for number, scale in enumerate(scales):
         steps = _Steps(progress, _SEARCHING * number / len(scales), _SEARCHING / len(scales), edge * scale)
-        outcome, may_change = register_at(centred, edge * scale, search, steps)
+        outcome, may_change = register_at_voxel_size(centred, edge * scale, search, steps)
         outcomes.append(outcome)
         if not may_change:
             outcomes = [outcome]

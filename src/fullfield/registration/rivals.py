@@ -17,10 +17,10 @@ from fullfield.registration.contacts import (
     Flags,
     Planes,
     SurfaceComparison,
+    convert_to_rotation_matrix,
     find_nearest_in_tree,
     find_nearest_points,
-    fit_planes,
-    rotation_matrix,
+    refine_pose_on_planes,
 )
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import measure_observability
@@ -88,42 +88,42 @@ def find_rivals(
     transform: Floats,
     source: Scan,
     target: Scan,
-    compare: SurfaceComparison,
-    best: Agreement,
-    others: Sequence[Floats],
+    comparison: SurfaceComparison,
+    best_agreement: Agreement,
+    known_poses: Sequence[Floats],
     seed: int,
 ) -> list[Rival]:
     """Return poses that differ from ``transform`` and that the clouds may not decide against.
 
-    ``best`` is the agreement in ``transform``; ``others`` are known poses that may be rivals.
+    ``best_agreement`` is the agreement in ``transform``; ``known_poses`` may be rivals.
     """
     sampled = np.random.default_rng(seed).permutation(len(source.points))[:_SAMPLED]
     points, normals = source.points[sampled], source.normals[sampled]
-    planes, rows = Planes.from_scan(target), compare.list_rows(_STEP)
-    few = best.select(rows)
-    moved = apply_transform(transform, source.points)
-    motions = _find_motions_onto_copies(moved, target, seed)
+    planes, sampled_rows = Planes.from_scan(target), comparison.list_sampled_indices(_STEP)
+    sampled_agreement = best_agreement.select_points(sampled_rows)
+    moved_source = apply_transform(transform, source.points)
+    motions = _find_motions_onto_copies(moved_source, target, seed)
     min_constraint = _MIN_CONSTRAINT * _measure_weakest_constraint(
-        transform, source, target, best.confirmed & best.is_surrounded
+        transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
     )
     rivals, compared = list[Rival](), [transform]
-    for candidate in (*others, *(motion @ transform for motion in motions)):
-        if not _is_plausible(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
+    for candidate in (*known_poses, *(motion @ transform for motion in motions)):
+        if not _is_plausible_pose(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
-        refined = fit_planes(planes, points, normals, candidate, _REACHES)
-        if all(rms_distance_between_poses(refined, other, points) >= _MIN_DISTANCE for other in compared):
+        refined = refine_pose_on_planes(planes, points, normals, candidate, _REACHES)
+        if all(compute_rms_distance_between_poses(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
-            preview = compare(refined, _STEP)
-            previewed = _judge_rival(refined, preview, few, None, _STEP)
+            preview = comparison(refined, _STEP)
+            previewed = _compare_rival_with_best(refined, preview, sampled_agreement, None, _STEP)
             is_refuted = preview.contradiction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
             if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
                 continue
-            agreement = compare(refined)
+            agreement = comparison(refined)
             motion = refined @ np.linalg.inv(transform)
             ends = None
             if agreement.contradiction <= _NEARLY_SYMMETRIC:
-                ends = _find_window_ends(motion, moved, target.points)
-            rival = _judge_rival(refined, agreement, best, ends)
+                ends = _find_window_ends(motion, moved_source, target.points)
+            rival = _compare_rival_with_best(refined, agreement, best_agreement, ends)
             if rival.confirmed < _MOST:
                 constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
                 if constraint < min_constraint:
@@ -132,7 +132,7 @@ def find_rivals(
     return rivals
 
 
-def select_undecided(rivals: Sequence[Rival]) -> list[Rival]:
+def select_equal_rivals(rivals: Sequence[Rival]) -> list[Rival]:
     """Return the rivals between which and the best pose the clouds do not decide.
 
     Where a scene repeats itself in steps, as stairs and shelves do, windows' ends change the descriptors near them, so
@@ -147,7 +147,7 @@ def select_undecided(rivals: Sequence[Rival]) -> list[Rival]:
     return undecided if len(undecided) >= _SHIFTS else []
 
 
-def rms_distance_between_poses(first: Floats, second: Floats, points: Floats) -> float:
+def compute_rms_distance_between_poses(first: Floats, second: Floats, points: Floats) -> float:
     """Return the RMS distance between where two poses bring ``points`` [N, 3]."""
     return float(np.sqrt(((apply_transform(first, points) - apply_transform(second, points)) ** 2).sum(1).mean()))
 
@@ -166,27 +166,32 @@ def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
     return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
 
 
-def _judge_rival(
+def _compare_rival_with_best(
     transform: Floats,
     agreement: Agreement,
-    best: Agreement,
-    ends: Flags | None,
-    represented: int = 1,
+    best_agreement: Agreement,
+    meets_window_end: Flags | None,
+    points_per_sample: int = 1,
 ) -> Rival:
-    """Compare a pose with the best one; each point stands for ``represented`` points."""
-    shared = best.confirmed & agreement.confirmed
-    is_against, is_in_favor = best.confirmed & agreement.contradicted, best.contradicted & agreement.confirmed
-    surrounded = shared & best.is_surrounded & agreement.is_surrounded
-    if represented * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
+    """Compare a pose with the best one; each point stands for ``points_per_sample`` points."""
+    shared = best_agreement.confirmed & agreement.confirmed
+    is_against, is_in_favor = (
+        best_agreement.confirmed & agreement.contradicted,
+        best_agreement.contradicted & agreement.confirmed,
+    )
+    surrounded = shared & best_agreement.is_surrounded & agreement.is_surrounded
+    if points_per_sample * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
         shared = surrounded
-        is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best.is_at_end
-    against = represented * np.count_nonzero(is_against if ends is None else is_against & ~ends)
-    favor = represented * np.count_nonzero(is_in_favor)
+        is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best_agreement.is_at_end
+    against = points_per_sample * np.count_nonzero(
+        is_against if meets_window_end is None else is_against & ~meets_window_end
+    )
+    favor = points_per_sample * np.count_nonzero(is_in_favor)
     significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
-    first, second = best.unlikeness[shared], agreement.unlikeness[shared]
+    first, second = best_agreement.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
-    confirmed = int(agreement.confirmed.sum()) / max(int(best.confirmed.sum()), 1)
+    confirmed = int(agreement.confirmed.sum()) / max(int(best_agreement.confirmed.sum()), 1)
     unlike = (only_best - only_rival) / max(len(first), 1)
     return Rival(transform, confirmed, float(significance), unlike, agreement.contradiction)
 
@@ -202,7 +207,7 @@ def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, i
     return float(measure_observability(points, normals, target.normals[partner]).significance.min())
 
 
-def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
+def _is_plausible_pose(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
     """Return whether surfaces come near each other, most of them along each other, before any fit."""
     distance, partner = find_nearest_in_tree(planes.tree, apply_transform(transform, points))
     is_close = distance <= _MAX_DISTANCE
@@ -226,7 +231,7 @@ def _find_motions_onto_copies(moved: Floats, target: Scan, seed: int) -> list[Fl
     if len(rows) < 3 or len(features) <= _SIMILAR:
         return []
     unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
-    unlikeness[_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
+    unlikeness[_compute_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
     hypotheses = search_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
     partners = np.argpartition(unlikeness, _SIMILAR, axis=1)[:, :_SIMILAR]
@@ -240,7 +245,7 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
     Points along an edge all look alike, so a triple hardly ever holds three true partners; a shift needs only one.
     """
     motions = list[Floats]()
-    for number, rotation in enumerate((np.eye(3), *_list_rotations(target))):
+    for number, rotation in enumerate((np.eye(3), *_list_rotations_about_main_normals(target))):
         shifts = target.points[partners] - target.points[rows] @ rotation.T
         low = shifts.min(0)
         cells = np.floor((shifts - low) / _VOTING_CELL).astype(np.int64)
@@ -255,13 +260,13 @@ def _find_motions_by_votes(target: Scan, rows: Ints, partners: Ints) -> list[Flo
     return motions
 
 
-def _squared_distances(first: Floats, second: Floats) -> Floats:
+def _compute_squared_distances(first: Floats, second: Floats) -> Floats:
     a, b = first.astype(np.float32), second.astype(np.float32)
     squares: Floats = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
     return squares
 
 
-def _list_rotations(target: Scan) -> list[Floats]:
+def _list_rotations_about_main_normals(target: Scan) -> list[Floats]:
     """Return rotations [3, 3] about the main directions of the normals."""
     axes = np.linalg.eigh(target.normals.T @ target.normals)[1].T
-    return [rotation_matrix(angle * axis) for axis in axes for angle in _ANGLES]
+    return [convert_to_rotation_matrix(angle * axis) for axis in axes for angle in _ANGLES]

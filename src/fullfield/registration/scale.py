@@ -11,7 +11,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import estimate_scale
 from fullfield.registration.result import Registration
 from fullfield.registration.scan import choose_voxel
-from fullfield.registration.search import Report, Search, register_at
+from fullfield.registration.search import Report, Search, register_at_voxel_size
 from fullfield.registration.verdict import MAX_INLIER_DISTANCE
 
 _MIN_RATIO = 1.015  # of sizes that differ
@@ -30,14 +30,14 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     pose is accepted and far more matches agree in it. A ratio of the extents that no registration confirms is only a
     hint, unless too few points were left at the voxel that fits the other cloud.
     """
-    both_extents = [_measure_extents(points) for points in clouds]
+    both_extents = [_measure_box_diagonal(points) for points in clouds]
     if min(both_extents) <= 0:
         return refused
     extents = both_extents[0] / both_extents[1]
     factors = _list_plausible_factors(refused, extents, search)
     for number, factor in enumerate(factors):
         report(number / len(factors), f"trying a size {factor:.4g} times the target's")
-        scale = _confirm_factor(factor, refused, clouds, search)
+        scale = _refine_and_confirm_factor(factor, refused, clouds, search)
         if scale is not None:
             return _refuse_for_scale(refused, describe_scale(scale))
     larger = max(extents, 1 / extents)
@@ -53,7 +53,9 @@ def _refuse_for_scale(refused: Registration, reason: str) -> Registration:
     return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 
 
-def _confirm_factor(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
+def _refine_and_confirm_factor(
+    factor: float, refused: Registration, clouds: list[Floats], search: Search
+) -> float | None:
     """Return the size of the source over the target's, near ``factor``, at which a pose is accepted; None without."""
     min_inliers = _MIN_GAIN * refused.inliers
     search = search._replace(start=None, min_inliers=_MIN_BEFORE_REFINEMENT * min_inliers)
@@ -62,7 +64,7 @@ def _confirm_factor(factor: float, refused: Registration, clouds: list[Floats], 
         edge = choose_voxel(*scaled)
         if edge <= 0.0:
             return None
-        result, _ = register_at(scaled, edge, search, lambda *_: None)
+        result, _ = register_at_voxel_size(scaled, edge, search, lambda *_: None)
         pose = result.transform if result.success else result.candidate
         if pose is None or result.matched is None or result.inliers < min_inliers:
             return None
@@ -101,6 +103,6 @@ def _list_plausible_factors(refused: Registration, extents: float, search: Searc
     return [factor for factor in factors if max(factor, 1 / factor) >= _MIN_RATIO]
 
 
-def _measure_extents(points: Floats) -> float:
+def _measure_box_diagonal(points: Floats) -> float:
     """Return the diagonal of the box around most of the points."""
     return float(np.linalg.norm(np.ptp(np.quantile(points, (0.05, 0.95), axis=0), axis=0)))

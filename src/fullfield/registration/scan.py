@@ -65,7 +65,7 @@ def take_finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
     return finite
 
 
-def find_median(points: Floats) -> Floats:
+def compute_median_point(points: Floats) -> Floats:
     """Return the median [3] by axis, on which a few distant points have no effect; 0 without points."""
     return np.median(_sample_points(points), axis=0) if len(points) else np.zeros(3)
 
@@ -94,8 +94,8 @@ def prepare_scan(points: Floats, describe: Describe | None = None) -> Scan:
 
 def thin_points(points: Floats) -> tuple[Floats, Ints]:
     """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
-    fine = points[select_per_cell(points, 0.5)]
-    return fine, select_per_cell(fine, 1.0)
+    fine = points[select_one_per_cell(points, 0.5)]
+    return fine, select_one_per_cell(fine, 1.0)
 
 
 def compute_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
@@ -106,9 +106,9 @@ def compute_fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = 
     return np.sqrt(compute_fpfh_histograms(points, normals, FEATURE_RADIUS, neighbors))
 
 
-def select_per_cell(points: Floats, cell: float) -> Ints:
-    """Return the indices of ``points`` that remain when each cell keeps one."""
-    indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
+def select_one_per_cell(points: Floats, cell_size: float) -> Ints:
+    """Return the indices of ``points`` that remain when each cubic cell of that edge keeps one."""
+    indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell_size).indices.numpy()
     return indices
 
 
@@ -137,7 +137,7 @@ def choose_voxel(source: Floats, target: Floats) -> float:
         voxel *= step
         if abs(step - 1.0) < 0.03:
             break
-    return max(voxel, SPACINGS * max(_median_spacing(source), _median_spacing(target)))
+    return max(voxel, SPACINGS * max(_compute_median_spacing(source), _compute_median_spacing(target)))
 
 
 def _count_occupied_voxels(points: Floats, voxel: float) -> int:
@@ -152,7 +152,7 @@ def _sample_points(points: Floats, max_points: int = _SAMPLE) -> Floats:
     return points[np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))]
 
 
-def _median_spacing(points: Floats) -> float:
+def _compute_median_spacing(points: Floats) -> float:
     """Return the median distance from a point to the nearest other one."""
     sampled = _sample_points(points, 2000)
     distances, _ = find_nearest(points, sampled, min(len(points), 8))

@@ -16,7 +16,7 @@ from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply_transform, search_hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
-from fullfield.registration.rivals import find_rivals, rms_distance_between_poses, select_undecided
+from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
 from fullfield.registration.scan import Scan, prepare_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
@@ -28,10 +28,10 @@ from fullfield.registration.verdict import (
     Evidence,
     Limits,
     Objection,
+    compute_min_inliers,
     estimate_confidence,
-    find_contact,
-    min_accepted_inliers,
-    weigh_evidence,
+    find_touching_points,
+    measure_evidence,
 )
 
 Report = Callable[[float, str], None]
@@ -80,24 +80,28 @@ class _Pair(NamedTuple):
         """Return the points [M, 2, 3] of the matches."""
         return np.stack((self.source.points[self.matches[:, 0]], self.target.points[self.matches[:, 1]]), 1)
 
-    def weigh_poses(self, poses: list[Floats]) -> list[tuple[Evidence, Floats]]:
+    def rank_poses_by_evidence(self, poses: list[Floats]) -> list[tuple[Evidence, Floats]]:
         """Return each pose with its evidence, the best first."""
-        weighed = ((weigh_evidence(pose, self.source, self.target, self.matches, self.limits), pose) for pose in poses)
+        weighed = (
+            (measure_evidence(pose, self.source, self.target, self.matches, self.limits), pose) for pose in poses
+        )
         return sorted(weighed, key=lambda entry: -entry[0].score)
 
 
-def register_at(clouds: list[Floats], edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
+def register_at_voxel_size(
+    clouds: list[Floats], voxel: float, search: Search, report: Report
+) -> tuple[Registration, bool]:
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
     report(0.0, "describing the source")
     describe = None if search.descriptor is None else search.descriptor.describe
-    source = prepare_scan(clouds[0] / edge, describe)
+    source = prepare_scan(clouds[0] / voxel, describe)
     report(0.3, "describing the target")
-    target = prepare_scan(clouds[1] / edge, describe)
+    target = prepare_scan(clouds[1] / voxel, describe)
     report(0.6, "matching")
     for scan, name in ((source, "source"), (target, "target")):
-        problem = _check_scan(scan, name, edge)
+        problem = _find_problem_of_scan(scan, name, voxel)
         if problem is not None:
-            return build_refusal(*problem, edge), True
+            return build_refusal(*problem, voxel), True
     matches = find_mutual_matches(source.features, target.features)
     if len(matches) > search.samples:
         rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
@@ -106,32 +110,37 @@ def register_at(clouds: list[Floats], edge: float, search: Search, report: Repor
     pair = _Pair(source, target, matches, limits, SurfaceComparison(source, target))
     report(0.7, "searching")
     if search.ransac_only:
-        return replace(_register_by_ransac(pair.ends, search, edge), matched=pair.ends * edge), False
-    result, may_change = _search_and_judge(pair, edge, search, report)
-    return replace(result, matched=pair.ends * edge), may_change
+        return replace(_register_by_ransac(pair.ends, search, voxel), matched=pair.ends * voxel), False
+    result, may_change = _search_and_judge(pair, voxel, search, report)
+    return replace(result, matched=pair.ends * voxel), may_change
 
 
-def _check_scan(scan: Scan, name: str, edge: float) -> tuple[str, Cause] | None:
+def _find_problem_of_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cause] | None:
     if len(scan.points) < _MIN_POINTS:
-        reason = f"{name}: {len(scan.points)} points are left at a voxel of {edge:.4g}, {_MIN_POINTS} are needed"
+        reason = f"{name}: {len(scan.points)} points are left at a voxel of {voxel:.4g}, {_MIN_POINTS} are needed"
         return reason, "points"
     if scan.thickness < _MIN_THICKNESS:
-        reason = f"{name}: all points lie in a plane at a voxel of {edge:.4g}, where sliding and turning change nothing"
+        reason = (
+            f"{name}: all points lie in a plane at a voxel of {voxel:.4g}, where sliding and turning change nothing"
+        )
         return reason, "plane"
     return None
 
 
-def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
+def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report) -> tuple[Registration, bool]:
     if search.start is None:
-        hypothetical = _search_poses(pair.ends, search)
-        poses, reaches = _select_hypotheses(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED], _REACHES
+        hypothetical = _search_hypotheses_of_matches(pair.ends, search)
+        poses, reaches = (
+            _select_poses_worth_refining(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED],
+            _REACHES,
+        )
         others = [h.transform for h in hypothetical if h.inliers >= _MIN_CANDIDATE * hypothetical[0].inliers]
     else:
         start = search.start.copy()
-        start[:3, 3] /= edge
+        start[:3, 3] /= voxel
         poses, reaches, others = [start], _REACHES_FROM_INIT, []
     if not poses:
-        return _refuse_without_pose(pair, edge, hypothetical), True
+        return _refuse_without_pose(pair, voxel, hypothetical), True
     report(0.8, "refining")
     weighed = _refine_poses(pair, poses, reaches)
     report(0.95, "judging")
@@ -139,13 +148,13 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     others += [other for _, other in weighed[1:]]
     objection, pose, is_bent = _judge_pose(pair, evidence, pose, others, search)
     if pose is not weighed[0][1]:
-        evidence = pair.weigh_poses([pose])[0][0]
+        evidence = pair.rank_poses_by_evidence([pose])[0][0]
     confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others, is_bent=is_bent))
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
         objection = Objection(reason, "overlap", is_certain=False)
     confidence = confidence if objection is None else min(confidence, objection.max_confidence)
-    scaled = _scale_translation(pose, edge)
+    scaled = _convert_voxels_to_units(pose, voxel)
     result = Registration(
         transform=scaled if objection is None else None,
         success=objection is None,
@@ -154,15 +163,15 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
         matches=evidence.matches,
         inliers=evidence.inliers,
         fitness=evidence.fitness,
-        rmse=evidence.rmse * edge,
-        voxel=edge,
+        rmse=evidence.rmse * voxel,
+        voxel=voxel,
         candidate=None if objection is None else scaled,
         cause=None if objection is None else objection.cause,
     )
     if objection is None:
         return result, False
-    free = tuple(direction._replace(point=direction.point * edge) for direction in objection.free_directions)
-    alternatives = tuple(_scale_translation(other, edge) for other in objection.alternatives)
+    free = tuple(direction._replace(point=direction.point * voxel) for direction in objection.free_directions)
+    alternatives = tuple(_convert_voxels_to_units(other, voxel) for other in objection.alternatives)
     return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
 
 
@@ -172,7 +181,7 @@ def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[
     inliers = [
         int((np.linalg.norm(apply_transform(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
         for other in others
-        if rms_distance_between_poses(pose, other, pair.source.points) > _DIFFERENT
+        if compute_rms_distance_between_poses(pose, other, pair.source.points) > _DIFFERENT
     ]
     return Doubts(
         measure_distinctive_contradiction(agreement, pair.source, pair.target),
@@ -188,59 +197,59 @@ def _describe_uncertainty(evidence: Evidence) -> str:
     )
 
 
-def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
+def _search_hypotheses_of_matches(ends: Floats, search: Search) -> list[Hypothesis]:
     return search_hypotheses(
         ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=_CANDIDATES
     )
 
 
-def _select_hypotheses(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
+def _select_poses_worth_refining(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
     """Return the poses that are worth a refinement."""
     if hypothetical:
-        min_inliers = max(min_inliers, min_accepted_inliers(matches), _MIN_REFINED * hypothetical[0].inliers)
+        min_inliers = max(min_inliers, compute_min_inliers(matches), _MIN_REFINED * hypothetical[0].inliers)
     return [h.transform for h in hypothetical if h.inliers >= min_inliers]
 
 
-def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis]) -> Registration:
-    count, needed = len(pair.matches), min_accepted_inliers(len(pair.matches))
+def _refuse_without_pose(pair: _Pair, voxel: float, hypothetical: list[Hypothesis]) -> Registration:
+    count, needed = len(pair.matches), compute_min_inliers(len(pair.matches))
     if count < needed:
-        reason = f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed"
-        return build_refusal(reason, "overlap", edge, count)
+        reason = f"the clouds have {count} matches at a voxel of {voxel:.4g}, {needed} are needed"
+        return build_refusal(reason, "overlap", voxel, count)
     ends = pair.ends
     if hypothetical:
         explanation = explain_by_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
         if explanation is not None:
-            return build_refusal(*explanation, edge, count)
+            return build_refusal(*explanation, voxel, count)
     reason = f"perhaps they do not overlap: no pose was found that {needed} of {count} matches agree on"
-    return build_refusal(reason, "overlap", edge, count)
+    return build_refusal(reason, "overlap", voxel, count)
 
 
 def _refine_poses(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
     source, target, limits = pair.source, pair.target, pair.limits
     coarse = Refiner(source.points, target.points)
-    weighed = pair.weigh_poses([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
+    weighed = pair.rank_poses_by_evidence([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
     fine = None
     for fraction, radii, iterations in (
         (_PROMISING, reaches[-2:-1], _FEW_ITERATIONS),
         (_LIKELY, reaches[-2:-1], 2 * _FEW_ITERATIONS),
         (_LIKELY, reaches[-2:], _MAX_ITERATIONS),
     ):
-        promising = _select_different(
+        promising = _select_distinct_poses(
             [pose for e, pose in weighed if e.score >= fraction * limits.score], source.points
         )
         if not promising:
             break
         fine = fine or Refiner(source.fine, target.fine)
-        weighed = pair.weigh_poses([fine(pose, radii, iterations=iterations) for pose in promising])
+        weighed = pair.rank_poses_by_evidence([fine(pose, radii, iterations=iterations) for pose in promising])
     return weighed
 
 
-def _select_different(poses: list[Floats], points: Floats) -> list[Floats]:
+def _select_distinct_poses(poses: list[Floats], points: Floats) -> list[Floats]:
     """Leave out poses that are nearly equal to a better one."""
     different: list[Floats] = []
     for pose in poses:
-        if all(rms_distance_between_poses(pose, other, points) > _SAME for other in different):
+        if all(compute_rms_distance_between_poses(pose, other, points) > _SAME for other in different):
             different.append(pose)
     return different
 
@@ -273,7 +282,11 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floa
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
         rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
-        weighed = pair.weigh_poses([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
+        weighed = (
+            pair.rank_poses_by_evidence([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)])
+            if better
+            else []
+        )
         if not weighed or not weighed[0][0].accepted:
             break
         if switches == _MAX_SWITCHES:
@@ -285,7 +298,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floa
     deformation = _find_deformation(pair, pose)
     if deformation.explanation is not None:
         return _Judgement(Objection(*deformation.explanation), pose)
-    equal = tuple(rival.transform for rival in select_undecided(rivals))
+    equal = tuple(rival.transform for rival in select_equal_rivals(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
@@ -319,7 +332,7 @@ def _find_free_motion_objection(pair: _Pair, pose: Floats, *, is_refused: bool =
     """Return an objection where sliding or turning changes nothing, or little in a pose that is refused anyway."""
     source, target = pair.source, pair.target
     transformed = apply_transform(pose, source.points)
-    touching = find_contact(transformed, target.points).partner
+    touching = find_touching_points(transformed, target.points).partner
     rows = np.flatnonzero(touching >= 0)
     normals, goal_normals = source.normals[rows] @ pose[:3, :3].T, target.normals[touching[rows]]
     is_aligned = np.abs((normals * goal_normals).sum(1)) >= 0.9
@@ -328,7 +341,7 @@ def _find_free_motion_objection(pair: _Pair, pose: Floats, *, is_refused: bool =
     observability = measure_observability(transformed[rows[is_aligned]], normals[is_aligned], goal_normals[is_aligned])
     free = observability.free_directions
     if not free and is_refused:
-        free = observability.least_determined_directions
+        free = observability.nearly_free_directions
     if not free:
         return None
     return Objection(f"{' and '.join(map(str, free))} changes nothing", "free", free_directions=free)
@@ -355,14 +368,14 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     )
 
 
-def _register_by_ransac(ends: Floats, search: Search, edge: float) -> Registration:
+def _register_by_ransac(ends: Floats, search: Search, voxel: float) -> Registration:
     """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
     best = _find_best_by_ransac(ends, search)
     if best is None:
-        return build_refusal(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", edge, len(ends))
+        return build_refusal(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", voxel, len(ends))
     pose, inliers = best
     nan = float("nan")
-    return Registration(_scale_translation(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)
+    return Registration(_convert_voxels_to_units(pose, voxel), True, None, nan, len(ends), inliers, nan, nan, voxel)
 
 
 def _find_best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
@@ -376,8 +389,8 @@ def _find_best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | N
     return best[0].transform, int((distances <= MAX_INLIER_DISTANCE).sum())
 
 
-def _scale_translation(transform: Floats, edge: float) -> Floats:
+def _convert_voxels_to_units(transform: Floats, voxel: float) -> Floats:
     """Return ``transform`` with its translation in the clouds' units instead of voxels."""
     scaled = transform.copy()
-    scaled[:3, 3] *= edge
+    scaled[:3, 3] *= voxel
     return scaled

@@ -43,9 +43,9 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 """A learned descriptor gives more matches, right and wrong, so more of them agree by chance."""
 
 
-def min_accepted_inliers(matches: int) -> int:
+def compute_min_inliers(match_count: int) -> int:
     """Return the number of inliers that every accepted pose has at least."""
-    return max(_MIN_INLIERS, math.ceil(_MIN_INLIER_FRACTION * matches))
+    return max(_MIN_INLIERS, math.ceil(_MIN_INLIER_FRACTION * match_count))
 
 
 class Evidence(NamedTuple):
@@ -73,7 +73,7 @@ class Evidence(NamedTuple):
     @property
     def enough(self) -> float:
         """Number of inliers without which the pose is not accepted."""
-        return max(min_accepted_inliers(self.matches), self.limits.fraction * self.overlap * self.matches)
+        return max(compute_min_inliers(self.matches), self.limits.fraction * self.overlap * self.matches)
 
     @property
     def reason(self) -> str | None:
@@ -133,7 +133,7 @@ class Objection(NamedTuple):
     alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well
 
 
-class Contact(NamedTuple):
+class TouchingPoints(NamedTuple):
     """Nearest points of a cloud within :data:`TOUCH`."""
 
     distance: Floats  # [N], infinite where there is none
@@ -151,22 +151,22 @@ class Contact(NamedTuple):
         return float(np.sqrt((self.distance[touching] ** 2).mean())) if touching.any() else float("nan")
 
 
-def find_contact(points: Floats, target: Floats) -> Contact:
+def find_touching_points(points: Floats, target: Floats) -> TouchingPoints:
     """Find the points of ``target`` [M, 3] that ``points`` [N, 3] touch."""
     distance, partner = find_nearest_points(target, points)
     touching = distance <= TOUCH
-    return Contact(np.where(touching, distance, np.inf), np.where(touching, partner, -1))
+    return TouchingPoints(np.where(touching, distance, np.inf), np.where(touching, partner, -1))
 
 
-def weigh_evidence(
+def measure_evidence(
     transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS
 ) -> Evidence:
     """Measure the evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     transformed = apply_transform(transform, source.points)
     distances = np.linalg.norm(transformed[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    touch = find_contact(transformed, target.points)
+    touch = find_touching_points(transformed, target.points)
     touching = touch.partner >= 0
-    covered = find_contact(target.points, transformed)
+    covered = find_touching_points(target.points, transformed)
     both = touching[matches[:, 0]] & (covered.partner >= 0)[matches[:, 1]]
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
