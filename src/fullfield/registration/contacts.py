@@ -273,7 +273,7 @@ def refine_pose_on_planes(
 
 
 def convert_to_rotation_matrix(rotation_vector: Floats) -> Floats:
-    """Return the rotation [3, 3] about the direction of ``rotation_vector`` [3], by its length in radians (Rodrigues)."""
+    """Return the rotation [3, 3] about a vector [3] by its length in radians (Rodrigues)."""
     angle = float(np.linalg.norm(rotation_vector))
     if angle < 1e-12:
         return np.eye(3)
