@@ -2,8 +2,8 @@
 
 python -m benchmarks.experiments.measure_memory      writes benchmarks/results/worker_memory_cpu.json
 
-A worker keeps one estimator and computes the same pair three times. ``peak_mb`` is the largest resident set of the process
-so far, ``kept_mb`` the resident set after the calls. ``mixed`` is a process whose frames are small, large, small.
+A worker keeps one estimator and computes the same pair three times. ``peak_mb`` is the largest resident set of the
+process so far, ``kept_mb`` the resident set after the calls. In ``mixed``, frames are small, large and small again.
 """
 
 from __future__ import annotations

@@ -200,6 +200,20 @@ def test_flow_exr_holds_occlusion_and_confidence(tmp_path: Path) -> None:
     assert Flow.load(tmp_path / "a.flo").occlusion is None
 
 
+@pytest.mark.parametrize("method", ["tvl1", "auto"])
+def test_estimate_is_interrupted_by_progress(method: str) -> None:
+    options = FAST if method == "tvl1" else {"method": method}
+    expected = estimate(SCENE.frame1, SCENE.frame2, **options).flow
+
+    def interrupt(fraction: float, _: str) -> None:
+        if fraction > 0:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        estimate(SCENE.frame1, SCENE.frame2, **options, progress=interrupt)
+    assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, **options).flow, expected)
+
+
 def test_estimate_solves_textured_scene() -> None:
     scene = textured_scene(64, 80, seed=3)
     flow = estimate(scene.frame1, scene.frame2).flow
