@@ -144,6 +144,18 @@ tempfile.gettempdir = tempfile.TemporaryFile = refuse
     assert finish(start(["-c", script], str(tmp_path / "cache"), FULLFIELD_QUIET="")) == (FOUND, "")
 
 
+def test_announcement_knows_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container image that was built on another processor."""
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    for is_writable, times in ((True, "once ..."), (False, "in every process: no cache folder can be written ...")):
+        monkeypatch.setattr(os, "access", lambda *_, allowed=is_writable: allowed)
+        with cache_folder.announce_compilation("a few kernels", "this CPU", tmp_path):
+            pass
+        assert capsys.readouterr().err.startswith(f"fullfield: compiling a few kernels for this CPU, {times}\n")
+
+
 def test_find_cache_folder_changes_with_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     source = tmp_path / "kernels.py"
