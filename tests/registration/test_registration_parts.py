@@ -19,7 +19,7 @@ from fullfield.registration.descriptors import (
     is_close_to_any,
 )
 from fullfield.registration.group import combine_registrations
-from fullfield.registration.ransac import apply_transform, fit_rigid_transforms, search_hypotheses
+from fullfield.registration.ransac import apply_transform, fit_rigid_transforms, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner, import_small_gicp
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Doubts, Evidence, estimate_confidence
@@ -148,14 +148,14 @@ def test_search_hypotheses_finds_pose_among_wrong_matches() -> None:
     truth = turned(8)
     target = apply_transform(truth, source) + draw.normal(scale=0.2, size=source.shape)
     target[60:] = draw.random((540, 3)) * 30  # one in ten is right
-    found = search_hypotheses(source, target, 1.0, seed=1)
+    found = search_pose_hypotheses(source, target, 1.0, seed=1)
     assert 55 <= found[0].inliers <= 75
     assert np.abs(apply_transform(found[0].transform, source[:60]) - apply_transform(truth, source[:60])).max() < 0.5
     assert found[0].inliers > 2 * found[1].inliers
-    again = search_hypotheses(source, target, 1.0, seed=1)
+    again = search_pose_hypotheses(source, target, 1.0, seed=1)
     assert all(np.array_equal(a.transform, b.transform) for a, b in zip(found, again, strict=True))
-    assert search_hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
-    assert search_hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
+    assert search_pose_hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
+    assert search_pose_hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
 
 
 @pytest.mark.unit

@@ -10,7 +10,12 @@ from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.scan import compute_median_point, shift_origins, take_finite_points, thin_points
+from fullfield.registration.scan import (
+    compute_median_point,
+    express_relative_to_origins,
+    take_finite_points,
+    thin_points,
+)
 from fullfield.registration.verdict import find_touching_points
 
 
@@ -55,7 +60,9 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     _check.number(voxel, "voxel", above=0.0)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     middles = [compute_median_point(points) for points in clouds]
-    pose = shift_origins(np.eye(4) if transform is None else orthonormalize_pose(transform, "transform"), *middles)
+    pose = express_relative_to_origins(
+        np.eye(4) if transform is None else orthonormalize_pose(transform, "transform"), *middles
+    )
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
     for number, points in enumerate(thinned):

@@ -120,7 +120,7 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
 class _SurfaceFit(NamedTuple):
     """Map of the source onto the target's planes."""
 
-    linear: Floats  # [3, 3]
+    linear_map: Floats  # [3, 3]
     covariance: Floats  # [S, S] of the strains
     residuals: Floats  # [N], NaN beyond the planes
     systematic: float  # mean square of the residuals' part that neighbours have in common
@@ -128,11 +128,11 @@ class _SurfaceFit(NamedTuple):
     @property
     def scale(self) -> float:
         """Return the side of the cube that the map makes of a unit cube, by volume."""
-        return float(np.cbrt(np.linalg.det(self.linear)))
+        return float(np.cbrt(np.linalg.det(self.linear_map)))
 
     def list_strains_beside_scale(self, scale: float) -> Floats:
         """Return the strains [6] beside a change of scale: along x, y, z, and between xy, xz, yz."""
-        components = (_extract_symmetric_stretch(self.linear) - scale * np.eye(3))[
+        components = (_extract_symmetric_stretch(self.linear_map) - scale * np.eye(3))[
             (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)
         ]
         return np.asarray(components * (1, 1, 1, 2, 2, 2), np.float64)
@@ -219,25 +219,25 @@ def _fit_deformation_to_surfaces(
     max_distances: tuple[float, ...],
 ) -> _SurfaceFit:
     """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
-    linear, shift = transform[:3, :3], transform[:3, 3]
+    linear_map, shift = transform[:3, :3], transform[:3, 3]
     extra = (max_distances[-1],) * (_MORE_STEPS if len(strains) else 0)
     for number, max_distance in enumerate((*max_distances, *extra)):
-        equations = build_plane_equations(planes, points @ linear.T + shift, normals, max_distance, strains)
+        equations = build_plane_equations(planes, points @ linear_map.T + shift, normals, max_distance, strains)
         if equations is None:
             break
         change, center = equations.change, equations.center
         motion = convert_to_rotation_matrix(change[:3] / equations.radius)
         motion = motion + np.einsum("s,sij->ij", change[6:], strains) / equations.radius
-        linear, shift = motion @ linear, motion @ (shift - center) + center + change[3:6]
+        linear_map, shift = motion @ linear_map, motion @ (shift - center) + center + change[3:6]
         if number + 1 >= len(max_distances) and np.abs(change).max() < _SETTLED:
             break
-    last = build_plane_equations(planes, points @ linear.T + shift, normals, max_distances[-1], strains)
+    last = build_plane_equations(planes, points @ linear_map.T + shift, normals, max_distances[-1], strains)
     residuals = np.full(len(points), np.nan)
     if last is None:
         return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), residuals, 0.0)
     residuals[last.contacts.rows] = last.contacts.heights
     covariance = last.estimate_covariance(_CELL)[6:, 6:] / last.radius**2
-    return _SurfaceFit(linear, covariance, residuals, _measure_systematic_heights(last, normals))
+    return _SurfaceFit(linear_map, covariance, residuals, _measure_systematic_heights(last, normals))
 
 
 def _measure_systematic_after_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
@@ -286,14 +286,16 @@ def _measure_systematic_heights(equations: PlaneEquations, normals: Floats) -> f
     return float((mean**2 - (square - mean**2) / (count[usable] - 1)).mean())
 
 
-def _extract_symmetric_stretch(linear: Floats) -> Floats:
+def _extract_symmetric_stretch(linear_map: Floats) -> Floats:
     """Return the symmetric factor [3, 3] of a linear map that follows its rotation."""
-    axes, sizes, _ = np.linalg.svd(linear)
+    axes, sizes, _ = np.linalg.svd(linear_map)
     stretch: Floats = (axes * sizes) @ axes.T
     return stretch
 
 
-def explain_by_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> Explanation | None:
+def find_shape_change_of_matches(
+    transform: Floats, source: Floats, target: Floats, max_distance: float
+) -> Explanation | None:
     """Return the change of shape that brings far more matches [M, 3] together than the pose; None without one."""
     rigid, similar, affine = (
         fit_deformation_to_matches(transform, source, target, freedom) for freedom in ("pose", "scale", "shape")
@@ -325,13 +327,13 @@ def fit_deformation_to_matches(transform: Floats, source: Floats, target: Floats
         covariance = goals.T @ (weights[:, None] * points)
         if freedom == "shape":
             spread = points.T @ (weights[:, None] * points) + 1e-6 * np.eye(3)
-            linear = covariance @ np.linalg.inv(spread)
+            linear_map = covariance @ np.linalg.inv(spread)
         else:
             left, sizes, right = np.linalg.svd(covariance)
             sizes = sizes * (1, 1, np.sign(np.linalg.det(left @ right)))
-            linear = (left * np.where(sizes < 0, -1.0, 1.0)) @ right
+            linear_map = (left * np.where(sizes < 0, -1.0, 1.0)) @ right
             if freedom == "scale":
-                linear = linear * sizes.sum() / float(weights @ (points**2).sum(1))
+                linear_map = linear_map * sizes.sum() / float(weights @ (points**2).sum(1))
         transform = np.eye(4)
-        transform[:3, :3], transform[:3, 3] = linear, to_middle - linear @ from_middle
+        transform[:3, :3], transform[:3, 3] = linear_map, to_middle - linear_map @ from_middle
     return transform

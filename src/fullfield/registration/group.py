@@ -79,11 +79,14 @@ def combine_registrations(
     While an accepted pair is off, the least certain one among the clearly worst is left out and named.
     """
     corners = [_compute_core_box_corners(cloud) for cloud in points]
-    edges = {pair: one for pair, one in registrations.items() if one.success}
+    edges = {pair: registration for pair, registration in registrations.items() if registration.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
-        poses = _fit_poses(corners, edges)
-        residuals = {pair: _compute_residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
+        poses = _fit_group_poses(corners, edges)
+        residuals = {
+            pair: _compute_residual(corners, poses, pair, registration) / registration.voxel
+            for pair, registration in edges.items()
+        }
         off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: not tied to cloud 0
         worst = max(off.values(), default=0.0)
         if worst <= _CONTRADICTS:
@@ -92,8 +95,8 @@ def combine_registrations(
         pair = min(candidates, key=lambda pair: edges[pair].confidence)
         dropped[pair] = edges.pop(pair)
     results = {
-        pair: PairResult(*pair, one, _compute_residual(corners, poses, pair, one))
-        for pair, one in registrations.items()
+        pair: PairResult(*pair, registration, _compute_residual(corners, poses, pair, registration))
+        for pair, registration in registrations.items()
     }
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
 
@@ -106,10 +109,10 @@ def _compute_core_box_corners(points: Floats) -> Floats:
 
 
 def _compute_residual(
-    corners: Sequence[Floats], poses: Sequence[Floats | None], pair: tuple[int, int], one: Registration
+    corners: Sequence[Floats], poses: Sequence[Floats | None], pair: tuple[int, int], registration: Registration
 ) -> float:
     source, target = (poses[number] for number in pair)
-    pose = one.transform if one.success else None
+    pose = registration.transform if registration.success else None
     if source is None or target is None or pose is None:
         return float("nan")
     difference = apply_transform(source, corners[pair[0]]) - apply_transform(
@@ -118,23 +121,23 @@ def _compute_residual(
     return float(np.sqrt((difference**2).sum(1).mean()))
 
 
-def _fit_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
+def _fit_group_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
     """Return the poses that fit the edges best, in the frame of the first cloud; None where none leads to it."""
     poses: list[Floats | None] = [np.eye(4), *[None] * (len(corners) - 1)]
     for _ in corners:  # the most certain edges first, as a spanning tree
-        for (source, target), one in sorted(edges.items(), key=lambda edge: -edge[1].confidence):
+        for (source, target), registration in sorted(edges.items(), key=lambda edge: -edge[1].confidence):
             first, second = poses[source], poses[target]
-            if first is None and second is not None and one.transform is not None:
-                poses[source] = second @ one.transform
+            if first is None and second is not None and registration.transform is not None:
+                poses[source] = second @ registration.transform
                 break
-            if second is None and first is not None and one.transform is not None:
-                poses[target] = first @ np.linalg.inv(one.transform)
+            if second is None and first is not None and registration.transform is not None:
+                poses[target] = first @ np.linalg.inv(registration.transform)
                 break
     free = [number for number, pose in enumerate(poses) if number and pose is not None]
     used = [
-        (pair, one.transform, one.voxel)
-        for pair, one in edges.items()
-        if poses[pair[0]] is not None and one.transform is not None
+        (pair, registration.transform, registration.voxel)
+        for pair, registration in edges.items()
+        if poses[pair[0]] is not None and registration.transform is not None
     ]
     if len(used) <= len(free):
         return poses  # a tree: every edge is met

@@ -43,7 +43,7 @@ def apply_transform(transform: Floats, points: Floats) -> Floats:
     return transformed
 
 
-def search_hypotheses(
+def search_pose_hypotheses(
     source: Floats,  # [M, 3]
     target: Floats,  # [M, 3], row by row the match of source
     threshold: float,
@@ -81,7 +81,7 @@ def search_hypotheses(
     return _select_distinct_hypotheses(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
 
 
-def estimate_scale(
+def estimate_scale_from_matches(
     source: Floats,  # [M, 3]
     target: Floats,  # [M, 3], row by row the match of source
     threshold: float,
@@ -92,7 +92,7 @@ def estimate_scale(
 ) -> float | None:
     """Return the scale of the similarity that most matches agree on; None where no triple gives one.
 
-    Like :func:`search_hypotheses`, but the edges of a triple need only one common ratio, up to ``max_scale`` or
+    Like :func:`search_pose_hypotheses`, but the edges of a triple need only one common ratio, up to ``max_scale`` or
     its inverse.
     """
     if len(source) < 3:

@@ -47,9 +47,9 @@ class Refiner:
         self._gicp.estimate_covariances(cloud, tree, min(_NEIGHBORS, len(points)))
         return cloud, tree
 
-    def __call__(self, transform: Floats, reaches: Sequence[float], *, iterations: int = 30) -> Floats:
-        """Refine ``transform`` with partners up to each of ``reaches`` away, in turn."""
-        for max_distance in reaches:
+    def __call__(self, transform: Floats, max_distances: Sequence[float], *, iterations: int = 30) -> Floats:
+        """Refine ``transform`` with partners up to each of ``max_distances`` away, in turn."""
+        for max_distance in max_distances:
             # The points that may find a partner: a search for the others would take most of the time.
             candidates = self._points[
                 is_close_to_any(self._goal, apply_transform(transform, self._points), 2 * max_distance + _SLACK)

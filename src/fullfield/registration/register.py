@@ -17,8 +17,13 @@ from fullfield.ops.devices import AUTO, resolve_device
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, build_refusal
-from fullfield.registration.scale import explain_by_scale
-from fullfield.registration.scan import choose_voxel, compute_median_point, shift_origins, take_finite_points
+from fullfield.registration.scale import explain_refusal_by_scale
+from fullfield.registration.scan import (
+    choose_voxel,
+    compute_median_point,
+    express_relative_to_origins,
+    take_finite_points,
+)
 from fullfield.registration.search import Search, register_at_voxel_size
 
 Progress = Callable[[float, str], None]
@@ -129,8 +134,8 @@ def register_clouds(
             build_refusal(f"all the points of {name} are at the same place", "place", edge), middles
         )
     for name, points, middle in zip(("source", "target"), centred, middles, strict=True):
-        _check_distances(name, points, middle, edge)
-    start = None if start is None else shift_origins(start, *middles)
+        _refuse_distant_points(name, points, middle, edge)
+    start = None if start is None else express_relative_to_origins(start, *middles)
     search = Search(seed, iterations, samples, start, descriptor, ransac_only)
     outcomes = []
     scales = _SCALES if voxel is None and not ransac_only else (1.0,)
@@ -147,7 +152,7 @@ def register_clouds(
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
     if not best.success and not ransac_only:
         steps = _Steps(progress, _SEARCHING, 1 - _SEARCHING, best.voxel)
-        best = explain_by_scale(best, centred, search, steps)
+        best = explain_refusal_by_scale(best, centred, search, steps)
     return _restore_coordinates(best, middles)
 
 
@@ -166,23 +171,25 @@ def load_descriptor(
     return LearnedDescriptor.load(descriptor, device)
 
 
-def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> None:
+def _refuse_distant_points(name: str, points: Floats, center: Floats, voxel: float) -> None:
     """Raise InputError naming a point that is too far from the others for any voxel."""
     farthest = int(np.abs(points).max(1).argmax())
-    if float(np.abs(points[farthest]).max()) > _MAX_VOXELS * edge:
-        position = ", ".join(f"{value:.4g}" for value in points[farthest] + middle)
+    if float(np.abs(points[farthest]).max()) > _MAX_VOXELS * voxel:
+        position = ", ".join(f"{value:.4g}" for value in points[farthest] + center)
         raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({position})")
 
 
-def _restore_coordinates(outcome: Registration, middles: list[Floats]) -> AcceptedRegistration | RefusedRegistration:
+def _restore_coordinates(outcome: Registration, centers: list[Floats]) -> AcceptedRegistration | RefusedRegistration:
     """Return the outcome in the clouds' own coordinates, as the subclass that type checkers distinguish."""
     entries = dict(vars(outcome))
     if outcome.matched is not None:
-        entries["matched"] = outcome.matched + np.stack(middles)
+        entries["matched"] = outcome.matched + np.stack(centers)
     for name, pose in (("transform", outcome.transform), ("candidate", outcome.candidate)):
-        entries[name] = None if pose is None else shift_origins(pose, -middles[0], -middles[1])
-    entries["alternatives"] = tuple(shift_origins(pose, -middles[0], -middles[1]) for pose in outcome.alternatives)
-    entries["free_directions"] = tuple(one._replace(point=one.point + middles[1]) for one in outcome.free_directions)
+        entries[name] = None if pose is None else express_relative_to_origins(pose, -centers[0], -centers[1])
+    entries["alternatives"] = tuple(
+        express_relative_to_origins(pose, -centers[0], -centers[1]) for pose in outcome.alternatives
+    )
+    entries["free_directions"] = tuple(one._replace(point=one.point + centers[1]) for one in outcome.free_directions)
     return AcceptedRegistration(**entries) if outcome.success else RefusedRegistration(**entries)
 
 

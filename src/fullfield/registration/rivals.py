@@ -24,7 +24,7 @@ from fullfield.registration.contacts import (
 )
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import measure_observability
-from fullfield.registration.ransac import apply_transform, search_hypotheses
+from fullfield.registration.ransac import apply_transform, search_pose_hypotheses
 from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
@@ -122,7 +122,7 @@ def find_rivals(
             motion = refined @ np.linalg.inv(transform)
             ends = None
             if agreement.contradiction <= _NEARLY_SYMMETRIC:
-                ends = _find_window_ends(motion, moved_source, target.points)
+                ends = _find_points_beyond_window_ends(motion, moved_source, target.points)
             rival = _compare_rival_with_best(refined, agreement, best_agreement, ends)
             if rival.confirmed < _MOST:
                 constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
@@ -152,17 +152,17 @@ def compute_rms_distance_between_poses(first: Floats, second: Floats, points: Fl
     return float(np.sqrt(((apply_transform(first, points) - apply_transform(second, points)) ** 2).sum(1).mean()))
 
 
-def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
+def _find_points_beyond_window_ends(motion: Floats, source_points: Floats, target_points: Floats) -> Flags:
     """Return the points [N + M] that meet an end of the other cloud's window after ``motion``, if it is a symmetry.
 
-    ``source`` is in the best pose. Stairs that are shifted by a step hang over the last step of the other scan, whose
-    window ends there: its next step is not in its own cloud either. That contradicts nothing.
+    ``source_points`` are in the best pose. Stairs that are shifted by a step hang over the last step of the other scan,
+    whose window ends there: its next step is not in its own cloud either. That contradicts nothing.
     """
     inverse = np.asarray(np.linalg.inv(motion), np.float64)
-    beyond_target = find_nearest_points(target, apply_transform(motion, target))[0] > _END
-    beyond_source = find_nearest_points(source, apply_transform(inverse, source))[0] > _END
-    target_partner = find_nearest_points(target, apply_transform(motion, source))[1]
-    source_partner = find_nearest_points(source, apply_transform(inverse, target))[1]
+    beyond_target = find_nearest_points(target_points, apply_transform(motion, target_points))[0] > _END
+    beyond_source = find_nearest_points(source_points, apply_transform(inverse, source_points))[0] > _END
+    target_partner = find_nearest_points(target_points, apply_transform(motion, source_points))[1]
+    source_partner = find_nearest_points(source_points, apply_transform(inverse, target_points))[1]
     return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
 
 
@@ -219,9 +219,9 @@ def _is_plausible_pose(planes: Planes, points: Floats, normals: Floats, transfor
     )
 
 
-def _find_motions_onto_copies(moved: Floats, target: Scan, seed: int) -> list[Floats]:
+def _find_motions_onto_copies(source_points: Floats, target: Scan, seed: int) -> list[Floats]:
     """Return the motions that bring what both clouds show to similar surfaces elsewhere in the target."""
-    distance, _ = find_nearest_points(moved, target.points)
+    distance, _ = find_nearest_points(source_points, target.points)
     rows = np.flatnonzero(distance <= _THRESHOLD)
     features = target.features.astype(np.float32)
     unusual = np.linalg.norm(features[rows] - np.median(features, axis=0), axis=1)
@@ -233,7 +233,7 @@ def _find_motions_onto_copies(moved: Floats, target: Scan, seed: int) -> list[Fl
     unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
     unlikeness[_compute_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
-    hypotheses = search_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
+    hypotheses = search_pose_hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
     partners = np.argpartition(unlikeness, _SIMILAR, axis=1)[:, :_SIMILAR]
     voted = _find_motions_by_votes(target, np.repeat(rows, _SIMILAR), partners.ravel())
     return [hypothesis.transform for hypothesis in hypotheses] + voted

@@ -8,7 +8,7 @@ import numpy as np
 
 from fullfield.registration.deformation import UNITS, describe_scale, fit_deformation_to_matches
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.ransac import estimate_scale
+from fullfield.registration.ransac import estimate_scale_from_matches
 from fullfield.registration.result import Registration
 from fullfield.registration.scan import choose_voxel
 from fullfield.registration.search import Report, Search, register_at_voxel_size
@@ -23,7 +23,9 @@ _MIN_GAIN = 1.35  # matches that agree at the other size, over those of the pose
 _MIN_BEFORE_REFINEMENT = 0.5  # share of these that a pose needs before it is refined
 
 
-def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search, report: Report) -> Registration:
+def explain_refusal_by_scale(
+    refused: Registration, clouds: list[Floats], search: Search, report: Report
+) -> Registration:
     """Return ``refused`` with the factor between the sizes of centred ``clouds`` as its reason, where it is the cause.
 
     The source is registered again in the target's size; ``report`` receives the steps. A factor is the cause where that
@@ -90,7 +92,7 @@ def _list_plausible_factors(refused: Registration, extents: float, search: Searc
     else:
         if refused.matched is not None:
             source, target = np.moveaxis(refused.matched / refused.voxel, 1, 0)
-            scale = estimate_scale(
+            scale = estimate_scale_from_matches(
                 source,
                 target,
                 MAX_INLIER_DISTANCE,

@@ -70,10 +70,10 @@ def compute_median_point(points: Floats) -> Floats:
     return np.median(_sample_points(points), axis=0) if len(points) else np.zeros(3)
 
 
-def shift_origins(transform: Floats, source: Floats, target: Floats) -> Floats:
+def express_relative_to_origins(transform: Floats, source_origin: Floats, target_origin: Floats) -> Floats:
     """Express ``transform`` in coordinates relative to these origins."""
     shifted = transform.copy()
-    shifted[:3, 3] += transform[:3, :3] @ source - target
+    shifted[:3, 3] += transform[:3, :3] @ source_origin - target_origin
     return shifted
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fullfield.registration.contacts import SurfaceComparison, measure_distinctive_contradiction
-from fullfield.registration.deformation import Deformation, explain_by_matches, measure_deformation
+from fullfield.registration.deformation import Deformation, find_shape_change_of_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, find_mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.observability import measure_observability
-from fullfield.registration.ransac import Hypothesis, apply_transform, search_hypotheses
+from fullfield.registration.ransac import Hypothesis, apply_transform, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
 from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
@@ -76,7 +76,7 @@ class _Pair(NamedTuple):
     compare: SurfaceComparison
 
     @property
-    def ends(self) -> Floats:
+    def matched_points(self) -> Floats:
         """Return the points [M, 2, 3] of the matches."""
         return np.stack((self.source.points[self.matches[:, 0]], self.target.points[self.matches[:, 1]]), 1)
 
@@ -110,9 +110,11 @@ def register_at_voxel_size(
     pair = _Pair(source, target, matches, limits, SurfaceComparison(source, target))
     report(0.7, "searching")
     if search.ransac_only:
-        return replace(_register_by_ransac(pair.ends, search, voxel), matched=pair.ends * voxel), False
+        return replace(
+            _register_by_ransac(pair.matched_points, search, voxel), matched=pair.matched_points * voxel
+        ), False
     result, may_change = _search_and_judge(pair, voxel, search, report)
-    return replace(result, matched=pair.ends * voxel), may_change
+    return replace(result, matched=pair.matched_points * voxel), may_change
 
 
 def _find_problem_of_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cause] | None:
@@ -129,27 +131,27 @@ def _find_problem_of_scan(scan: Scan, name: str, voxel: float) -> tuple[str, Cau
 
 def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report) -> tuple[Registration, bool]:
     if search.start is None:
-        hypothetical = _search_hypotheses_of_matches(pair.ends, search)
-        poses, reaches = (
-            _select_poses_worth_refining(hypothetical, len(pair.matches), search.min_inliers)[:_REFINED],
+        hypotheses = _search_poses_that_matches_support(pair.matched_points, search)
+        poses, max_distances = (
+            _select_poses_worth_refining(hypotheses, len(pair.matches), search.min_inliers)[:_REFINED],
             _REACHES,
         )
-        others = [h.transform for h in hypothetical if h.inliers >= _MIN_CANDIDATE * hypothetical[0].inliers]
+        other_poses = [h.transform for h in hypotheses if h.inliers >= _MIN_CANDIDATE * hypotheses[0].inliers]
     else:
         start = search.start.copy()
         start[:3, 3] /= voxel
-        poses, reaches, others = [start], _REACHES_FROM_INIT, []
+        poses, max_distances, other_poses = [start], _REACHES_FROM_INIT, []
     if not poses:
-        return _refuse_without_pose(pair, voxel, hypothetical), True
+        return _refuse_without_pose(pair, voxel, hypotheses), True
     report(0.8, "refining")
-    weighed = _refine_poses(pair, poses, reaches)
+    weighed = _refine_poses(pair, poses, max_distances)
     report(0.95, "judging")
     evidence, pose = weighed[0]
-    others += [other for _, other in weighed[1:]]
-    objection, pose, is_bent = _judge_pose(pair, evidence, pose, others, search)
+    other_poses += [other for _, other in weighed[1:]]
+    objection, pose, is_bent = _judge_pose(pair, evidence, pose, other_poses, search)
     if pose is not weighed[0][1]:
         evidence = pair.rank_poses_by_evidence([pose])[0][0]
-    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others, is_bent=is_bent))
+    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, other_poses, is_bent=is_bent))
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
         objection = Objection(reason, "overlap", is_certain=False)
@@ -175,12 +177,19 @@ def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report)
     return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
 
 
-def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], *, is_bent: bool) -> Doubts:
+def _measure_doubts(
+    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], *, is_bent: bool
+) -> Doubts:
     agreement = pair.compare(pose)
-    ends = pair.ends
+    matched_points = pair.matched_points
     inliers = [
-        int((np.linalg.norm(apply_transform(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
-        for other in others
+        int(
+            (
+                np.linalg.norm(apply_transform(other, matched_points[:, 0]) - matched_points[:, 1], axis=1)
+                <= MAX_INLIER_DISTANCE
+            ).sum()
+        )
+        for other in other_poses
         if compute_rms_distance_between_poses(pose, other, pair.source.points) > _DIFFERENT
     ]
     return Doubts(
@@ -197,43 +206,52 @@ def _describe_uncertainty(evidence: Evidence) -> str:
     )
 
 
-def _search_hypotheses_of_matches(ends: Floats, search: Search) -> list[Hypothesis]:
-    return search_hypotheses(
-        ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=_CANDIDATES
+def _search_poses_that_matches_support(matched_points: Floats, search: Search) -> list[Hypothesis]:
+    return search_pose_hypotheses(
+        matched_points[:, 0],
+        matched_points[:, 1],
+        _INLIER,
+        iterations=search.iterations,
+        seed=search.seed,
+        max_count=_CANDIDATES,
     )
 
 
-def _select_poses_worth_refining(hypothetical: list[Hypothesis], matches: int, min_inliers: float) -> list[Floats]:
+def _select_poses_worth_refining(hypotheses: list[Hypothesis], match_count: int, min_inliers: float) -> list[Floats]:
     """Return the poses that are worth a refinement."""
-    if hypothetical:
-        min_inliers = max(min_inliers, compute_min_inliers(matches), _MIN_REFINED * hypothetical[0].inliers)
-    return [h.transform for h in hypothetical if h.inliers >= min_inliers]
+    if hypotheses:
+        min_inliers = max(min_inliers, compute_min_inliers(match_count), _MIN_REFINED * hypotheses[0].inliers)
+    return [h.transform for h in hypotheses if h.inliers >= min_inliers]
 
 
-def _refuse_without_pose(pair: _Pair, voxel: float, hypothetical: list[Hypothesis]) -> Registration:
+def _refuse_without_pose(pair: _Pair, voxel: float, hypotheses: list[Hypothesis]) -> Registration:
     count, needed = len(pair.matches), compute_min_inliers(len(pair.matches))
     if count < needed:
         reason = f"the clouds have {count} matches at a voxel of {voxel:.4g}, {needed} are needed"
         return build_refusal(reason, "overlap", voxel, count)
-    ends = pair.ends
-    if hypothetical:
-        explanation = explain_by_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    matched_points = pair.matched_points
+    if hypotheses:
+        explanation = find_shape_change_of_matches(
+            hypotheses[0].transform, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE
+        )
         if explanation is not None:
             return build_refusal(*explanation, voxel, count)
     reason = f"perhaps they do not overlap: no pose was found that {needed} of {count} matches agree on"
     return build_refusal(reason, "overlap", voxel, count)
 
 
-def _refine_poses(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
+def _refine_poses(pair: _Pair, poses: list[Floats], max_distances: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
     source, target, limits = pair.source, pair.target, pair.limits
     coarse = Refiner(source.points, target.points)
-    weighed = pair.rank_poses_by_evidence([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
+    weighed = pair.rank_poses_by_evidence(
+        [coarse(pose, max_distances[:-1], iterations=_FEW_ITERATIONS) for pose in poses]
+    )
     fine = None
     for fraction, radii, iterations in (
-        (_PROMISING, reaches[-2:-1], _FEW_ITERATIONS),
-        (_LIKELY, reaches[-2:-1], 2 * _FEW_ITERATIONS),
-        (_LIKELY, reaches[-2:], _MAX_ITERATIONS),
+        (_PROMISING, max_distances[-2:-1], _FEW_ITERATIONS),
+        (_LIKELY, max_distances[-2:-1], 2 * _FEW_ITERATIONS),
+        (_LIKELY, max_distances[-2:], _MAX_ITERATIONS),
     ):
         promising = _select_distinct_poses(
             [pose for e, pose in weighed if e.score >= fraction * limits.score], source.points
@@ -262,7 +280,7 @@ class _Judgement(NamedTuple):
     is_bent: bool = False
 
 
-def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search) -> _Judgement:
+def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], search: Search) -> _Judgement:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
     for switches in range(_MAX_SWITCHES + 1):
         mirrored = _find_reflection_objection(pair, evidence, search)
@@ -280,7 +298,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floa
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
-        rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, others, search.seed)
+        rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, other_poses, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = (
             pair.rank_poses_by_evidence([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)])
@@ -312,8 +330,8 @@ def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> 
         free = _find_free_motion_objection(pair, pose, is_refused=True)
         if free is not None:
             return free._replace(is_certain=False)
-    ends = pair.ends
-    explanation = explain_by_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    matched_points = pair.matched_points
+    explanation = find_shape_change_of_matches(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
     if explanation is not None:
         return Objection(*explanation, is_certain=False)
     return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
@@ -323,8 +341,8 @@ def _find_deformation(pair: _Pair, pose: Floats) -> Deformation:
     deformation = measure_deformation(pose, pair.source, pair.target)
     if deformation.explanation is not None:
         return deformation
-    ends = pair.ends
-    explanation = explain_by_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    matched_points = pair.matched_points
+    explanation = find_shape_change_of_matches(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
     return deformation._replace(explanation=explanation)
 
 
@@ -353,7 +371,7 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
     looks right. But then the reflection agrees with far more.
     """
-    mirrored = pair.ends
+    mirrored = pair.matched_points
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
     best = _find_best_by_ransac(mirrored, search)
     reflected = 0 if best is None else best[1]
@@ -368,24 +386,28 @@ def _find_reflection_objection(pair: _Pair, evidence: Evidence, search: Search) 
     )
 
 
-def _register_by_ransac(ends: Floats, search: Search, voxel: float) -> Registration:
+def _register_by_ransac(matched_points: Floats, search: Search, voxel: float) -> Registration:
     """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
-    best = _find_best_by_ransac(ends, search)
+    best = _find_best_by_ransac(matched_points, search)
     if best is None:
-        return build_refusal(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", voxel, len(ends))
+        return build_refusal(
+            f"no pose was found that 3 of {len(matched_points)} matches agree on", "overlap", voxel, len(matched_points)
+        )
     pose, inliers = best
     nan = float("nan")
-    return Registration(_convert_voxels_to_units(pose, voxel), True, None, nan, len(ends), inliers, nan, nan, voxel)
+    return Registration(
+        _convert_voxels_to_units(pose, voxel), True, None, nan, len(matched_points), inliers, nan, nan, voxel
+    )
 
 
-def _find_best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
+def _find_best_by_ransac(matched_points: Floats, search: Search) -> tuple[Floats, int] | None:
     """Return the pose that most matches [M, 2, 3] agree on, and its inliers (:data:`MAX_INLIER_DISTANCE`)."""
-    best = search_hypotheses(
-        ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1
+    best = search_pose_hypotheses(
+        matched_points[:, 0], matched_points[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1
     )
     if not best:
         return None
-    distances = np.linalg.norm(apply_transform(best[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
+    distances = np.linalg.norm(apply_transform(best[0].transform, matched_points[:, 0]) - matched_points[:, 1], axis=1)
     return best[0].transform, int((distances <= MAX_INLIER_DISTANCE).sum())
 
 
