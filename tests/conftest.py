@@ -59,7 +59,7 @@ def _use_one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 # What is chosen once for a machine, and estimators built for it.
 _CHOICES = (
     ("fullfield.ops._launching", "_get_rocm_name"),
-    ("fullfield.ops._launching", "_explain_gpu_refusal"),
+    ("fullfield.ops._launching", "_explain_unsupported_gpu"),
     ("fullfield.ops.matching.api", "_choose_backend"),
     ("fullfield.ops.spatial_correlation.protocol", "_choose_backend_cached"),
     ("fullfield.models.prepared.runner", "choose_cpu_dtype"),

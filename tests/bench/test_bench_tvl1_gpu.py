@@ -21,7 +21,7 @@ from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
-from fullfield.ops.tvl1.reference import run_iteration
+from fullfield.ops.tvl1.reference import update_flow_and_dual
 
 CPU = torch.device("cpu")
 LIMITS = {"case": "ceilings", "bytes_per_s": 4e12, "special_per_s": 4e12, "rows": []}
@@ -44,7 +44,7 @@ def stand_in(name: str, precision: str = "float32", depth: int | None = None, of
 
         def run() -> None:
             for _ in range(iterations):
-                now[:] = run_iteration(now[0], now[1], data, config)
+                now[:] = update_flow_and_dual(now[0], now[1], data, config)
 
         return Work(run, lambda: now[0] + off, 60.0 * iterations, 36.0 * iterations, 24.0 * iterations)
 

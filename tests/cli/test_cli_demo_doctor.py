@@ -222,9 +222,9 @@ def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (7 + index, 0))
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
     monkeypatch.setattr(
-        _launching, "_explain_gpu_refusal", _launching._explain_gpu_refusal.__wrapped__
+        _launching, "_explain_unsupported_gpu", _launching._explain_unsupported_gpu.__wrapped__
     )  # keeps no answer of such a machine
-    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_refusal", lambda: None)
+    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_missing_nvrtc", lambda: None)
     out = cli("doctor").out
     assert "fast networks on cuda:0: needs compute capability 7.5, got 7.0" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
@@ -235,7 +235,7 @@ def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPa
         assert cli("doctor", "--json").json["fast_networks_on_cpu"] == name
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
-    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_refusal", lambda: "NVRTC was not found")
+    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_missing_nvrtc", lambda: "NVRTC was not found")
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "NVRTC was not found"
 
 

@@ -15,7 +15,7 @@ from fullfield.datasets import FlowDataset, Pairs
 from fullfield.evaluation import EvaluationSettings, evaluate
 from fullfield.evaluation.run import Run
 from fullfield.io import read_flow, write_image
-from fullfield.ops._splatting import fill_holes, predict_next_flow
+from fullfield.ops._splatting import fill_unknown_vectors, predict_next_flow
 
 
 def test_evaluate_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_predict_next_flow_fills_holes_from_rim(share: float) -> None:
     known[5, 7] = True
     known[8:19, 9:28] = False
     flow = torch.randn(2, 23, 31, generator=generator) * known
-    assert torch.allclose(fill_holes(flow, known), filled_by_rings(flow, known), atol=1e-5)
+    assert torch.allclose(fill_unknown_vectors(flow, known), filled_by_rings(flow, known), atol=1e-5)
 
 
 class Elements(TorchDispatchMode):

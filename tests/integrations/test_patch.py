@@ -349,7 +349,7 @@ def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
             require_kernel_or_warn(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu
 
-    monkeypatch.setattr(cpu, "explain_refusal", lambda: Missing("numba is not installed"))
+    monkeypatch.setattr(cpu, "explain_missing_numba", lambda: Missing("numba is not installed"))
     refuses("numba is not installed", fullfield.patch, foreign_network.Network())
 
 

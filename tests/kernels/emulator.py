@@ -31,15 +31,15 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 MACHINE = Path(__file__).with_name("cuda_machine.cpp")
 GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
-TURING = Device(0, "emulated", "sm_75", 3, 64 << 10)
-AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
-HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
+TURING = GpuProperties(0, "emulated", "sm_75", 3, 64 << 10)
+AMPERE = GpuProperties(0, "emulated", "sm_80", 3, 163 << 10)
+HOPPER = GpuProperties(0, "emulated", "sm_90a", 3, 227 << 10)
 # Products are vectors of eight. Not -mfma: sums would be rounded otherwise.
 _CPU = Path("/proc/cpuinfo")
 _WIDE = ("-mavx2",) if GXX and _CPU.exists() and " avx2 " in _CPU.read_text("utf-8") else ()
@@ -364,13 +364,13 @@ class Emulator:
         names = [library.cuda_name(index).decode() for index in range(library.cuda_count())]
         return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
 
-    def installed(self, patch: pytest.MonkeyPatch, gpu: Device, *modules: Any) -> None:
+    def installed(self, patch: pytest.MonkeyPatch, gpu: GpuProperties, *modules: Any) -> None:
         """Replace the modules' libraries, streams and devices, and every device by ``gpu``."""
         fakes = {"LIBRARIES": self, "raw_stream": lambda _: 0, "current_device": lambda: gpu.index}
         for module in modules:
             for name in fakes.keys() & vars(module).keys():
                 patch.setattr(module, name, fakes[name])
-        for name, fake in (("get_device", gpu), ("gpu_from_device", gpu), ("raw_stream", 0)):
+        for name, fake in (("get_gpu_properties", gpu), ("get_gpu_properties_of_device", gpu), ("raw_stream", 0)):
             patch.setattr(_launching, name, lambda _, fake=fake: fake)
         patch.setattr(_launching, "current_device", lambda: gpu.index)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
@@ -402,13 +402,15 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Emulator]
     """
     with contextlib.ExitStack() as stack:
 
-        def start(*modules: Any, gpu: Device = AMPERE, flags: tuple[str, ...] = FLAGS, serve: bool = False) -> Emulator:
+        def start(
+            *modules: Any, gpu: GpuProperties = AMPERE, flags: tuple[str, ...] = FLAGS, serve: bool = False
+        ) -> Emulator:
             if WHY_NOT is not None:
                 pytest.skip(WHY_NOT)
             machine = _machine_of(gpu.shared, flags)
             machine.installed(monkeypatch, gpu, *modules)
             if serve:
-                monkeypatch.setattr(_launching, "explain_refusal", lambda _: None)
+                monkeypatch.setattr(_launching, "explain_unsupported_device", lambda _: None)
             machine.launched.clear()
             stack.enter_context(machine.used())
             return machine

@@ -20,7 +20,9 @@ ALLOWED = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 @pytest.fixture(autouse=True)
 def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     emulate(cuda, serve=True)
-    monkeypatch.setattr(upsampling, "explain_refusal", _launching.explain_refusal)  # as the emulator has it
+    monkeypatch.setattr(
+        upsampling, "explain_unsupported_device", _launching.explain_unsupported_device
+    )  # as the emulator has it
 
 
 def draw(batch: int, channels: int, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

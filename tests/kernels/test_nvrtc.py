@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from assembled import compiled, said_of
-from test_resources import ARCHS, build_request, gpu_from_device, needs_nvrtc
+from test_resources import ARCHS, build_request, get_gpu_properties_of_device, needs_nvrtc
 
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
@@ -25,8 +25,8 @@ TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }',
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
 def test_assembled_json_matches_compiler(arch: str) -> None:
-    lookups = shapes.choose_forward_config(build_request(), gpu_from_device(arch))
-    for source in (tvl1.pyramid_source(), shapes.coords_source(lookups, 0)):
+    lookups = shapes.choose_forward_config(build_request(), get_gpu_properties_of_device(arch))
+    for source in (tvl1.generate_pyramid_source(), shapes.generate_coords_gradient_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 
 
@@ -124,7 +124,7 @@ def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) 
     try:
         assert re.match(
             r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'",
-            nvrtc.explain_refusal() or "",
+            nvrtc.explain_missing_nvrtc() or "",
         )
     finally:
         nvrtc._find_newest_nvrtc.cache_clear()

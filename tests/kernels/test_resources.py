@@ -21,7 +21,7 @@ from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
 from fullfield.ops._fused import cuda as fused
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.correlation.protocol import LookupRequest
 from fullfield.ops.matching import cuda as matching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import protocol as points
@@ -32,14 +32,14 @@ from fullfield.ops.tvl1 import guided_cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused as tvl1_fused
 from fullfield.ops.tvl1.cuda import passes as tvl1
-from fullfield.ops.tvl1.cuda.pipeline import Shape
+from fullfield.ops.tvl1.cuda.pipeline import PipelineShape
 from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.registration import cuda as describing
 from fullfield.registration.learned_network import INPUTS, KERNEL
 from fullfield.training.flow.convex_loss import cuda as loss
 from fullfield.training.flow.layered import cuda as layered
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.explain_refusal() is not None, reason=str(nvrtc.explain_refusal()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_missing_nvrtc() is not None, reason=str(nvrtc.explain_missing_nvrtc()))
 SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
 ARCHS = ("sm_75", "sm_80", "sm_87", "sm_90a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -49,13 +49,13 @@ Limits = Iterator[tuple[Source, str, float, int]]
 
 def build_request(
     channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4
-) -> Request:
+) -> LookupRequest:
     sizes = tuple((64 >> level, 96 >> level) for level in range(levels))
-    return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
+    return LookupRequest(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def gpu_from_device(arch: str) -> _launching.Device:
-    return _launching.Device(0, "", arch, 132, SHARED[arch])
+def get_gpu_properties_of_device(arch: str) -> _launching.GpuProperties:
+    return _launching.GpuProperties(0, "", arch, 132, SHARED[arch])
 
 
 def most(registers: int, arch: str) -> int:
@@ -71,40 +71,43 @@ def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
 # ---- the lookup
 
 
-def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
-    forward = shapes.choose_forward_config(request, gpu_from_device(arch))
+def generate_lookup_source(request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False) -> Source:
+    forward = shapes.choose_forward_config(request, get_gpu_properties_of_device(arch))
     found = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
-    assert shapes.lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
-    return shapes.lookup_source(found, out, channels_last)
+    assert shapes.compute_lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
+    return shapes.generate_lookup_source(found, out, channels_last)
 
 
-def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source, Source]:
+def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[Source, Source]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
-    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, gpu_from_device(arch)))
-    side, form = shapes.choose_patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
+    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_gpu_properties_of_device(arch)))
+    side, form = shapes.choose_gradient_patch_side(found, shared), shapes.choose_multiply_kernel_blocks(found, shared)
     assert side >= 2 * request.radius + 2
     assert found.padded_channels % form[0] == 0
-    assert shapes.collect_shared_bytes(side) <= shared
-    assert shapes.multiply_shared_bytes(found, *form) <= shared
-    return shapes.collect_source(found, grad, side), shapes.multiply_source(found, side, *form)
+    assert shapes.compute_collect_kernel_shared_bytes(side) <= shared
+    assert shapes.compute_multiply_kernel_shared_bytes(found, *form) <= shared
+    return shapes.generate_collect_source(found, grad, side), shapes.generate_multiply_source(found, side, *form)
 
 
 def of_lookups(arch: str) -> Limits:
     hopper, turing = arch == "sm_90a", arch == "sm_75"
     for dtype in DTYPES:
         request = build_request(dtype=dtype)
-        forward, code = shapes.choose_forward_config(request, gpu_from_device(arch)), _launching.CODES[dtype]
+        forward, code = (
+            shapes.choose_forward_config(request, get_gpu_properties_of_device(arch)),
+            _launching.CODES[dtype],
+        )
         # Hopper's blocks move registers between their warps at run time.
-        yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
-        prepare = shapes.prepare_source(forward, code, shapes.is_scaled_to_float16(request, forward), False)
+        yield generate_lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
+        prepare = shapes.generate_prepare_source(forward, code, shapes.is_scaled_to_float16(request, forward), False)
         yield prepare, "prepare magnitude", 80, 16
-        collect, multiply = gradient_sources(request, arch)
+        collect, multiply = generate_gradient_sources(request, arch)
         # Five blocks a multiprocessor; before sm_80 shared memory holds one.
         yield collect, "collect", 104 if turing else 102, 0
         yield multiply, "multiply_out", 255 if forward.split or turing else 128, 256  # two blocks, where they fit
-        yield shapes.coords_source(forward, 0), "coords_gradient", 72 if turing else 64, 64
+        yield shapes.generate_coords_gradient_source(forward, 0), "coords_gradient", 72 if turing else 64, 64
 
 
 # ---- points
@@ -117,10 +120,10 @@ def convolution_of(
     rows: int = 900_000,
     cells: int = 27,
     groups: int = 1,
-) -> tuple[points.Request, config.Operands]:
+) -> tuple[points.ConvRequest, config.OperandFormat]:
     """Return the request as the launches change it, and what they multiply."""
-    request = points.Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
-    if not gpu_from_device(arch).multiplies_bfloat16:
+    request = points.ConvRequest(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
+    if not get_gpu_properties_of_device(arch).multiplies_bfloat16:
         request = config.replace_bfloat16_by_float32(request)
     return request, config.choose_operands(request, False)
 
@@ -128,14 +131,14 @@ def convolution_of(
 def of_point_convolutions(arch: str) -> Limits:
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch)
-        device, hopper = gpu_from_device(arch), arch == "sm_90a"
-        forward = config.choose_multiply(request, operands, device)
-        gradient = config.choose_outer(request, operands, device)
+        device, hopper = get_gpu_properties_of_device(arch), arch == "sm_90a"
+        forward = config.choose_multiply_variant(request, operands, device)
+        gradient = config.choose_outer_product_variant(request, operands, device)
         assert forward.shared_bytes(27, operands.parts_per_value) <= device.shared
         assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
         registers = (1 << 16) / forward.threads / forward.blocks
         yield forward.build_source(operands), "multiply", registers, 32 if hopper else 16
-        if isinstance(forward, config.MultiplyHopper):  # else its warps would wait for registers for ever
+        if isinstance(forward, config.HopperMultiplyVariant):  # else its warps would wait for registers for ever
             wanted = 128 * (forward.groups * forward.registers + forward.listing)
             assert wanted <= resources(forward.build_source(operands), arch)["multiply"][0] * forward.threads
         spilled = 0 if hopper and operands.code else 256
@@ -145,11 +148,11 @@ def of_point_convolutions(arch: str) -> Limits:
 
 
 def of_geometries(arch: str) -> Limits:
-    sources = {neighbors.radius_source(): 64, neighbors.thin_source(): 56}
-    sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
+    sources = {neighbors.generate_radius_search_source(): 64, neighbors.generate_downsampling_source(): 56}
+    sources |= {neighbors.generate_tree_search_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
     sources |= {describing.build_descriptor_source(INPUTS, KERNEL): 80}
-    sources |= {triplets.triplets_source(*where): 48 for where in product((False, True), repeat=2)}
-    sources |= {pooling.pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
+    sources |= {triplets.generate_triplets_source(*where): 48 for where in product((False, True), repeat=2)}
+    sources |= {pooling.generate_pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
     # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
     for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call
@@ -159,7 +162,7 @@ def of_geometries(arch: str) -> Limits:
 def of_norms(arch: str) -> Limits:
     del arch
     for dtype, (channels, wide, limit) in product(DTYPES, ((64, True, 128), (1000, True, 255), (37, False, 128))):
-        yield norms.norm_source(dtype, dtype, channels, wide), "", limit, 64
+        yield norms.generate_norm_source(dtype, dtype, channels, wide), "", limit, 64
 
 
 # ---- images
@@ -168,13 +171,13 @@ def of_norms(arch: str) -> Limits:
 def of_networks(arch: str) -> Limits:
     in_half = 512 if arch == "sm_87" else 0
     for dtype in DTYPES:
-        yield fused.passes_source(dtype), "", 64, 0
-        yield fused.depthwise_source(dtype, 384), "depthwise", 64, 4096 if dtype == torch.float32 else in_half
-        yield fused.depthwise_source(dtype, 384), "depthwise_norm", 64, 4096 if dtype == torch.float32 else 256
+        yield fused.generate_passes_source(dtype), "", 64, 0
+        yield fused.generate_depthwise_source(dtype, 384), "depthwise", 64, 4096 if dtype == torch.float32 else in_half
+        yield fused.generate_depthwise_source(dtype, 384), "depthwise_norm", 64, 4096 if dtype == torch.float32 else 256
         for factor, channels_last in ((8, True), (8, False), (3, True)):
-            yield fused.convex_source(dtype, factor, channels_last), "convex", 168, 0
+            yield fused.generate_convex_source(dtype, factor, channels_last), "convex", 168, 0
     for channels in (2, 6, 7):
-        yield fused.convex_gradients_source(torch.bfloat16, channels), "", 255, 0
+        yield fused.generate_convex_gradients_source(torch.bfloat16, channels), "", 255, 0
 
 
 def of_training(arch: str) -> Limits:
@@ -186,35 +189,35 @@ def of_training(arch: str) -> Limits:
 def of_matching(arch: str) -> Limits:
     del arch
     for dtype in (torch.float16, torch.float32):  # all threads that a multiprocessor holds, or half of them
-        yield matching.matching_source(dtype), "positions gradient", 64, 0
+        yield matching.generate_matching_source(dtype), "positions gradient", 64, 0
 
 
 def of_spatial_correlation(arch: str) -> Limits:
     half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
     for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
-        columns = spatial.choose_columns(patch)
+        columns = spatial.divide_displacement_row(patch)
         rows = spatial.choose_displacement_rows(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
             limit = 65536 / spatial.count_forward_threads(columns, rows)
-            yield spatial.forward_source(True, columns, rows), "spatial_forward", limit, 128
+            yield spatial.generate_forward_source(True, columns, rows), "spatial_forward", limit, 128
         else:
-            half = spatial.choose_half_tiles((patch, patch), 1000)
+            half = spatial.choose_half_precision_tiling((patch, patch), 1000)
             limit = 255 if arch == "sm_75" else 128  # one block, or two
-            yield spatial.half_source(dtype, True, half), "spatial_forward_half", limit, 128
+            yield spatial.generate_half_precision_forward_source(dtype, True, half), "spatial_forward_half", limit, 128
         for spread in spatial.SPREADS:
-            yield spatial.backward_source(dtype, True, columns, spread), "spatial_backward", 168, 64
+            yield spatial.generate_backward_source(dtype, True, columns, spread), "spatial_backward", 168, 64
 
 
 def of_tvl1(arch: str) -> Limits:
-    yield tvl1.pyramid_source(), "grey resample", most(48, arch), 0
+    yield tvl1.generate_pyramid_source(), "grey resample", most(48, arch), 0
     for dtype in (torch.float32, torch.float16):
-        yield tvl1.warp_source(dtype), "linearise", 80, 0
-        yield tvl1.median_source(dtype), "median0 median3 median5", 80, 0
+        yield tvl1.generate_linearise_source(dtype), "linearise", 80, 0
+        yield tvl1.generate_median_source(dtype), "median0 median3 median5", 80, 0
 
 
 def of_guided_refinement(arch: str) -> Limits:
     for shape in guided_cuda.SHAPES:
-        source = guided_cuda.refinement_source(shape)
+        source = guided_cuda.generate_refinement_source(shape)
         yield source, "guided_iterate", 65536 / 32 / shape.warps / shape.blocks, 16
         # A multiprocessor of Turing has shared memory for one block of it.
         yield source, "guided_median_float16", 256 if arch == "sm_75" else 128, 0
@@ -222,7 +225,7 @@ def of_guided_refinement(arch: str) -> Limits:
         others = {*resources(source, arch)} - {"guided_iterate", "guided_median_float16", "guided_median_float32"}
         yield source, " ".join(others), 255, 0
     for iterations in (10, 5):
-        strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), gpu_from_device(arch))
+        strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), get_gpu_properties_of_device(arch))
         if strips is not None:
             yield strips.source, "guided_rows", 168, 0
 
@@ -234,9 +237,9 @@ def of_fused_warps(arch: str) -> Limits:
     for shape in usable[:: 1 if hopper else 5]:
         for small in (False, True)[: 1 + (hopper and shape.rows_per_block * shape.columns_per_lane <= 32)]:
             dtype = torch.float16 if small else torch.float32
-            cut = tvl1_fused.Tiling(shape, 12, 40, 10, 3, 3, small)
+            cut = tvl1_fused.LevelTiling(shape, 12, 40, 10, 3, 3, small)
             limit = 65536 / 32 / shape.groups / shape.blocks_per_multiprocessor
-            yield tvl1_fused.fused_source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
+            yield tvl1_fused.generate_fused_warp_source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
             assert shape.shared_bytes <= SHARED["sm_90a"]
     assert any(shape.shared_bytes <= SHARED[arch] for shape in tvl1_fused.SHAPES)
 
@@ -285,9 +288,11 @@ ITERATIONS = [
 
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
-def test_tvl1_iteration_kernels_fit_registers(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
+def test_tvl1_iteration_kernels_fit_registers(
+    arch: str, schedule: str, dtype: torch.dtype, shape: PipelineShape
+) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
-    device = _launching.Device(0, "any", arch, 100, SHARED[arch])
+    device = _launching.GpuProperties(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
     for launch in romera.passes_of(schedule, level, romera.depth_of(schedule, shape), shape, device):
         registers, spilled = resources(launch.source, arch)[launch.name]
@@ -312,7 +317,7 @@ VARIANTS = [
 def test_lookup_source_differs_by_shared_memory_and_hopper() -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS:
         request = build_request(channels, radius, dtype, levels=8)
-        one, other = (lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
+        one, other = (generate_lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
         assert one == other
 
 
@@ -323,7 +328,10 @@ def test_lookup_variants_compile(arch: str) -> None:
         if (arch, radius) == ("sm_75", 8):  # refused
             continue
         request = build_request(channels, radius, dtype, levels=8)
-        for source in (lookup_source(request, arch, out, channels_last), *gradient_sources(request, arch, out)):
+        for source in (
+            generate_lookup_source(request, arch, out, channels_last),
+            *generate_gradient_sources(request, arch, out),
+        ):
             assert resources(source, arch)
 
 
@@ -337,11 +345,13 @@ def test_lookup_variants_compile(arch: str) -> None:
 def test_point_conv_kernels_fit_shared_memory(
     arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int
 ) -> None:
-    device = gpu_from_device(arch)
+    device = get_gpu_properties_of_device(arch)
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
-        forward, gradient = (f(request, operands, device) for f in (config.choose_multiply, config.choose_outer))
+        forward, gradient = (
+            f(request, operands, device) for f in (config.choose_multiply_variant, config.choose_outer_product_variant)
+        )
         assert forward.shared_bytes(cells, operands.parts_per_value) <= device.shared
         assert gradient.shared_bytes(operands.parts_per_value) <= device.shared
         assert 1 <= gradient.warps <= 16
@@ -357,9 +367,10 @@ def test_point_conv_wgmma_overlaps_other_instructions(dtype: torch.dtype, channe
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (
-        f(request, operands, gpu_from_device("sm_90a")) for f in (config.choose_multiply, config.choose_outer)
+        f(request, operands, get_gpu_properties_of_device("sm_90a"))
+        for f in (config.choose_multiply_variant, config.choose_outer_product_variant)
     )
-    assert isinstance(forward, config.MultiplyHopper)
+    assert isinstance(forward, config.HopperMultiplyVariant)
     found = resources(forward.build_source(operands), "sm_90a")["multiply"][0]
     assert 128 * (forward.groups * forward.registers + forward.listing) <= found * forward.threads
     for form in (forward, gradient):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request
+from fullfield.ops.correlation.protocol import LOOKUPS, GradientAccumulators, LookupRequest, PreparedPair
 
 
 def maps(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -61,19 +61,19 @@ def test_correlation_pyramid_refuses_wrong_coordinates() -> None:
             look(bad)  # type: ignore[arg-type]
 
 
-class Null(Prepared):
+class Null(PreparedPair):
     """Does nothing, at once."""
 
     result = torch.zeros(2, 324, 6, 9)
-    sums = Gradients(torch.zeros(2, 8, 6, 9), [torch.zeros(2, 8, 7 >> k, 5 >> k) for k in range(4)])
+    sums = GradientAccumulators(torch.zeros(2, 8, 6, 9), [torch.zeros(2, 8, 7 >> k, 5 >> k) for k in range(4)])
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:  # noqa: ARG002
         return self.result.detach()
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> None:  # noqa: ARG002
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool) -> None:  # noqa: ARG002
         return None
 
-    def allocate_accumulators(self, fmap1: bool, levels: bool) -> Gradients:  # noqa: ARG002
+    def allocate_accumulators(self, fmap1: bool, levels: bool) -> GradientAccumulators:  # noqa: ARG002
         return self.sums
 
 
@@ -84,7 +84,7 @@ def null_module() -> types.ModuleType:
     return module
 
 
-def prepare_pair(request: Request) -> Null:
+def prepare_pair(request: LookupRequest) -> Null:
     return Null(request, ())
 
 

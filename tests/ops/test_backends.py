@@ -80,7 +80,7 @@ MISSING = {
 @pytest.mark.parametrize("operator", MISSING)
 def test_operators_warn_once_of_missing_numba(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, call = MISSING[operator]
-    monkeypatch.setattr(f"fullfield.{module}.explain_refusal", lambda: Missing("numba is not installed"))
+    monkeypatch.setattr(f"fullfield.{module}.explain_missing_numba", lambda: Missing("numba is not installed"))
     words = rf"{operator}.*: the cpu kernel is not used \(numba is not installed\)"
     with pytest.warns(UserWarning, match=words) as seen:
         made = call(None)
@@ -101,4 +101,4 @@ def test_backends_of_all_operators_return_equal_structure(monkeypatch: pytest.Mo
         assert dict(found)["reference"] is None
         assert dict(found)["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"
     monkeypatch.setattr(numba_cache.importlib.util, "find_spec", lambda _: None)
-    assert isinstance(numba_cache.explain_refusal(), Missing)
+    assert isinstance(numba_cache.explain_missing_numba(), Missing)

@@ -19,7 +19,7 @@ from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.api import SOLVERS
 
 PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
-GPU = _launching.Device(-1, "none", "sm_80", 1, 99 << 10)
+GPU = _launching.GpuProperties(-1, "none", "sm_80", 1, 99 << 10)
 
 
 class Recorder(Libraries):
@@ -45,7 +45,7 @@ class Recorder(Libraries):
 
 @pytest.fixture
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launching, "get_device", lambda _: GPU)
+    monkeypatch.setattr(_launching, "get_gpu_properties", lambda _: GPU)
     monkeypatch.setattr(_launching, "current_device", lambda: -1)
     monkeypatch.setattr(_launching, "raw_stream", lambda _: 7)
 
@@ -55,7 +55,7 @@ def clear_caches() -> Iterator[Callable[[], None]]:
     """Function that clears what is known of the machine's GPUs; also called before and after the test."""
 
     def clear() -> None:
-        _launching._explain_gpu_refusal.cache_clear()
+        _launching._explain_unsupported_gpu.cache_clear()
         _launching._get_rocm_name.cache_clear()
 
     clear()
@@ -66,16 +66,16 @@ def clear_caches() -> Iterator[Callable[[], None]]:
 def test_explain_refusal_names_devices_without_kernels(
     monkeypatch: pytest.MonkeyPatch, clear_caches: Callable[[], None]
 ) -> None:
-    assert _launching.explain_refusal(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert _launching.explain_unsupported_device(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
         clear_caches()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert _launching.explain_refusal(device) == "no NVIDIA GPU or driver was found"
+        assert _launching.explain_unsupported_device(device) == "no NVIDIA GPU or driver was found"
         clear_caches()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-        assert _launching.explain_refusal(device) == "needs compute capability 7.5, got 7.0"
+        assert _launching.explain_unsupported_device(device) == "needs compute capability 7.5, got 7.0"
 
 
 @pytest.mark.usefixtures("clear_caches")
@@ -84,9 +84,11 @@ def test_explain_refusal_names_rocm_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
-    reason = _launching.explain_refusal(device)
+    reason = _launching.explain_unsupported_device(device)
     assert reason == "runs on NVIDIA GPUs, the tensors are on AMD Instinct MI300X (ROCm)"
-    window = spatial_correlation.Request(spatial_correlation.Window((3, 3)), (4, 5), torch.float32, device)
+    window = spatial_correlation.WindowRequest(
+        spatial_correlation.DisplacementWindow((3, 3)), (4, 5), torch.float32, device
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert spatial_correlation.SAMPLERS.choose(None, window) == "reference"
@@ -95,12 +97,12 @@ def test_explain_refusal_names_rocm_device(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_multiplies_bfloat16_requires_ampere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    reason = _launching.explain_no_bfloat16(torch.device("cuda", 0))
+    reason = _launching.explain_missing_bfloat16(torch.device("cuda", 0))
     assert reason == "needs compute capability 8.0 for bfloat16, got 7.5"
     assert isinstance(reason, Missing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert _launching.explain_no_bfloat16(torch.device("cuda", 0)) is None
-    turing, ampere, hopper = (_launching.Device(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
+    assert _launching.explain_missing_bfloat16(torch.device("cuda", 0)) is None
+    turing, ampere, hopper = (_launching.GpuProperties(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
     assert [gpu.capability for gpu in (turing, ampere, hopper)] == [75, 80, 90]
     assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]
 
@@ -109,9 +111,9 @@ def test_explain_refusal_in_compiled_code_does_not_warn() -> None:
     """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
 
     def asking(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if _launching.explain_refusal(torch.device("cuda", 0)) is None else x + 2
+        return x + 1 if _launching.explain_unsupported_device(torch.device("cuda", 0)) is None else x + 2
 
-    _launching._explain_gpu_refusal.cache_clear()
+    _launching._explain_unsupported_gpu.cache_clear()
     found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
     assert float(found) == 2 - torch.cuda.is_available()
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 def test_resolve_device_auto_selects_first_gpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {0: "needs compute capability 7.0, got 3.5", 1: None, 2: None}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(reasons))
-    monkeypatch.setattr(_launching, "explain_refusal", lambda device: reasons[device.index])
+    monkeypatch.setattr(_launching, "explain_unsupported_device", lambda device: reasons[device.index])
     assert resolve_device("auto") == torch.device("cuda", 1)
     reasons.update({1: "cuda-core is missing", 2: "cuda-core is missing"})
     assert resolve_device("auto") == torch.device("cpu")

@@ -34,16 +34,16 @@ SHARED = 64 << 10
 @pytest.fixture(autouse=True)
 def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     about = torch.cuda.get_device_properties(0)
-    device = _launching.Device(0, about.name, "compute_75", about.multi_processor_count, SHARED)
-    for name in ("get_device", "gpu_from_device"):
+    device = _launching.GpuProperties(0, about.name, "compute_75", about.multi_processor_count, SHARED)
+    for name in ("get_gpu_properties", "get_gpu_properties_of_device"):
         monkeypatch.setattr(_launching, name, lambda _: device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(_launching, "_KERNELS", {})
-    _launching._explain_gpu_refusal.cache_clear()
+    _launching._explain_unsupported_gpu.cache_clear()
     torch.manual_seed(0)
     yield
     assert _launching._KERNELS, "no kernel was compiled for compute_75"
-    _launching._explain_gpu_refusal.cache_clear()
+    _launching._explain_unsupported_gpu.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,7 +14,7 @@ from fullfield.ops.tvl1.cuda.state import Level
 
 
 class Term(NamedTuple):
-    """A linearised data term and where the iterations start, float64: what ``reference.run_iteration`` takes."""
+    """A linearised data term and where the iterations start, float64: what ``reference.update_flow_and_dual`` takes."""
 
     gradient: Tensor  # [B, 2, H, W]
     difference: Tensor  # [B, H, W]: second frame at ``start``, less the first
@@ -45,22 +45,22 @@ def make_term(batch: int, height: int, width: int, borders: str, motion: float =
 def load(level: Level, term: Term, config: TVL1Config) -> None:
     """Put ``term`` into the front of ``level``, as the solver's warp does."""
     level.gradient.copy_(term.gradient)
-    level.dual.copy_(config.theta * term.dual)
+    level.current_dual.copy_(config.theta * term.dual)
     if level.dtype == torch.float16:
         level.origin.copy_(term.start)
-        level.flow.zero_()
+        level.current_flow.zero_()
         level.residual.copy_(term.difference)
     else:
-        level.flow.copy_(term.start)
+        level.current_flow.copy_(term.start)
         level.residual.copy_(term.difference - (term.gradient * term.start).sum(1))
 
 
 def result(level: Level, config: TVL1Config) -> tuple[Tensor, Tensor]:
     """Flow [B, 2, H, W] and dual variable [B, 4, H, W] of ``level``, float64 on the CPU."""
-    flow = level.flow.double()
+    flow = level.current_flow.double()
     if level.dtype == torch.float16:
         flow += level.origin.double()
-    return flow.cpu(), level.dual.double().cpu() / config.theta
+    return flow.cpu(), level.current_dual.double().cpu() / config.theta
 
 
 def allowed(dtype: torch.dtype, iterations: int) -> tuple[float, float]:
@@ -85,7 +85,7 @@ def iterated(term: Term, iterations: int, config: TVL1Config) -> tuple[Tensor, T
         inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
         data = (gx, gy, difference - (gradient * flow).sum(0), inverse)
         for _ in range(iterations):
-            flow, dual = reference.run_iteration(flow, dual, data, config)
+            flow, dual = reference.update_flow_and_dual(flow, dual, data, config)
         flows.append(flow)
         duals.append(dual)
     return torch.stack(flows), torch.stack(duals)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
-from fullfield.ops._positions import pixel_positions
-from fullfield.ops.correlation.in_pytorch import locate_cells, locate_windows
+from fullfield.ops._positions import create_pixel_grid
+from fullfield.ops.correlation.in_pytorch import list_window_positions, locate_pixel_windows
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")
@@ -45,7 +45,7 @@ def recorded_positions(
 ) -> Tensor:  # [U, 2, H, W] float32 positions, as a lookup takes them
     """Return lookup positions from recorded flow."""
     _check.tensor(offsets, "offsets", ("U", 2, "H", "W"))
-    return offsets.float() + pixel_positions(offsets.shape[-2:], offsets.device)
+    return offsets.float() + create_pixel_grid(offsets.shape[-2:], offsets.device)
 
 
 def read_shares(
@@ -119,7 +119,7 @@ def _share(coords: Tensor, radius: int, level: int, target: tuple[int, int], blo
         last = min(first + step, len(heights))
         start = int(ends[first] - heights[first])
         stop = int(ends[last - 1])
-        window = locate_windows(flat[start:stop].flatten(0, 1), level, target, radius)
+        window = locate_pixel_windows(flat[start:stop].flatten(0, 1), level, target, radius)
         reach = 2 * radius + 2
         x, y = window.x, window.y
         seen = (x < target[1]) & (x + reach > 0) & (y < target[0]) & (y + reach > 0)
@@ -167,7 +167,7 @@ def window_statistics(
         target = (height // 2**level, width // 2**level)
         if not target[0] or not target[1]:
             continue
-        window = locate_windows(coords.permute(0, 2, 3, 1).reshape(-1, 2).float(), level, target, radius)
+        window = locate_pixel_windows(coords.permute(0, 2, 3, 1).reshape(-1, 2).float(), level, target, radius)
         spans = []
         seen_x = (window.x.clamp(0, target[1]), (window.x + reach).clamp(0, target[1]))
         seen_y = (window.y.clamp(0, target[0]), (window.y + reach).clamp(0, target[0]))
@@ -209,8 +209,8 @@ def sampling_matrix(
         some = coords[:, :, start : start + 1024]
         mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
         for update in some:
-            window = locate_windows(update.T, 0, size, radius)
-            x, y, inside = locate_cells(window, size, radius)
+            window = locate_pixel_windows(update.T, 0, size, radius)
+            x, y, inside = list_window_positions(window, size, radius)
             row = torch.arange(len(x))[:, None, None].expand_as(x)
             mask[row[inside], (y * size[1] + x)[inside]] = True
         columns = torch.zeros(some.shape[2], pixels).index_add_(1, bins, mask[:, order].float())

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
-from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.correlation.in_pytorch import PreparedPairInPyTorch
+from fullfield.ops.correlation.protocol import LookupRequest
 
 BLOCK = 8
 # Pairs of patches multiplied at a time.
@@ -44,15 +44,15 @@ def place_in_patches(y: Tensor, x: Tensor, size: tuple[int, int], block: int) ->
     return (y // block) * columns + x // block, (y % block) * block + x % block
 
 
-class Blocks(PreparedInPyTorch):
+class Blocks(PreparedPairInPyTorch):
     """Pair of feature maps in patches; its state is fmap1 and every level as [B, rows, columns, 8, 8, C]."""
 
     @classmethod
-    def of(cls, request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Blocks:
+    def of(cls, request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> Blocks:
         """Cut a pair's feature maps, all levels, into patches."""
         return cls(request, tuple(to_patches(f.detach(), BLOCK) for f in (fmap1, *maps)))
 
-    def pixels_per_chunk(self) -> int:
+    def count_pixels_per_chunk(self) -> int:
         """Return the pixels of one image."""
         return self.request.size1[0] * self.request.size1[1]
 
@@ -61,8 +61,8 @@ class Blocks(PreparedInPyTorch):
     ) -> tuple[int, Tensor, Tensor, Tensor]:
         """Return the image, marked pairs of patches [m, 2], stored block and cell in it [n, K, K] of every position."""
         r = self.request
-        image = pixels.start // max(1, self.pixels_per_chunk())
-        source = torch.arange(self.pixels_per_chunk(), device=x.device)
+        image = pixels.start // max(1, self.count_pixels_per_chunk())
+        source = torch.arange(self.count_pixels_per_chunk(), device=x.device)
         patch1, cell1 = place_in_patches(source // r.size1[1], source % r.size1[1], r.size1, BLOCK)
         patch2, cell2 = place_in_patches(y, x, r.sizes2[level], BLOCK)
         counts = [rows * columns for rows, columns in (grid(r.size1, BLOCK), grid(r.sizes2[level], BLOCK))]
@@ -86,7 +86,7 @@ class Blocks(PreparedInPyTorch):
         step = max(1, CHUNK_BYTES // (BLOCK**2 * (BLOCK**2 + 2 * r.channels) * r.accumulate_dtype.itemsize))
         return list(torch.split(pairs, step))
 
-    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Return the dot products [n, K, K] from the products of all marked pairs of patches."""
         image, pairs, block, cell = self._pairs(level, pixels, x, y, inside)
         if len(pairs) == 0:

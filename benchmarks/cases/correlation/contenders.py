@@ -18,7 +18,7 @@ from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.forms import silence_output
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_pyramid
-from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
+from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, LookupRequest, compute_level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # PyTorch's average pooling counts elements in 32 bits, so blocks that pool the volume whole take no larger one.
@@ -52,13 +52,13 @@ class Problem:
         """Shape of a result."""
         return (self.batch, self.levels * (2 * self.radius + 1) ** 2, *self.size)
 
-    def request(self) -> Request:
+    def request(self) -> LookupRequest:
         """Return the request that a backend of ours receives."""
-        return Request(
+        return LookupRequest(
             batch=self.batch,
             channels=self.channels,
             size1=self.size,
-            sizes2=level_sizes(*self.size, self.levels),
+            sizes2=compute_level_sizes(*self.size, self.levels),
             radius=self.radius,
             dtype=self.dtype,
             device=self.device,

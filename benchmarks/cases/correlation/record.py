@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from fullfield.ops.correlation.prepared import Lookups
+    from fullfield.ops.correlation.prepared import PreparedLookups
 
 _EXAMPLES = """\
 examples:
@@ -56,24 +56,24 @@ def recording() -> Iterator[list[Recording]]:
     The list holds one entry per pair of feature maps, in the order of their first lookups. Prepared forms replay
     CUDA graphs, which record nothing; traced code records nothing either.
     """
-    from fullfield.ops.correlation.prepared import Lookups
+    from fullfield.ops.correlation.prepared import PreparedLookups
 
-    original = Lookups.lookup
+    original = PreparedLookups.lookup
     result: list[Recording] = []
-    by_pair: dict[int, tuple[Lookups, Recording]] = {}  # holds the pair, so that no other gets its number
+    by_pair: dict[int, tuple[PreparedLookups, Recording]] = {}  # holds the pair, so that no other gets its number
 
-    def lookup(self: Lookups, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+    def lookup(self: PreparedLookups, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if id(self) not in by_pair:
             by_pair[id(self)] = self, Recording(self._options[1])
             result.append(by_pair[id(self)][1])
         by_pair[id(self)][1].positions.append(coords.detach().clone())
         return original(self, coords, out_dtype, channels_last)
 
-    Lookups.lookup = lookup  # type: ignore[method-assign]
+    PreparedLookups.lookup = lookup  # type: ignore[method-assign]
     try:
         yield result
     finally:
-        Lookups.lookup = original  # type: ignore[method-assign]
+        PreparedLookups.lookup = original  # type: ignore[method-assign]
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:

@@ -36,7 +36,7 @@ def contender() -> Contender:
 
 
 def _admit(problem: Problem) -> None:
-    reason = _launching.explain_refusal(problem.device)
+    reason = _launching.explain_unsupported_device(problem.device)
     if reason is not None:
         raise Unsupported(reason)
     if problem.dtype not in (torch.float16, torch.bfloat16):

@@ -102,7 +102,11 @@ def _case(size: tuple[int, int], plan: Plan, note: Note) -> Result:
 
 
 def _refiner(
-    size: tuple[int, int], config: RefinementConfig, device: torch.device, backend: str, shape: guided_cuda.Shape
+    size: tuple[int, int],
+    config: RefinementConfig,
+    device: torch.device,
+    backend: str,
+    shape: guided_cuda.IterationTile,
 ) -> FlowRefiner:
     refiner = FlowRefiner(*size, config, device=device, backend=backend)
     if backend == "cuda" and shape != guided_cuda.SHAPE:
@@ -115,7 +119,7 @@ def _row(
     config: RefinementConfig,
     device: torch.device,
     backend: str,
-    shape: guided_cuda.Shape,
+    shape: guided_cuda.IterationTile,
     inputs: _Inputs,
     corner: _Inputs,
     truths: tuple[Tensor, Tensor, float],
@@ -178,7 +182,7 @@ def parts(refiner: FlowRefiner, inputs: _Inputs, repeats: int = 5) -> dict[str, 
         marks[0].record()
         names = ["loading"]
         frames = (inputs["frame1"][0], inputs["frame2"][0])
-        inner._launch_pair_loading(frames, flow[0], inputs["backward"][0].contiguous(), refined[0])
+        inner._launch_input_conversion(frames, flow[0], inputs["backward"][0].contiguous(), refined[0])
         launches = next(reversed(inner.launches.values()))  # of the last call
         stream = torch.cuda.current_stream().cuda_stream
         for name, launch in [(None, None), *launches]:

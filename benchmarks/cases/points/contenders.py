@@ -20,7 +20,7 @@ from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
 from fullfield.ops import _launching
 from fullfield.ops.point_conv import PointGeometry, point_conv
-from fullfield.ops.point_conv.protocol import BACKENDS, CONVOLUTIONS, Request
+from fullfield.ops.point_conv.protocol import BACKENDS, CONVOLUTIONS, ConvRequest
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 """(features [N, Cin], weight [K, Cin, Cout]) → [M, Cout], differentiable in both."""
@@ -41,10 +41,10 @@ class Problem:
         """Return the geometry's device."""
         return self.geometry.device
 
-    def request(self) -> Request:
+    def request(self) -> ConvRequest:
         """Return the problem as backends are asked for it."""
         g = self.geometry
-        return Request(
+        return ConvRequest(
             device=self.device,
             dtype=self.dtype,
             channels=self.channels,
@@ -133,7 +133,7 @@ def _reduced(problem: Problem) -> Apply:
 
 
 def _listed(order: str, problem: Problem) -> Apply:
-    reason = _launching.explain_refusal(problem.device)
+    reason = _launching.explain_unsupported_device(problem.device)
     if reason is not None:
         raise Unsupported(reason)
     return listing(problem.geometry.triplets(), problem.geometry.centers, order)

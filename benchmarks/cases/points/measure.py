@@ -372,7 +372,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     works: dict[str, tuple[Call, Callable[[Any], str | None]]] = {
         "radius search": (partial(radius_search, points, radius, offsets=offsets), exact),
         "triplets of found neighbours": (
-            lambda: build.assemble_triplets((result.offsets, result.indices), points, points, grid, sides),
+            lambda: build.build_triplets((result.offsets, result.indices), points, points, grid, sides),
             lambda t: None if torch.equal(t.rows, result.offsets) else "has other rows",
         ),
         "search and triplets": (

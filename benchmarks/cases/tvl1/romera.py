@@ -25,11 +25,16 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import HALVES, Device, Kernels, Launch, get_address, parse_structures, read_source
+from fullfield.ops._launching import HALVES, GpuProperties, Kernels, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
-from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
-from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape, choose_strip_rows, plan_passes
+from fullfield.ops.tvl1.cuda.engine import Engine, IterationSchedule
+from fullfield.ops.tvl1.cuda.pipeline import (
+    PipelineShape,
+    RegisterPipeline,
+    choose_strip_rows,
+    split_iterations_into_passes,
+)
 from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
 from fullfield.ops.tvl1.persistent import PersistentSolver
 
@@ -62,11 +67,11 @@ class Cost:
     """Bytes written to global memory."""
 
 
-def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: Shape) -> Cost:
+def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: PipelineShape) -> Cost:
     """Of ``iterations`` that start in memory, averaged over them."""
     half = dtype == torch.float16
     origin = 6 if half else 0  # both components: here, right, below
-    share = len(plan_passes(iterations, shape.depth)) / iterations
+    share = len(split_iterations_into_passes(iterations, shape.depth)) / iterations
     normalising, stepping = 9, 60 if half else 50
     if schedule == "global":  # flow: 2 and 4, of those 2 left, 2 up; then the flow at 3 places, and the dual again
         words, written = float((2 + 4 + 2 + 2 + DATA) + (3 * FLOW + DUAL) + origin), float(FLOW + DUAL)
@@ -114,13 +119,13 @@ def _words(level: Level) -> int:
     return -(-level.width // 2) if level.dtype == torch.float16 else level.width
 
 
-def _global(level: Level, shape: Shape) -> list[Pass]:
+def _global(level: Level, shape: PipelineShape) -> list[Pass]:
     source = _generate_source("iterate_global.cu", level.dtype == torch.float16, THREADS=shape.threads)
     blocks = level.batch * level.height * -(-_words(level) // shape.threads)
     return [Pass(source, name, blocks, shape.threads) for name in ("update_flow", "update_dual")]
 
 
-def _fused(level: Level, shape: Shape) -> Pass:
+def _fused(level: Level, shape: PipelineShape) -> Pass:
     source = _generate_source("iterate_fused.cu", level.dtype == torch.float16, THREADS=shape.threads)
     rows = shape.rows or 4 * shape.threads // ACROSS
     columns = -(-_words(level) // ACROSS)
@@ -128,7 +133,7 @@ def _fused(level: Level, shape: Shape) -> Pass:
     return Pass(source, "iterate_fused", strips, shape.threads, 2 * (rows + 1) * (ACROSS + 1) * 4, rows, columns)
 
 
-def _lines(level: Level, shape: Shape, depth: int, shared: bool, device: Device) -> Pass:
+def _lines(level: Level, shape: PipelineShape, depth: int, shared: bool, device: GpuProperties) -> Pass:
     half = level.dtype == torch.float16
     source = _generate_source("iterate_lines.cu", half, THREADS=shape.threads, DEPTH=depth, SHARED=int(shared))
     useful = shape.threads - 2 * (-(-depth // (2 if half else 1)))
@@ -143,12 +148,12 @@ def _lines(level: Level, shape: Shape, depth: int, shared: bool, device: Device)
     return Pass(source, "iterate_lines", blocks, shape.threads, rows=rows, columns=columns, strips=strips, **places)
 
 
-def depth_of(schedule: str, shape: Shape) -> int:
+def depth_of(schedule: str, shape: PipelineShape) -> int:
     """Most iterations in one pass."""
     return 1 if schedule in ("global", "shared_fusion") else shape.depth
 
 
-def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Device) -> list[Pass]:
+def passes_of(schedule: str, level: Level, depth: int, shape: PipelineShape, device: GpuProperties) -> list[Pass]:
     """Return the kernels of one pass of ``depth`` iterations."""
     if schedule == "global":
         return _global(level, shape)
@@ -157,17 +162,17 @@ def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Dev
     if schedule in ("global_pipeline", "shared_pipeline"):
         return [_lines(level, shape, depth, schedule == "shared_pipeline", device)]
     if schedule == OURS:
-        ours = pipeline.build_pass(level, shape, depth, device)
+        ours = pipeline.build_iteration_pass(level, shape, depth, device)
         return [Pass(ours.source, "iterate_registers", *ours[1:])]
     raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
 
 
-def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, device: Device) -> None:
-    """Compile what ``queue_iterations`` would need for every (schedule, level, shape), all at once."""
+def compile_all(runs: Sequence[tuple[str, Level, PipelineShape]], iterations: int, device: GpuProperties) -> None:
+    """Compile what ``launch_iterations`` would need for every (schedule, level, shape), all at once."""
     sources = [
         one.source
         for schedule, level, shape in runs
-        for depth in set(plan_passes(iterations, depth_of(schedule, shape)))
+        for depth in set(split_iterations_into_passes(iterations, depth_of(schedule, shape)))
         for one in passes_of(schedule, level, depth, shape, device)
     ]
     if sources:
@@ -178,32 +183,32 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, devic
 
 
 class Romera:
-    """One of the four, with the methods of :class:`fullfield.ops.tvl1.cuda.engine.Schedule`."""
+    """One of the four, with the methods of :class:`fullfield.ops.tvl1.cuda.engine.IterationSchedule`."""
 
-    def __init__(self, schedule: str, shape: Shape) -> None:
+    def __init__(self, schedule: str, shape: PipelineShape) -> None:
         self._schedule, self._shape, self._depth = schedule, shape, depth_of(schedule, shape)
         self._scratch: Tensor | None = None
 
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
-        device = _launching.gpu_from_device(level.device)
+        device = _launching.get_gpu_properties_of_device(level.device)
         result = passes_of(self._schedule, level, depth, self._shape, device)
         kernels = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in result], device.index)
         return list(zip(result, kernels, strict=True))
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``queue_iterations`` will launch, and allocate its scratch; before a capture."""
-        for depth in set(plan_passes(iterations, self._depth)):
+        """Compile and load what ``launch_iterations`` will launch, and allocate its scratch; before a capture."""
+        for depth in set(split_iterations_into_passes(iterations, self._depth)):
             for one, kernels in self._launches(level, depth):
                 kernels.get_kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
 
-    def queue_iterations(
+    def launch_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
-        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.queue_iterations`."""
+        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.launch_iterations`."""
         in_place = self._schedule == "global"
-        for depth in plan_passes(iterations, self._depth):
+        for depth in split_iterations_into_passes(iterations, self._depth):
             to = level.front if in_place else 1 - level.front
             for one, kernels in self._launches(level, depth):
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
@@ -216,7 +221,7 @@ class Romera:
             level.front, zero_dual = to, False
 
 
-def schedule_of(name: str, shape: Shape) -> Schedule:
+def schedule_of(name: str, shape: PipelineShape) -> IterationSchedule:
     """Return the schedule of this name in ``SCHEDULES``."""
     if name not in SCHEDULES:
         raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {name!r}")
@@ -227,10 +232,10 @@ class ScheduledSolver(PersistentSolver):
     """A persistent solver whose iterations run by a schedule, on every level."""
 
     def __init__(
-        self, shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device, schedule: Schedule
+        self, shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device, schedule: IterationSchedule
     ) -> None:
         self._schedule = schedule
         super().__init__(shape, config, dtype=torch.uint8, device=device)
 
-    def _make_engine(self, batch: int, height: int, width: int) -> Engine:
+    def _create_engine(self, batch: int, height: int, width: int) -> Engine:
         return Engine(batch, height, width, self.config, self.device, self._schedule)

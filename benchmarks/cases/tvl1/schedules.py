@@ -23,12 +23,12 @@ from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
 from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
 from fullfield._kernels.nvrtc import Compiler, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
-from fullfield.ops.tvl1.cuda.pipeline import plan_passes
+from fullfield.ops.tvl1.cuda.pipeline import split_iterations_into_passes
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.ops.tvl1.reference import run_iteration
+from fullfield.ops.tvl1.reference import update_flow_and_dual
 
 Row = dict[str, Any]
 
@@ -117,7 +117,7 @@ def expected(state: State, config: TVL1Config) -> Tensor:
     squared = (gradient**2).sum(0)
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / squared.clamp_min(GRADIENT_FLOOR), 0)
     for _ in range(config.iterations):
-        flow, dual = run_iteration(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
+        flow, dual = update_flow_and_dual(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
     return flow.float()
 
 
@@ -153,12 +153,12 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         device, (height, width) = state.flow.device, state.size
-        shape = shape_for(schedule, dtype, _launching.gpu_from_device(device))
+        shape = shape_for(schedule, dtype, _launching.get_gpu_properties_of_device(device))
         if depth is not None:
             shape = dataclasses.replace(shape, depth=depth)
         level = Level(1, height, width, dtype, device)
-        level.flow.copy_(state.flow)
-        level.dual.copy_(state.dual * config.theta)
+        level.current_flow.copy_(state.flow)
+        level.current_dual.copy_(state.dual * config.theta)
         level.gradient.copy_(state.gradient)
         level.residual.copy_(state.residual)
         if dtype == torch.float16:
@@ -167,16 +167,18 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
         how.prepare_iterations(level, iterations)
 
         def run() -> None:
-            how.queue_iterations(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
+            how.launch_iterations(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
 
         counted = cost(schedule, dtype, iterations, shape)
         each = (counted.operations, counted.read, counted.written)
-        return Work(run, lambda: level.flow[0], *(iterations * value for value in each))
+        return Work(run, lambda: level.current_flow[0], *(iterations * value for value in each))
 
     return Version(f"{schedule} {precision}", precision, begin, schedule, depth)
 
 
-def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], int], here: Device) -> list[Source]:
+def sources_of(
+    contenders: Sequence[Version], iterations: Callable[[Version], int], here: GpuProperties
+) -> list[Source]:
     """Return the sources that the versions compile for a GPU."""
     levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
     result: list[Source] = []
@@ -184,7 +186,7 @@ def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], in
         name, level = version.schedule, levels[version.precision]
         shape = shape_for(name, level.dtype, here)
         shape = shape if version.depth is None else dataclasses.replace(shape, depth=version.depth)
-        for depth in set(plan_passes(iterations(version), depth_of(name, shape))):
+        for depth in set(split_iterations_into_passes(iterations(version), depth_of(name, shape))):
             with suppress(ValueError):  # what a schedule refuses is told when its turn comes
                 result += [one.source for one in passes_of(name, level, depth, shape, here)]
     return list(dict.fromkeys(result))
@@ -194,7 +196,7 @@ def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version],
     """Compile what the versions will launch, all at once: one after the other it takes minutes."""
     if device.type != "cuda":
         return
-    here = _launching.gpu_from_device(device)
+    here = _launching.get_gpu_properties_of_device(device)
     Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
 
 

@@ -29,7 +29,7 @@ from fullfield.metrics import aae, epe
 from fullfield.ops import _launching
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, persistent
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.ops.tvl1.frames import level_sizes
+from fullfield.ops.tvl1.frames import compute_level_sizes
 
 Row = dict[str, Any]
 
@@ -90,7 +90,7 @@ def make_solver(
     """Return a solver for uint8 frames [B, C, H, W] on the device, with this schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
-    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.gpu_from_device(device))
+    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.get_gpu_properties_of_device(device))
     return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 
@@ -142,7 +142,7 @@ def floors(size: tuple[int, int], config: TVL1Config, limits: Result) -> dict[st
     stages = STAGES[0] * itemsize + (STAGES[1] if config.median else STAGES[1] - MEDIAN) * 4
     bytes_moved = {"floor_s": stages, "fused_floor_s": FUSED[0] * itemsize + FUSED[1] * 4}
     result = dict.fromkeys(bytes_moved, 0.0)
-    for height, width in level_sizes(*size, config.scales, config.scale_factor):
+    for height, width in compute_level_sizes(*size, config.scales, config.scale_factor):
         special = SPECIAL * config.iterations / limits["special_per_s"] if limits.get("special_per_s") else 0.0
         for name, moved in bytes_moved.items():
             result[name] += config.warps * height * width * max(moved / limits["bytes_per_s"], special)
@@ -210,7 +210,7 @@ def whole_frames(
             row: Row = {"name": name, "preset": preset, "changes": dict(changes), "precision": precision}
             row |= {"size": list(size), "status": "ok"}
             rows.append(row)
-            levels = len(level_sizes(*size, config.scales, config.scale_factor))
+            levels = len(compute_level_sizes(*size, config.scales, config.scale_factor))
             row |= {"scales": levels, "warps": config.warps, "iterations": config.iterations, "channels": 3}
             row["check"], problem = agreement(config, device)
             solver = make_solver((1, 3, *size), config, device)

@@ -23,10 +23,10 @@ import torch
 from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
 from fullfield._kernels.cache_folder import find_writable_folder
 from fullfield._kernels.nvrtc import KernelError
-from fullfield.ops._launching import Device, get_device
+from fullfield.ops._launching import GpuProperties, get_gpu_properties
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import pipeline
-from fullfield.ops.tvl1.cuda.pipeline import SHAPES, Shape
+from fullfield.ops.tvl1.cuda.pipeline import SHAPES, PipelineShape
 from fullfield.ops.tvl1.cuda.state import Level
 
 _SIZE, _ITERATIONS, _REPEATS = 2048, 10, 7
@@ -34,27 +34,47 @@ _SIZE, _ITERATIONS, _REPEATS = 2048, 10, 7
 
 F32, F16 = torch.float32, torch.float16
 # The first of each is the default: it runs on every GPU since Ampere.
-CANDIDATES: dict[tuple[str, torch.dtype], tuple[Shape, ...]] = {
-    ("global", F32): (Shape(256), Shape(128), Shape(512)),
-    ("global", F16): (Shape(256), Shape(128), Shape(512)),
-    ("shared_fusion", F32): (Shape(256, rows=32), Shape(256, rows=16), Shape(512, rows=64)),
-    ("shared_fusion", F16): (Shape(256, rows=32), Shape(256, rows=16), Shape(512, rows=64)),
-    ("global_pipeline", F32): (Shape(256, 5), Shape(128, 5, blocks=8), Shape(256, 2), Shape(512, 5, blocks=2)),
-    ("global_pipeline", F16): (Shape(256, 5), Shape(128, 5, blocks=8), Shape(256, 2), Shape(512, 5, blocks=2)),
-    ("shared_pipeline", F32): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
-    ("shared_pipeline", F16): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
+CANDIDATES: dict[tuple[str, torch.dtype], tuple[PipelineShape, ...]] = {
+    ("global", F32): (PipelineShape(256), PipelineShape(128), PipelineShape(512)),
+    ("global", F16): (PipelineShape(256), PipelineShape(128), PipelineShape(512)),
+    ("shared_fusion", F32): (PipelineShape(256, rows=32), PipelineShape(256, rows=16), PipelineShape(512, rows=64)),
+    ("shared_fusion", F16): (PipelineShape(256, rows=32), PipelineShape(256, rows=16), PipelineShape(512, rows=64)),
+    ("global_pipeline", F32): (
+        PipelineShape(256, 5),
+        PipelineShape(128, 5, blocks=8),
+        PipelineShape(256, 2),
+        PipelineShape(512, 5, blocks=2),
+    ),
+    ("global_pipeline", F16): (
+        PipelineShape(256, 5),
+        PipelineShape(128, 5, blocks=8),
+        PipelineShape(256, 2),
+        PipelineShape(512, 5, blocks=2),
+    ),
+    ("shared_pipeline", F32): (
+        PipelineShape(128, 5),
+        PipelineShape(256, 5, blocks=2),
+        PipelineShape(256, 2),
+        PipelineShape(128, 10, blocks=3),
+    ),
+    ("shared_pipeline", F16): (
+        PipelineShape(128, 5),
+        PipelineShape(256, 5, blocks=2),
+        PipelineShape(256, 2),
+        PipelineShape(128, 10, blocks=3),
+    ),
     (OURS, F32): (
         SHAPES[F32],
-        Shape(128, 10, words=4, blocks=2),
-        Shape(128, 10, words=2, blocks=5),
-        Shape(160, 10, words=4, blocks=2),
-        Shape(64, 5, words=4, blocks=6),
+        PipelineShape(128, 10, words=4, blocks=2),
+        PipelineShape(128, 10, words=2, blocks=5),
+        PipelineShape(160, 10, words=4, blocks=2),
+        PipelineShape(64, 5, words=4, blocks=6),
     ),
     (OURS, F16): (
         SHAPES[F16],
-        Shape(128, 10, words=4, blocks=2),
-        Shape(128, 10, words=2, ahead=3, blocks=4),
-        Shape(64, 5, words=4, blocks=4),
+        PipelineShape(128, 10, words=4, blocks=2),
+        PipelineShape(128, 10, words=2, ahead=3, blocks=4),
+        PipelineShape(64, 5, words=4, blocks=4),
     ),
 }
 
@@ -72,19 +92,19 @@ def _kernels() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _place(device: Device) -> Path | None:
+def _place(device: GpuProperties) -> Path | None:
     folder = find_writable_folder("tvl1")
     return None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', device.name)}.json"
 
 
 @functools.cache
-def _tuned(device: Device) -> dict[str, Shape]:
+def _tuned(device: GpuProperties) -> dict[str, PipelineShape]:
     """Return what is stored for this GPU and these kernels; a file that cannot be used counts as absent."""
     place = _place(device)
     try:
         result = json.loads(place.read_text("utf-8")) if place is not None else {}
         if result.get("kernels") == _kernels():
-            shapes = {key: Shape(**values) for key, values in result["shapes"].items()}
+            shapes = {key: PipelineShape(**values) for key, values in result["shapes"].items()}
             known = {_key(*kind): candidates for kind, candidates in CANDIDATES.items()}
             return {key: shape for key, shape in shapes.items() if shape in known.get(key, ())}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -92,7 +112,7 @@ def _tuned(device: Device) -> dict[str, Shape]:
     return {}
 
 
-def shape_for(schedule: str, dtype: torch.dtype, device: Device) -> Shape:
+def shape_for(schedule: str, dtype: torch.dtype, device: GpuProperties) -> PipelineShape:
     """As tuned for this GPU, else the default. Raises ValueError for a schedule that is not known."""
     if (schedule, dtype) not in CANDIDATES:
         raise ValueError(f"expected a schedule of {', '.join(sorted({s for s, _ in CANDIDATES}))}, got {schedule!r}")
@@ -105,9 +125,9 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
     Takes some seconds, mostly for compiling. Ten iterations on a frame of 2048×2048. Returns the median milliseconds of
     every candidate that can run, by ``schedule precision``.
     """
-    device = get_device(index)
+    device = get_gpu_properties(index)
     times: dict[str, dict[str, float]] = {}
-    best: dict[str, Shape] = {}
+    best: dict[str, PipelineShape] = {}
     with torch.cuda.device(index):
         levels = {dtype: Level(1, _SIZE, _SIZE, dtype, torch.device("cuda", index)) for dtype in (F32, F16)}
         for level in levels.values():
@@ -128,23 +148,23 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
 
 def kept_at(index: int = 0) -> Path | None:
     """Return the file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
-    return _place(get_device(index))
+    return _place(get_gpu_properties(index))
 
 
-def _time(schedule: str, level: Level, shape: Shape) -> float:
+def _time(schedule: str, level: Level, shape: PipelineShape) -> float:
     """Milliseconds, the median of some runs."""
     stream, how = torch.cuda.current_stream(), schedule_of(schedule, shape)
     how.prepare_iterations(level, _ITERATIONS)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 2)]  # type: ignore[no-untyped-call, unused-ignore]
     for mark in marks:
         mark.record(stream)
-        how.queue_iterations(level, _ITERATIONS, TVL1Config(), stream.cuda_stream)
+        how.launch_iterations(level, _ITERATIONS, TVL1Config(), stream.cuda_stream)
     marks[-1].synchronize()
     times: list[float] = sorted(a.elapsed_time(b) for a, b in pairwise(marks[1:]))
     return times[len(times) // 2]
 
 
-def _keep(device: Device, best: dict[str, Shape]) -> None:
+def _keep(device: GpuProperties, best: dict[str, PipelineShape]) -> None:
     """Whole or not at all; where nothing can be written the defaults stay."""
     place = _place(device)
     _tuned.cache_clear()

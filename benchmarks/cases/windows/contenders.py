@@ -17,15 +17,15 @@ from fullfield.integrations.forms import silence_output
 from fullfield.ops.matching import global_matching
 from fullfield.ops.spatial_correlation import spatial_correlation
 
-Window = tuple[int, int, int]
+DisplacementWindow = tuple[int, int, int]
 """Patch, dilation of the patch, stride."""
-Sampler = Callable[[Tensor, Tensor, Window], Tensor]
+Sampler = Callable[[Tensor, Tensor, DisplacementWindow], Tensor]
 """(fmap1, fmap2, window) → [B, P, P, OH, OW]."""
 Matcher = Callable[[Tensor, Tensor], Tensor]
 """(fmap1, fmap2) → flow."""
 
 
-def ours(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None = None) -> Tensor:
+def ours(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow, backend: str | None = None) -> Tensor:
     """Our spatial correlation."""
     patch, dilation, stride = window
     return spatial_correlation(fmap1, fmap2, patch, dilation_patch=dilation, stride=stride, backend=backend)
@@ -59,7 +59,7 @@ def _localcorr(path: str | None) -> Sampler:
         sys.path.insert(0, str(folder))
     function = importlib.import_module("localcorr.triton").TritonSpatialCorrelationFunction
 
-    def call(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    def call(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
         patch, dilation, stride = window
         if stride != 1:
             raise Unsupported("has a stride of 1 only")
@@ -74,7 +74,7 @@ def _localcorr(path: str | None) -> Sampler:
 def _compiled() -> Sampler:
     sample = importlib.import_module("spatial_correlation_sampler").spatial_correlation_sample
 
-    def call(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    def call(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
         patch, dilation, stride = window
         if not fmap1.is_cuda and fmap1.element_size() < 4:  # it would end the process
             raise Unsupported("has no 16-bit features on the CPU")
@@ -90,7 +90,7 @@ def _ptlflow() -> Sampler:
     import_ptlflow()
     sample = importlib.import_module("ptlflow.utils.correlation").iter_spatial_correlation_sample
 
-    def call(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    def call(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
         patch, dilation, stride = window
         if fmap1.element_size() < 4:
             raise Unsupported("computes its positions in the features' type")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.windows import contenders
-from benchmarks.cases.windows.contenders import Sampler, Window
+from benchmarks.cases.windows.contenders import DisplacementWindow, Sampler
 from benchmarks.harness import Candidate, captured, clock_of, given_up, interleaved, peak_bytes
 from fullfield.ops.spatial_correlation import backends
 
@@ -51,12 +51,12 @@ def cases(plan: Plan, note: Note) -> Cases:
                     yield Case(label, make, part=what.split(",")[0])
 
 
-def _problems(plan: Plan, size: tuple[int, int]) -> list[tuple[str, tuple[int, ...], Window | None]]:
+def _problems(plan: Plan, size: tuple[int, int]) -> list[tuple[str, tuple[int, ...], DisplacementWindow | None]]:
     def shape(shrink: int, channels: int, multiple: int) -> tuple[int, ...]:
         height, width = (-(-n // multiple) * multiple // shrink for n in size)
         return plan.batch, channels, height, width
 
-    result: list[tuple[str, tuple[int, ...], Window | None]] = []
+    result: list[tuple[str, tuple[int, ...], DisplacementWindow | None]] = []
     if "pwc" in plan.parts:
         result += [(f"pwc, 1/{shrink}", shape(shrink, channels, 64), (9, 1, 1)) for shrink, channels in PWC]
     if "liteflownet" in plan.parts:
@@ -71,7 +71,7 @@ def _problems(plan: Plan, size: tuple[int, int]) -> list[tuple[str, tuple[int, .
 def _case(
     plan: Plan,
     shape: tuple[int, ...],
-    window: Window | None,
+    window: DisplacementWindow | None,
     dtype: torch.dtype,
     backward: bool,
     note: Note,
@@ -147,7 +147,7 @@ def _work(call: Callable[[], Tensor], maps: list[Tensor], backward: bool) -> Cal
 
 
 def _window_truth(
-    maps: list[Tensor], window: Window, dtype: torch.dtype, backward: bool
+    maps: list[Tensor], window: DisplacementWindow, dtype: torch.dtype, backward: bool
 ) -> Callable[[list[Tensor]], Result]:
     exact = [m.detach().double().requires_grad_(backward) for m in maps]
     work = _work(lambda: contenders.ours(exact[0], exact[1], window, "reference"), exact, False)

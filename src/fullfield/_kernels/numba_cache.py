@@ -31,7 +31,7 @@ _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
 
 
-def explain_refusal() -> Missing | None:
+def explain_missing_numba() -> Missing | None:
     """Return None if numba can be used, else the reason."""
     if importlib.util.find_spec("numba") is None:
         return Missing("numba is not installed (pip install numba)")

@@ -213,7 +213,7 @@ def load_nvrtc() -> Nvrtc:
     return loaded
 
 
-def explain_refusal() -> Missing | None:
+def explain_missing_nvrtc() -> Missing | None:
     """Return None if kernels can be compiled, else what has to be installed."""
     try:
         load_nvrtc()

@@ -205,10 +205,10 @@ def _note_frames_too_small_for_levels(choice: methods.MethodChoice, frame: Tenso
     requested, factor = (getattr(choice.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:
         return
-    from fullfield.ops.tvl1.frames import level_sizes
+    from fullfield.ops.tvl1.frames import compute_level_sizes
 
     height, width = frame.shape[-2:]
-    used = len(level_sizes(height, width, requested, factor))
+    used = len(compute_level_sizes(height, width, requested, factor))
     if used < requested:
         report.print_note(
             f"--scales {requested}: {width}x{height} has {used} levels; a side of the next would be under 16"

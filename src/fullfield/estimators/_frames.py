@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators._devices import to_device
-from fullfield.ops._splatting import fill_holes
+from fullfield.ops._splatting import fill_unknown_vectors
 
 
 class PilImage(Protocol):
@@ -128,7 +128,7 @@ def fill_unknown_pixels(
         return frame
     _check.require(bool(valid.any()), name, "a frame with a known pixel", "none")
     pairs = [frame[[first, min(first + 1, len(frame) - 1)]] for first in range(0, len(frame), 2)]
-    return torch.cat([fill_holes(pair, valid) for pair in pairs])[: len(frame)]
+    return torch.cat([fill_unknown_vectors(pair, valid) for pair in pairs])[: len(frame)]
 
 
 def name_for_messages(frame: object, argument: str) -> str:

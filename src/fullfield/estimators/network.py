@@ -30,7 +30,7 @@ from fullfield.models.downloads import DownloadProgress, compute_sha256
 from fullfield.models.framing import choose_padding
 from fullfield.models.sea_raft.model import compute_expected_log_scale
 from fullfield.models.weights import NETWORKS, WeightsOrigin, find_weights_origin, load_weights
-from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
+from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, LookupRequest, compute_level_sizes
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class PairSize(NamedTuple):
         return self.height * self.width
 
 
-def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request:
+def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> LookupRequest:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
     rows, columns = choose_padding(size.height, size.width).count_cells(size.height, size.width)
-    return Request(
+    return LookupRequest(
         batch=size.batch,
         channels=shape.matched_channels,
         size1=(rows, columns),
-        sizes2=level_sizes(rows, columns, shape.levels),
+        sizes2=compute_level_sizes(rows, columns, shape.levels),
         radius=shape.radius,
         dtype=torch.float32,
         device=size.device,

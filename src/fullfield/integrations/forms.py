@@ -27,7 +27,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.integrations.handle import Recogniser
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
-from fullfield.ops._launching import explain_non_nvidia
+from fullfield.ops._launching import explain_not_nvidia_gpu
 from fullfield.ops.correlation import backends, correlation_lookup
 
 _TOLERANCE = 1e-4  # of the largest value; float32
@@ -219,7 +219,7 @@ def choose_backend(device: torch.device, backend: str | None) -> str | None:
 
     None: the operator chooses, plain PyTorch on devices without kernels.
     """
-    if backend is not None or explain_non_nvidia(device) is not None:
+    if backend is not None or explain_not_nvidia_gpu(device) is not None:
         return backend
     return "cuda"
 
@@ -228,7 +228,7 @@ def require_kernel_or_warn(device: torch.device, backend: str | None) -> None:
     """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
     name = choose_backend(device, backend) or ("cpu" if device.type == "cpu" else None)
     if name is None:
-        reason = explain_non_nvidia(device)
+        reason = explain_not_nvidia_gpu(device)
         warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
         return
     reason = dict(backends(device=device))[name]

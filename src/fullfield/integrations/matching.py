@@ -13,7 +13,7 @@ from fullfield.integrations.forms import cast_features_for_autocast, check_by_tr
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
-from fullfield.ops.matching.api import attend
+from fullfield.ops.matching.api import compute_attention
 
 _OPERATOR = "GMFlow's"
 
@@ -105,7 +105,7 @@ def build_matcher_change(name: str, block: Any, backend: str | None) -> Change: 
 
 def _run_full_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
     query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
-    return original(query, key, value), attend(query, key, value)
+    return original(query, key, value), compute_attention(query, key, value)
 
 
 def _return_no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
@@ -154,7 +154,7 @@ def _list_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int,
 def _attend_in_band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     batch, height, width, _ = maps[0].shape
     windows = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
-    result = attend(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
+    result = compute_attention(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
     inner = torch.unflatten(result, 1, (height // rows, width // columns))
     joined = torch.unflatten(inner, 0, (batch, rows, columns))
     return joined.transpose(2, 3).flatten(3, 4).flatten(1, 2)
@@ -231,7 +231,7 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
 RECOGNISERS = {
     "^global_correlation_softmax$": _build_recogniser(_match_globally, _run_global_matching_trial),
     "^local_correlation_softmax$": _build_recogniser(_match_locally, _run_local_matching_trial),
-    "^single_head_full_attention$": _build_recogniser(attend, _run_full_attention_trial),
+    "^single_head_full_attention$": _build_recogniser(compute_attention, _run_full_attention_trial),
     "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _run_window_attention_trial),
     "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _run_mask_trial),
 }

@@ -24,7 +24,7 @@ from fullfield.integrations.forms import (
 )
 from fullfield.integrations.handle import Change, Recogniser
 from fullfield.nn import local_correlation_with_flow
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 
 TESTED = "0.4.2"
 
@@ -163,7 +163,7 @@ def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool,
 
 
 def _pixel_grid(like: Tensor) -> Tensor:
-    return pixel_positions(like.shape[-2:], like.device)
+    return create_pixel_grid(like.shape[-2:], like.device)
 
 
 def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:

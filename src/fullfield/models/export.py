@@ -19,7 +19,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models.framing import STRIDE, choose_padding, create_coordinate_grid_like
 from fullfield.models.network import FlowNetwork
-from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, traceable_lookup
+from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, compute_traceable_lookup
 
 if TYPE_CHECKING:
     import onnx
@@ -124,7 +124,7 @@ class _UpdateSection(_ExportedSection):
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
         def lookup(where: Tensor) -> Tensor:
-            return traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
+            return compute_traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
         after: tuple[Tensor, Tensor] = model.apply_update(

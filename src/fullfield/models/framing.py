@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
@@ -106,7 +106,7 @@ def mark_unconverged_pairs(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h
 
 def create_coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """Return the (x, y) of every cell, [B, 2, H, W] float32; cell 0 is at 0.0."""
-    return pixel_positions((height, width), device).expand(batch, -1, -1, -1)
+    return create_pixel_grid((height, width), device).expand(batch, -1, -1, -1)
 
 
 def create_coordinate_grid_like(field: Tensor) -> Tensor:

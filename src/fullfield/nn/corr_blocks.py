@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 from fullfield.ops.correlation.protocol import check_features, check_levels_and_radius
 
 
@@ -273,7 +273,7 @@ def local_correlation_with_flow(
     _check.choice(dilation, "dilation", (1,))
     check_levels_and_radius(1, local_radius)
     check_features(feature0, [feature1], ["feature1"])
-    coords = pixel_positions(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
+    coords = create_pixel_grid(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
     if isinstance(flow, Tensor):
         _check.tensor(flow, "flow", (feature0.shape[0], 2, *feature0.shape[2:]), device=feature0.device)
         coords = coords + _convert_coords(flow, feature0.dtype)

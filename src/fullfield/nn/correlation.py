@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.ops.correlation.prepared import Lookups
+from fullfield.ops.correlation.prepared import PreparedLookups
 from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
@@ -64,7 +64,7 @@ class CorrelationPyramid:
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
         self._out_dtype = choose_output_dtype(out_dtype, fmap1.dtype)
         self._channels_last = is_channels_last(memory_format)
-        self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend)
+        self._lookups = PreparedLookups(fmap1, [fmap2], levels, radius, backend)
 
     @property
     def backend(self) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._fused import reference
-from fullfield.ops._launching import explain_refusal, is_eager, is_traced
+from fullfield.ops._launching import explain_unsupported_device, is_eager, is_traced
 from fullfield.ops._operators import recompute_gradients
 
 # Number of weights at a time without gradients.
@@ -37,7 +37,7 @@ def convex_upsample(
     _check.number(factor, "factor", integer=True, low=1)
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
-    can = graph and is_eager(field, mask) and explain_refusal(field.device) is None
+    can = graph and is_eager(field, mask) and explain_unsupported_device(field.device) is None
     if can and _import_kernels().explain_convex_gradients_refusal(field, mask, factor) is None:
         result: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
         return result

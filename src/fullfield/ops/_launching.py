@@ -33,21 +33,21 @@ FRAMES = {**CODES, torch.uint8: 3}
 """Those of frames."""
 
 
-def explain_refusal(device: torch.device) -> str | None:
+def explain_unsupported_device(device: torch.device) -> str | None:
     """Return None where kernels run on the device, else the reason that they do not."""
-    reason = explain_non_nvidia(device)
+    reason = explain_not_nvidia_gpu(device)
     if reason is not None:
         return reason
     if device.index is None:
-        return _explain_gpu_refusal(torch.cuda.current_device() if torch.cuda.is_available() else -1)
-    return _explain_gpu_refusal(device.index)
+        return _explain_unsupported_gpu(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+    return _explain_unsupported_gpu(device.index)
 
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
-explain_refusal.__dict__["_dynamo_marked_constant"] = True
+explain_unsupported_device.__dict__["_dynamo_marked_constant"] = True
 
 
-def explain_non_nvidia(device: torch.device) -> str | None:
+def explain_not_nvidia_gpu(device: torch.device) -> str | None:
     """Return None if the device is an NVIDIA GPU to PyTorch, else the reason, which names the device."""
     if device.type == "cuda" and torch.version.hip is None:
         return None
@@ -62,26 +62,26 @@ def _get_rocm_name(index: int) -> str:
 
 
 @functools.cache
-def _explain_gpu_refusal(index: int) -> str | None:
+def _explain_unsupported_gpu(index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
-    return _explain_too_old(index, OLDEST) or nvrtc.explain_refusal()
+    return _explain_too_old_gpu(index, OLDEST) or nvrtc.explain_missing_nvrtc()
 
 
-def _explain_too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
+def _explain_too_old_gpu(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
     capability = torch.cuda.get_device_capability(index)
     if capability >= oldest:
         return None
     return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{purpose}, got {capability[0]}.{capability[1]}")
 
 
-def explain_no_bfloat16(device: torch.device) -> Missing | None:
+def explain_missing_bfloat16(device: torch.device) -> Missing | None:
     """Return None where the tensor cores of a CUDA device multiply bfloat16, else the reason that they do not."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _explain_too_old(index, BFLOAT16, " for bfloat16")
+    return _explain_too_old_gpu(index, BFLOAT16, " for bfloat16")
 
 
-explain_no_bfloat16.__dict__["_dynamo_marked_constant"] = True
+explain_missing_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.cache
@@ -95,7 +95,7 @@ MAX_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).evaluate_integer, ("
 
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
-class Device:
+class GpuProperties:
     """Properties of a GPU that launches depend on."""
 
     index: int
@@ -123,17 +123,17 @@ class Device:
 
 
 @functools.cache
-def get_device(index: int) -> Device:
+def get_gpu_properties(index: int) -> GpuProperties:
     """Return the GPU with this number."""
     about = torch.cuda.get_device_properties(index)
     arch = nvrtc.load_nvrtc().choose_target((about.major, about.minor))
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, about.name, arch, about.multi_processor_count, shared)
+    return GpuProperties(index, about.name, arch, about.multi_processor_count, shared)
 
 
-def gpu_from_device(device: torch.device) -> Device:
+def get_gpu_properties_of_device(device: torch.device) -> GpuProperties:
     """Return the GPU that a CUDA device names."""
-    return get_device(torch.cuda.current_device() if device.index is None else device.index)
+    return get_gpu_properties(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
@@ -260,7 +260,7 @@ def load_kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
 def load_several_kernels(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
     """Return :func:`load_kernels` of each source; compile together what is not compiled yet."""
     with nullcontext() if current_device() == index else torch.cuda.device(index):
-        loaded = libraries.load(sources, get_device(index).arch, index)
+        loaded = libraries.load(sources, get_gpu_properties(index).arch, index)
     for source, library in zip(sources, loaded, strict=True):
         _KERNELS.setdefault((libraries, source, index), Kernels(library, index))
     return [_KERNELS[libraries, source, index] for source in sources]

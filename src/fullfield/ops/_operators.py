@@ -98,7 +98,7 @@ def get_apply_without_functorch(function: type[torch.autograd.Function]) -> Call
     return super(torch.autograd.Function, function).apply  # type: ignore[misc,no-any-return]
 
 
-def wants_gradient(*tensors: Tensor | None) -> bool:
+def needs_gradient(*tensors: Tensor | None) -> bool:
     """Return whether a result of these tensors is part of a graph."""
     if torch.is_grad_enabled():
         for tensor in tensors:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def pixel_positions(size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def create_pixel_grid(size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the (x, y) of every pixel of a map of ``size`` (height, width), [2, H, W]; pixel 0 is at 0.0."""
     height, width = size
     y = torch.arange(height, device=device, dtype=dtype).view(-1, 1).expand(-1, width)

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 
-def record_graph(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Record ``work``, which must have run before, as a CUDA graph. Waits for the device."""
+def record_cuda_graph(launch: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Record ``launch``, which must have run before, as a CUDA graph. Waits for the device."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # Relaxed, because other threads may allocate meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
-            work()
+            launch()
     return graph
 
 
-class InOrder:
+class SerializedCalls:
     """Context manager that runs every call after the previous one, on any streams.
 
     While the caller records a CUDA graph, the order is the caller's. On devices other than CUDA calls are in order
@@ -32,7 +32,7 @@ class InOrder:
         self._finished: torch.cuda.Event | None = None
         self._seen: set[int] = set()
 
-    def register_tensors_again(self) -> None:
+    def register_changed_tensors(self) -> None:
         """Register the tensors again on every stream, because they have changed."""
         self._seen.clear()
 

@@ -40,8 +40,12 @@ def warp(
         for top in range(0, height, strip):
             rows = slice(top, min(top + strip, height))
             lines = torch.arange(rows.start, rows.stop, device=planes.device)[:, None]
-            left, right, x_fraction, x_inside = _locate_bilinear_neighbors(columns, flow[image, 0, rows], width)
-            upper, lower, y_fraction, y_inside = _locate_bilinear_neighbors(lines, flow[image, 1, rows], height)
+            left, right, x_fraction, x_inside = _find_bilinear_neighbors_along_axis(
+                columns, flow[image, 0, rows], width
+            )
+            upper, lower, y_fraction, y_inside = _find_bilinear_neighbors_along_axis(
+                lines, flow[image, 1, rows], height
+            )
             x_fraction, y_fraction = x_fraction.to(planes.dtype), y_fraction.to(planes.dtype)
             inside[image, rows] = x_inside & y_inside
             for channel in range(channels):
@@ -52,7 +56,9 @@ def warp(
     return warped, inside
 
 
-def _locate_bilinear_neighbors(position: Tensor, motion: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _find_bilinear_neighbors_along_axis(
+    position: Tensor, motion: Tensor, size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return both neighbouring pixels of ``position + motion`` along one axis, the second's weight, and a mask."""
     limit = size + 1  # a motion beyond it leads out of the frame from every pixel
     motion = motion.nan_to_num(-limit, limit, -limit).clamp(-limit, limit)

@@ -270,7 +270,7 @@ def _measure_systematic_heights(equations: PlaneEquations, normals: Floats) -> f
     step = max(1, len(touching_points) // _QUERIES)
     queries = np.arange(0, len(touching_points), step)
     neighbors = radius_search(
-        torch.from_numpy(touching_points), _NEIGHBORHOOD, torch.from_numpy(touching_points[queries]), sort=False
+        torch.from_numpy(touching_points), _NEIGHBORHOOD, torch.from_numpy(touching_points[queries]), sort_indices=False
     )
     row = np.repeat(np.arange(len(queries)), np.diff(neighbors.offsets.numpy()))
     column = neighbors.indices.numpy()

@@ -98,7 +98,7 @@ def describe_surfaces(points: Floats, queries: Floats, radius: float, near: floa
     """
     kernel = kernels().compute_local_surfaces
     cloud, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    neighbors = radius_search(_to_tensor(cloud), radius, _to_tensor(centres), sort=False)
+    neighbors = radius_search(_to_tensor(cloud), radius, _to_tensor(centres), sort_indices=False)
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     normals, shapes = np.empty((len(centres), 3)), np.empty((0 if near is None else len(centres), 4))
     limit = float(radius if near is None else near)
@@ -122,7 +122,7 @@ def compute_fpfh_histograms(
     Each 11 sum to 1, or to 0 where there is no neighbour. ``neighbors`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    neighbors = radius_search(_to_tensor(points), radius, sort=False) if neighbors is None else neighbors
+    neighbors = radius_search(_to_tensor(points), radius, sort_indices=False) if neighbors is None else neighbors
     pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     surface = join_points_and_normals(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))

@@ -84,7 +84,7 @@ def prepare_network_input(fine: Floats, rows: Ints, *, around: bool = False) -> 
     """
     points = fine[rows]
     normals, shapes = describe_surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
-    neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
+    neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort_indices=False)
     features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
     seen = find_surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if around else None
@@ -122,7 +122,7 @@ def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, around: boo
 
 def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
     """Return :func:`prepare_network_levels` of float64 tensors, with the surroundings, computed on their device."""
-    if _launching.explain_refusal(fine.device) is not None:
+    if _launching.explain_unsupported_device(fine.device) is not None:
         return prepare_network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
     _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
     _check.require(is_packed(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))

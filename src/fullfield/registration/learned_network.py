@@ -97,13 +97,15 @@ def find_surroundings(
     """
     device, count = points.device, points.shape[0]
     on_cpu = device.type == "cpu"
-    if _launching.explain_refusal(device) is not None and not on_cpu:
+    if _launching.explain_unsupported_device(device) is not None and not on_cpu:
         on_cpu_surroundings = find_surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
         return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.cells.to(device))
     _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
     if neighbors is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
-        neighbors = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.explain_refusal(device) is None)
-    if _launching.explain_refusal(device) is None:
+        neighbors = radius_search(
+            points, RINGS[-1], offsets=offsets, sort_indices=_launching.explain_unsupported_device(device) is None
+        )
+    if _launching.explain_unsupported_device(device) is None:
         cells, triplets = DESCRIBER.sort_pairs(points, normals, neighbors, BITS)
     else:
         cells, triplets = _sort_on_cpu(points, normals, neighbors)
@@ -196,7 +198,7 @@ class DescriptorNetwork(nn.Module):
     def compute_properties(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
         forward = around.geometry.forward
-        if _launching.explain_refusal(features.device) is None:
+        if _launching.explain_unsupported_device(features.device) is None:
             return DESCRIBER.compute_properties(features, around.cells, forward, BITS)
         return _compute_properties_on_cpu(
             features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()

@@ -12,8 +12,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._filling import interpolate_unknown_pixels
-from fullfield.ops._positions import pixel_positions
-from fullfield.ops._splatting import fill_holes, splat_flow
+from fullfield.ops._positions import create_pixel_grid
+from fullfield.ops._splatting import fill_unknown_vectors, splat_scaled_flow
 from fullfield.ops.warping import warp
 
 ReadFlow = Callable[[int], Tensor]
@@ -129,7 +129,7 @@ def interpolate_picture(
     if time in (0, 1):
         visible = torch.ones(first.shape[-2:], dtype=torch.bool, device=first.device)
         return InterpolatedPicture((second if time else first).clone(), visible)
-    flow1, flow2 = (fill_holes(flow, flow.isfinite().all(0)) for flow in (forward, backward))
+    flow1, flow2 = (fill_unknown_vectors(flow, flow.isfinite().all(0)) for flow in (forward, backward))
     motions = (  # from the first frame to the second, at the pixels of the picture in between
         _splat_flow_to_time(time, flow1, flow2, forward.isfinite().all(0)),
         -_splat_flow_to_time(1 - time, flow2, flow1, backward.isfinite().all(0)),
@@ -170,8 +170,8 @@ def _splat_flow_to_time(time: float, flow: Tensor, opposite: Tensor, is_known: T
     """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
     returned, is_inside = warp_image(opposite, flow)
     trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
-    vectors, coverage, _ = splat_flow(flow, time, trust, is_known)
-    return fill_holes(vectors, coverage > _MIN_COVERAGE)
+    vectors, coverage, _ = splat_scaled_flow(flow, time, trust, is_known)
+    return fill_unknown_vectors(vectors, coverage > _MIN_COVERAGE)
 
 
 def _sample_along_motion(
@@ -183,7 +183,7 @@ def _sample_along_motion(
     path = -distance * motion
     sampled = warp(torch.cat((image * valid_mask, flow, valid_mask))[None], path[None])[0][0]
     colors, own_motion, coverage = sampled[:-3], sampled[-3:-1], sampled[-1]
-    columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
+    columns, rows = create_pixel_grid((height, width), flow.device, flow.dtype)
     x, y = columns + path[0], rows + path[1]
     # A pixel reaches half its width beyond its centre.
     is_inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)

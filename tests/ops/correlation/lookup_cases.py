@@ -12,7 +12,7 @@ from emulator import AMPERE, TURING, Emulator
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.correlation import correlation_lookup, cuda
 from fullfield.ops.correlation.cuda import launch, launch_backward
 from tests.oracles.correlation import Case, assert_within, budget, make_case, rounded
@@ -63,7 +63,7 @@ ON_CPU = ("reference", "dense", "cpu")
 
 
 def emulate_lookups(
-    emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch, gpu: Device = AMPERE
+    emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch, gpu: GpuProperties = AMPERE
 ) -> Emulator:
     """Run the CUDA kernels on the CPU until the end of the test."""
     monkeypatch.setattr(cuda, "explain_unsupported", lambda _: None)

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
-from fullfield.ops.correlation.prepared import Pair
-from fullfield.ops.correlation.protocol import Gradients
+from fullfield.ops.correlation.prepared import PairWithAccumulators
+from fullfield.ops.correlation.protocol import GradientAccumulators
 from tests.oracles.correlation import assert_within, make_case
 
 LEVELS, RADIUS = 3, 2
@@ -257,14 +257,14 @@ def test_get_accumulators_waits_for_other_streams(monkeypatch: pytest.MonkeyPatc
     class Features:
         request = SimpleNamespace(device=torch.device("cuda", 0))
 
-        def allocate_accumulators(self, *_: bool) -> Gradients:
-            return Gradients(None, None)
+        def allocate_accumulators(self, *_: bool) -> GradientAccumulators:
+            return GradientAccumulators(None, None)
 
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: "the default stream")
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, _: f"stream {handle}")
-    pair = Pair(Features(), (True, True))  # type: ignore[arg-type]
+    pair = PairWithAccumulators(Features(), (True, True))  # type: ignore[arg-type]
     streams = iter((0, 0, 5, 0))
     monkeypatch.setattr(pair, "_get_current_stream", lambda: next(streams))
     for _ in range(4):

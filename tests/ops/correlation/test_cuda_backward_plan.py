@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from fullfield.ops import _launching
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.correlation import cuda
 from fullfield.ops.correlation.cuda import launch_backward
 from fullfield.ops.correlation.cuda.config import choose_forward_config, fit_lookup_config, is_scaled_to_float16
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
-from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.correlation.protocol import LookupRequest
 
-TURING = Device(0, "", "sm_75", 40, 64 << 10)
-HOPPER = Device(0, "", "sm_90a", 132, 227 << 10)
+TURING = GpuProperties(0, "", "sm_75", 40, 64 << 10)
+HOPPER = GpuProperties(0, "", "sm_90a", 132, 227 << 10)
 
 
 class Kernel:
@@ -39,14 +39,14 @@ class Libraries:
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(_launching, "get_device", lambda _: HOPPER)
+    monkeypatch.setattr(_launching, "get_gpu_properties", lambda _: HOPPER)
     monkeypatch.setattr(_launching, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 
 def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], levels: int = 4) -> FeatureGradients:
     sizes = tuple((size2[0] >> level, size2[1] >> level) for level in range(levels))
-    request = Request(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
+    request = LookupRequest(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
     state = tuple(torch.zeros(3) for _ in range(4))
     return FeatureGradients(request, choose_forward_config(request, HOPPER), HOPPER, state)
 
@@ -112,10 +112,10 @@ def test_allocate_sums_splits_coarse_levels() -> None:
 def test_fit_lookup_config_refuses_plans_beyond_turing_memory(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_launching, "gpu_from_device", lambda _: TURING)
-    monkeypatch.setattr(_launching, "explain_refusal", lambda _: None)
+    monkeypatch.setattr(_launching, "get_gpu_properties_of_device", lambda _: TURING)
+    monkeypatch.setattr(_launching, "explain_unsupported_device", lambda _: None)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
+        request = LookupRequest(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
         assert cuda.explain_unsupported(request) == reason
         config = choose_forward_config(request, TURING)
         assert not config.bf16

@@ -157,9 +157,9 @@ def test_lookup_two_row_blocks_match_float64(backend: Backend, motion: str, monk
     """The tiles that Hopper's kernel prefers: a warp's pixels are 8×2."""
     original = config.fit_lookup_config
 
-    def square(*arguments: Any) -> config.Config | None:
+    def square(*arguments: Any) -> config.KernelConfig | None:
         found = original(*arguments)
-        return found and replace(found, block=8, widths=config._list_chunk_widths(RADIUS, 8))
+        return found and replace(found, block=8, widths=config._list_allowed_chunk_widths(RADIUS, 8))
 
     monkeypatch.setattr(config, "fit_lookup_config", square)
     check(backend, case_of(((10, 12), (14, 18), 1, 16, 2, RADIUS), motion), torch.float32)
@@ -170,7 +170,7 @@ def test_lookup_small_tiles_match_float64(emulate: Callable[..., Emulator], monk
     emulate_lookups(emulate, monkeypatch, replace(AMPERE, shared=36 << 10))
     found, original = [], config.fit_lookup_config
 
-    def noted(*arguments: Any) -> config.Config | None:
+    def noted(*arguments: Any) -> config.KernelConfig | None:
         found.append(original(*arguments))
         return found[-1]
 
@@ -725,14 +725,14 @@ def test_lookup_reference_in_chunks_equals_whole(monkeypatch: pytest.MonkeyPatch
 
 def test_lookup_reference_on_gpu_calls_no_bmm(monkeypatch: pytest.MonkeyPatch) -> None:
     """It might be in TF32 there."""
-    from fullfield.ops.correlation.reference import Reference
+    from fullfield.ops.correlation.reference import ReferencePair
 
     class OnGpu(Tensor):
         is_cuda = True
 
-    case, target = make_case(), Reference._gather_target_rows
+    case, target = make_case(), ReferencePair._gather_target_rows
     expected = look(case, "reference")
-    monkeypatch.setattr(Reference, "_gather_target_rows", lambda *arguments: target(*arguments).as_subclass(OnGpu))
+    monkeypatch.setattr(ReferencePair, "_gather_target_rows", lambda *arguments: target(*arguments).as_subclass(OnGpu))
     monkeypatch.setattr(torch, "bmm", lambda *_: pytest.fail("a batched product"))
     assert_within(look(case, "reference"), expected, 1e-5, "lookup")
 
@@ -810,6 +810,6 @@ def test_correlation_backends_explain_refusals(backend: Backend, monkeypatch: py
         look(case.double(), "cuda")
     assert CorrelationPyramid(case.fmap1, case.fmap2).backend == "cuda"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 0))
-    monkeypatch.setattr(_launching, "_explain_gpu_refusal", _launching._explain_gpu_refusal.__wrapped__)
+    monkeypatch.setattr(_launching, "_explain_unsupported_gpu", _launching._explain_unsupported_gpu.__wrapped__)
     with pytest.raises(InputError, match=r"cuda: needs compute capability 7.5, got 7.0"):
         look(case, "cuda")

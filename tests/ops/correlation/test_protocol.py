@@ -17,8 +17,8 @@ from fullfield._check import NotEnoughMemoryError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
-from fullfield.ops.correlation.prepared import fold_level_gradients, pool_levels
-from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
+from fullfield.ops.correlation.prepared import pool_pyramid_levels, sum_level_gradients_to_finest
+from fullfield.ops.correlation.protocol import LOOKUPS, GradientAccumulators, LookupRequest
 from tests.oracles.correlation import (
     assert_within,
     make_case,
@@ -62,13 +62,13 @@ def test_lookup_emulated_accepts_offsets_beyond_31_bits() -> None:
     prepared.state = (source, far)
     prepared._levels[:, 0] += shift  # type: ignore[attr-defined]
     assert torch.equal(look(case.coords), expected)
-    moved = Gradients(torch.zeros_like(source), [far_sums])
+    moved = GradientAccumulators(torch.zeros_like(source), [far_sums])
     prepared.backward(grad, case.coords, moved, False)
     assert torch.equal(moved.fmap1, sums.fmap1)  # type: ignore[arg-type]
     assert torch.equal(far_sums[shift:], sums.levels[0])  # type: ignore[index]
 
 
-REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda", 0))
+REQUEST = LookupRequest(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda", 0))
 
 
 @pytest.mark.parametrize("held", [0, 600])
@@ -141,9 +141,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Puts the backend in the place of "cuda"; the number of maps that it was given, call by call."""
     counts: list[int] = []
 
-    def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> reference.Reference:
+    def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> reference.ReferencePair:
         counts.append(len(maps))
-        levels = pool_levels(maps[0], request.levels) if request.pooled else maps
+        levels = pool_pyramid_levels(maps[0], request.levels) if request.pooled else maps
         return reference.prepare_pair(request, fmap1, levels)
 
     module = types.ModuleType("pooling")
@@ -151,7 +151,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     module.explain_unsupported = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
     module.prepare_pair = prepare_pair  # type: ignore[attr-defined]
     module.restore_pair = reference.restore_pair  # type: ignore[attr-defined]
-    module.allocate_state = reference.allocate_state  # type: ignore[attr-defined]
+    module.allocate_pair_state = reference.allocate_pair_state  # type: ignore[attr-defined]
     load = LOOKUPS.load
     monkeypatch.setattr(LOOKUPS, "load", lambda name: module if name == "cuda" else load(name))
     return counts
@@ -189,7 +189,7 @@ def test_pooling_backend_works_in_compiled_code(seen: list[int]) -> None:
 
 def test_fold_level_gradients_is_adjoint_of_pool_levels() -> None:
     fmap2 = torch.randn(1, 2, 13, 6, dtype=torch.float64, requires_grad=True)
-    grads = [torch.randn_like(level) for level in pool_levels(fmap2, 5)]
-    together = sum((level * grad).sum() for level, grad in zip(pool_levels(fmap2, 5), grads, strict=True))
+    grads = [torch.randn_like(level) for level in pool_pyramid_levels(fmap2, 5)]
+    together = sum((level * grad).sum() for level, grad in zip(pool_pyramid_levels(fmap2, 5), grads, strict=True))
     (expected,) = torch.autograd.grad(together, fmap2)
-    assert_within(fold_level_gradients([g.clone() for g in grads]), expected, 1e-12, "fold")
+    assert_within(sum_level_gradients_to_finest([g.clone() for g in grads]), expected, 1e-12, "fold")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
-from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, traceable_lookup
+from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, compute_traceable_lookup
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -18,7 +18,7 @@ def test_traceable_lookup_equals_reference(form: str, size: tuple[int, int], lev
     coords[0, 0, 0, :3] = torch.tensor([float("nan"), float("inf"), -1e30])
     coords[1, :, 1, 1] = 2.0
     expected = correlation_lookup(fmap1, correlation_pyramid(fmap2, levels), coords, radius, backend="reference")
-    got = traceable_lookup(build_traceable_state(fmap1, fmap2, levels, form), coords, radius, form)
+    got = compute_traceable_lookup(build_traceable_state(fmap1, fmap2, levels, form), coords, radius, form)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert expected.abs().max() > 0.5
 
@@ -27,7 +27,7 @@ def test_traceable_lookup_equals_reference(form: str, size: tuple[int, int], lev
 def test_traceable_lookup_exports_symbolic_standard_operators(form: str) -> None:
     class Looked(torch.nn.Module):
         def forward(self, fmap1: torch.Tensor, fmap2: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
-            return traceable_lookup(build_traceable_state(fmap1, fmap2, 2, form), coords, 2, form)
+            return compute_traceable_lookup(build_traceable_state(fmap1, fmap2, 2, form), coords, 2, form)
 
     def inputs(height: int, width: int) -> tuple[torch.Tensor, ...]:
         return torch.randn(1, 4, height, width), torch.randn(1, 4, height, width), 5 * torch.rand(1, 2, height, width)

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from fullfield.ops import _launching
 from fullfield.ops._fused import cuda, reference
-from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, Norm, Target
-from fullfield.ops._launching import Device
+from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, ScaleAndShift, TargetSlice
+from fullfield.ops._launching import GpuProperties
 
 POISON = 7.0
 gpu = pytest.mark.gpu
@@ -41,13 +41,13 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 def test_normalize_add_relu_equals_instance_norm() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
     done = reference.normalize_add_relu_(
-        y.clone(), reference.compute_instance_norm(y, 1e-5), x, reference.compute_instance_norm(x, 1e-5)
+        y.clone(), reference.compute_instance_norm_factors(y, 1e-5), x, reference.compute_instance_norm_factors(x, 1e-5)
     )
     both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
     torch.testing.assert_close(nchw(done), functional.relu(both))
     shift = torch.randn(16)
     torch.testing.assert_close(
-        reference.normalize_add_relu_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu()
+        reference.normalize_add_relu_(y.clone(), ScaleAndShift(None, shift), x), (x + (y + shift).relu()).relu()
     )
 
 
@@ -56,12 +56,12 @@ def test_gate_passes_equal_gru() -> None:
     zr, zr_map = torch.randn(2, 2, 4, 5, 16)
     update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
     out = torch.full((2, 4, 5, 12), POISON)
-    reference.apply_reset_gate(state, zr, zr_map, Target(out[..., 4:]))
+    reference.apply_gru_reset_gate(state, zr, zr_map, TargetSlice(out[..., 4:]))
     torch.testing.assert_close(out[..., 4:], reset * state)
     assert (out[..., :4] == POISON).all()
     transposed = torch.full((2, 5, 4, 8), POISON)
     want = (1 - update) * state + update * torch.tanh(q + q_map)
-    reference.apply_update_gate(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
+    reference.apply_gru_update_gate(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
     torch.testing.assert_close(state, want)
     torch.testing.assert_close(transposed, want.transpose(1, 2))
 
@@ -88,7 +88,9 @@ def test_write_relu_and_flow_fills_flow_channels() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
-    reference.write_relu_and_flow(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
+    reference.write_relu_and_append_flow(
+        source, bias, [TargetSlice(first[..., 4:]), TargetSlice(second, True)], (coords, 6)
+    )
     torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
     torch.testing.assert_close(nchw(first[..., 10:]), coords - grid(1, 3, 4))
     assert torch.equal(second, first[..., 4:].transpose(1, 2))
@@ -167,7 +169,7 @@ EMULATED += [("norms", torch.float16, AMPERE), ("norms", torch.bfloat16, TURING)
 
 @pytest.mark.parametrize(("name", "dtype", "device"), EMULATED, ids=str)
 def test_fused_kernels_emulated_equal_reference(
-    name: str, dtype: torch.dtype, device: Device, emulate: Callable[..., Emulator]
+    name: str, dtype: torch.dtype, device: GpuProperties, emulate: Callable[..., Emulator]
 ) -> None:
     emulate(cuda, gpu=device, serve=True)
     compare(name, dtype, torch.device("cpu"), (7, 9, 64), (17, 40), 64)
@@ -196,20 +198,20 @@ def compare(
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
-        plainly = m.normalize_add_relu_(y.clone(), Norm(None, shift))
-        scaled = m.normalize_add_relu_(y.clone(), Norm(scale, shift), x)
+        plainly = m.normalize_add_relu_(y.clone(), ScaleAndShift(None, shift))
+        scaled = m.normalize_add_relu_(y.clone(), ScaleAndShift(scale, shift), x)
         instance = m.normalize_add_relu_(
-            y.clone(), m.compute_instance_norm(y, 1e-5), x, m.compute_instance_norm(x, 1e-5)
+            y.clone(), m.compute_instance_norm_factors(y, 1e-5), x, m.compute_instance_norm_factors(x, 1e-5)
         )
-        return [plainly, scaled, instance, *m.compute_instance_norm(large, 1e-5)]
+        return [plainly, scaled, instance, *m.compute_instance_norm_factors(large, 1e-5)]
 
     def pack(m: ModuleType) -> list[Tensor]:
         first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
-        m.write_relu_and_flow(
-            y, shift, [Target(first[..., 32:]), Target(second[..., 8:-8], True)], (coords, channels - 2)
+        m.write_relu_and_append_flow(
+            y, shift, [TargetSlice(first[..., 32:]), TargetSlice(second[..., 8:-8], True)], (coords, channels - 2)
         )
         third = poisoned(batch, height, width, channels + 32)
-        m.write_relu_and_flow(y, None, [Target(third[..., :channels])])
+        m.write_relu_and_append_flow(y, None, [TargetSlice(third[..., :channels])])
         return [first, second, third]
 
     def windows(m: ModuleType) -> list[Tensor]:
@@ -220,8 +222,8 @@ def compare(
     def gates(m: ModuleType) -> list[Tensor]:
         joint, reset = torch.cat((y, x), 3), poisoned(batch, height, width, 2 * channels)
         state, transposed = joint[..., :channels], poisoned(batch, width, height, channels)
-        m.apply_reset_gate(state, zr, zr_map, Target(reset[..., channels:]))
-        m.apply_update_gate(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
+        m.apply_gru_reset_gate(state, zr, zr_map, TargetSlice(reset[..., channels:]))
+        m.apply_gru_update_gate(state, zr, zr_map, q, q_map, [TargetSlice(state), TargetSlice(transposed, True)])
         return [joint, reset, transposed]
 
     def step(m: ModuleType) -> list[Tensor]:
@@ -281,15 +283,15 @@ def test_fused_kernels_keep_nonfinite_values(bad: float, dtype: torch.dtype) -> 
         y, x, state, zr = values(16), torch.randn(1, 9, 11, 16, device="cuda").to(dtype), values(16), values(32)
         still = torch.zeros_like(zr), torch.zeros_like(x)
         out = [torch.empty_like(y) for _ in range(4)]
-        m.write_relu_and_flow(y, torch.zeros(16, device="cuda"), [Target(out[0])])
-        m.apply_reset_gate(state, zr, still[0], Target(out[1]))
-        m.apply_update_gate(state, zr, still[0], x, still[1], [Target(out[2])])
-        m.apply_update_gate(x, zr, still[0], y, still[1], [Target(out[3])])
-        norm = Norm(None, torch.zeros(16, device="cuda"))
+        m.write_relu_and_append_flow(y, torch.zeros(16, device="cuda"), [TargetSlice(out[0])])
+        m.apply_gru_reset_gate(state, zr, still[0], TargetSlice(out[1]))
+        m.apply_gru_update_gate(state, zr, still[0], x, still[1], [TargetSlice(out[2])])
+        m.apply_gru_update_gate(x, zr, still[0], y, still[1], [TargetSlice(out[3])])
+        norm = ScaleAndShift(None, torch.zeros(16, device="cuda"))
         done = [
             m.normalize_add_relu_(y.clone(), norm),
             m.normalize_add_relu_(x.clone(), norm, y),
-            m.normalize_add_relu_(y.clone(), m.compute_instance_norm(y, 1e-5)),
+            m.normalize_add_relu_(y.clone(), m.compute_instance_norm_factors(y, 1e-5)),
         ]
         active, coords, wide = (
             y.clone(),
@@ -332,11 +334,11 @@ def test_rectified_convolutions_overflow_to_infinity() -> None:
 def test_fused_kernels_refuse_unsupported_layouts() -> None:
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
-        cuda.normalize_add_relu_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
+        cuda.normalize_add_relu_(x[..., :8], ScaleAndShift(None, torch.zeros(8, device="cuda")))
     with pytest.raises(ValueError, match="slice of channels"):
-        cuda.write_relu_and_flow(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
+        cuda.write_relu_and_append_flow(x[:, :, :3].contiguous(), None, [TargetSlice(x[:, :, :3])])
     with pytest.raises(ValueError, match="expected a target"):
-        cuda.write_relu_and_flow(x, None, [Target(x, True)])
+        cuda.write_relu_and_append_flow(x, None, [TargetSlice(x, True)])
 
 
 def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +351,7 @@ def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_launching, "load_kernels", lambda *_: Kernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
-    cuda.normalize_add_relu_(x, Norm(None, torch.zeros(16)))
+    cuda.normalize_add_relu_(x, ScaleAndShift(None, torch.zeros(16)))
     wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
     cuda.convolve_depthwise_norm(wide, row, row, 1e-5, wide)
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]

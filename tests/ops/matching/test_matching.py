@@ -105,7 +105,7 @@ def test_global_matching_explicit_backend_never_falls_back() -> None:
 def test_matching_bfloat16_on_turing_computes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's fused kernels would do so before compute capability 8.0."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    requests = [protocol.Request(dtype, torch.device("cuda", 0)) for dtype in (torch.bfloat16, torch.float16)]
+    requests = [protocol.MatchingRequest(dtype, torch.device("cuda", 0)) for dtype in (torch.bfloat16, torch.float16)]
     assert fused.explain_unsupported(requests[0]) == "needs compute capability 8.0 for bfloat16, got 7.5"
     assert fused.explain_unsupported(requests[1]) is None
 
@@ -132,7 +132,7 @@ def test_global_matching_compiles_without_graph_break() -> None:
 def test_global_attention_request_uses_larger_channel_count(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def no(request: protocol.Request) -> str:
+    def no(request: protocol.MatchingRequest) -> str:
         calls.append(request.channels)
         return "asked"
 
@@ -241,10 +241,10 @@ def test_global_matching_scales_float16_gradients() -> None:
     """Of the products; those of the features are as large as its numbers are."""
     one, two = unequal(torch.float16, 16, (4, 6), (4, 6), sharp=0.2)
     grad = torch.full((2, 2, 4, 6), 2.0**-18, dtype=torch.float64)
-    query, key = cuda.to_padded_rows(one), cuda.to_padded_rows(two, aligned=True)
+    query, key = cuda.convert_map_to_padded_rows(one), cuda.convert_map_to_padded_rows(two, aligned=True)
     sizes = ((4, 6), (4, 6))
-    flow, logarithms = cuda.forward(query, key, sizes, 0.25)
-    found = cuda.backward((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)
+    flow, logarithms = cuda.compute_flow_and_log_sums(query, key, sizes, 0.25)
+    found = cuda.compute_feature_gradients((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)
     truth = graded(whole, one.double(), two.double(), grad=grad)[1:]
     for ours, exact in zip(found, truth, strict=True):
         exact = exact.flatten(2).transpose(1, 2)

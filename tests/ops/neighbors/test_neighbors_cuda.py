@@ -23,7 +23,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
-from fullfield.ops.neighbors.downsampling import thin_repeatedly
+from fullfield.ops.neighbors.downsampling import downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_shape_and_build_cloud
 from fullfield.ops.point_conv import (
     PointGeometry,
@@ -175,10 +175,10 @@ def test_grid_downsample_launches_expected_kernels(machine: Emulator) -> None:
     )
     machine.launched.clear()
     triplets.transpose_triplets(
-        triplets.assemble_triplets((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
+        triplets.build_triplets((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
     )
     assert sorted(machine.launched) == sorted(
-        ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
+        ["build_row_entries", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
     )
     machine.launched.clear()
     grid_downsample(points, 0.05)
@@ -192,7 +192,7 @@ def test_neighbors_sums_of_several_blocks_equal_reference() -> None:
     check_radius(points, 0.02)
     found = radius_search(points, 0.05, backend="cuda")
     given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
-    made = triplets.assemble_triplets(*given)
+    made = triplets.build_triplets(*given)
     assert same(triplets.transpose_triplets(made, 2500, 27), reference.transpose_triplets(made, 2500, 27))
 
 
@@ -201,10 +201,10 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, found = thin_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        first, found = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         assert first.max_magnitude == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, again = thin_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        _, again = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         for one, two, cell in zip(found, again, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:
@@ -233,7 +233,7 @@ def test_radius_search_refuses_nonfinite_coordinates(bad: float) -> None:
 def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
     made: list[weakref.ref[object]] = []
-    fill, finish = neighbors._Tables.fill_tables, neighbors._Searches.write_indices
+    fill, finish = neighbors._CellTables.fill_tables, neighbors._RadiusSearchLaunch.write_indices
 
     def filling(*arguments: Any) -> Any:
         tables = fill(*arguments)
@@ -245,8 +245,8 @@ def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.M
         assert all(table() is not None for table in made)
         return finish(searches, totals)
 
-    monkeypatch.setattr(neighbors._Tables, "fill_tables", filling)
-    monkeypatch.setattr(neighbors._Searches, "write_indices", finishing)
+    monkeypatch.setattr(neighbors._CellTables, "fill_tables", filling)
+    monkeypatch.setattr(neighbors._RadiusSearchLaunch, "write_indices", finishing)
     check_radius(surface(300), 0.1)
 
 
@@ -257,7 +257,7 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(conv_kernels, "explain_triplets_unsupported", lambda _: None)
         found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
-    names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
+    names = ("count_points", "count_neighbors", "write_neighbors", "build_row_entries", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
@@ -288,8 +288,8 @@ def test_triplets_cuda_equal_reference(kernel: tuple[int, int, int]) -> None:
     for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
         near = radius_search(points, radius, centers, backend="reference")
         given = ((near.offsets, near.indices), points, centers, 0.11, kernel)
-        found = triplets.assemble_triplets(*given)
-        assert same(found, reference.assemble_triplets(*given))
+        found = triplets.build_triplets(*given)
+        assert same(found, reference.build_triplets(*given))
         cells = kernel[0] * kernel[1] * kernel[2]
         assert same(triplets.transpose_triplets(found, 200, cells), reference.transpose_triplets(found, 200, cells))
 
@@ -300,8 +300,8 @@ def test_triplets_of_long_and_empty_rows_equal_reference() -> None:
     for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
         near = radius_search(points, 9.0, centers, backend="reference")
         given = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
-        found = triplets.assemble_triplets(*given)
-        assert same(found, reference.assemble_triplets(*given))
+        found = triplets.build_triplets(*given)
+        assert same(found, reference.build_triplets(*given))
         assert same(triplets.transpose_triplets(found, 300, 27), reference.transpose_triplets(found, 300, 27))
 
 
@@ -310,7 +310,7 @@ def test_assemble_triplets_rounds_halves_to_even() -> None:
     points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
     rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
     given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
-    assert same(triplets.assemble_triplets(*given), reference.assemble_triplets(*given))
+    assert same(triplets.build_triplets(*given), reference.build_triplets(*given))
 
 
 # ---- pooling

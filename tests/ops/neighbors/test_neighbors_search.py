@@ -56,7 +56,7 @@ def test_search_backends_equal_reference_bit_for_bit(backend: Backend, place: st
         found = search(there, how, at, **clouds, backend=backend.name)
         assert same(found, search(points, how, own, **clouds, backend="reference"))
         if search is radius_search and own is None and not ragged:
-            loose = search(there, how, sort=False, backend=backend.name)
+            loose = search(there, how, sort_indices=False, backend=backend.name)
             assert list(map(sorted, rows(loose))) == rows(found)
 
 

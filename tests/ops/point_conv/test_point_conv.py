@@ -21,7 +21,7 @@ from fullfield.ops.point_conv import (
     triplets,
     voxel_geometry,
 )
-from fullfield.ops.point_conv.protocol import CONVOLUTIONS, check_feature_rows, is_same_count
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, check_feature_rows, is_equal_count
 
 BOTH = ("reference", "cpu")
 SHAPES = [(3, 5, 1), (64, 64, 1), (17, 98, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
@@ -280,7 +280,7 @@ def test_point_conv_keeps_point_count_symbolic() -> None:
     with FakeTensorMode(shape_env=env):
         features = torch.empty(rows - 1, 4)
         check_feature_rows(features, points, features.device)
-        assert is_same_count(rows - 1, points)
+        assert is_equal_count(rows - 1, points)
         assert not env.replacements
         with pytest.raises(InputError, match=r"^features: expected shape"):
             check_feature_rows(features, points + 1, features.device)

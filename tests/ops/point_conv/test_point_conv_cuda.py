@@ -18,11 +18,11 @@ from point_cases import draw, random_geometry, results
 from torch import Tensor
 
 from fullfield.ops import _launching
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.point_conv import PointGeometry, backends, point_conv, radius_geometry, triplet_geometry, triplets
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
-from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest
 from fullfield.ops.point_conv.triplets import Triplets
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,9 +37,9 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
     return made
 
 
-def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None = None) -> None:
+def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: GpuProperties, bands: int | None = None) -> None:
     """``bands`` of 0: forms with wgmma for any number of rows."""
-    for name in ("get_device", "gpu_from_device"):
+    for name in ("get_gpu_properties", "get_gpu_properties_of_device"):
         monkeypatch.setattr(_launching, name, lambda _: gpu)
     if bands is not None:
         monkeypatch.setattr(config, "_BANDS", bands)
@@ -167,7 +167,7 @@ def test_point_conv_cuda_forward_forms_are_equal(
     columns, slabs = (64 if tiles == 2 else 32), 2
 
     def result(*form: Any) -> Tensor:
-        monkeypatch.setattr(launch, "choose_multiply", lambda *_: config.Multiply(columns, slabs, *form))
+        monkeypatch.setattr(launch, "choose_multiply_variant", lambda *_: config.MultiplyVariant(columns, slabs, *form))
         launch._plan_multiply.cache_clear()
         return results(tensors, geometry, 1, "cuda")[0]
 
@@ -185,9 +185,9 @@ def test_point_conv_cuda_shared_rows_match_float64(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int
 ) -> None:
     geometry = random_geometry(50, 80, 900)
-    form = config.Multiply(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
+    form = config.MultiplyVariant(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "choose_multiply", lambda *_: form)
+        patch.setattr(launch, "choose_multiply_variant", lambda *_: form)
         launch._plan_multiply.cache_clear()
         check(geometry, (128, 128), 1, dtype)
         if dtype == torch.float16:
@@ -197,9 +197,9 @@ def test_point_conv_cuda_shared_rows_match_float64(
 
 def test_point_conv_cuda_shares_few_rows_only() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
-        request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
-        device = Device(0, "", "sm_80", 108, 163 << 10)
-        found = config.choose_multiply(request, config.choose_operands(request, False), device)
+        request = ConvRequest(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
+        device = GpuProperties(0, "", "sm_80", 108, 163 << 10)
+        found = config.choose_multiply_variant(request, config.choose_operands(request, False), device)
         assert found.threads % (32 * found.warps_sharing_rows) == 0
         return found.slab_parts, found.cell_parts
 
@@ -239,10 +239,13 @@ def test_point_conv_hopper_equals_reference(
     for schedule in (0, 3):
         machine.schedule = schedule
         sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
-    request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
+    request = ConvRequest(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
     operands = config.choose_operands(request, False)
-    assert isinstance(config.choose_multiply(request, operands, gpu), config.MultiplyHopper)
-    assert isinstance(config.choose_outer(request, operands, gpu), config.OuterHopper) == wide
+    assert isinstance(config.choose_multiply_variant(request, operands, gpu), config.HopperMultiplyVariant)
+    assert (
+        isinstance(config.choose_outer_product_variant(request, operands, gpu), config.HopperOuterProductVariant)
+        == wide
+    )
     for one, two in zip(*sets, strict=True):
         assert torch.equal(one, two)
 
@@ -320,8 +323,11 @@ def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.Mon
     large[:, 40:44] = features[:, 40:44]  # beside small ones
     tensors = [large.half(), weight, bias, (grad * 1e-4).half()]
     given = tensors[0], tensors[3]
-    request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
-    assert isinstance(config.choose_outer(request, config.choose_operands(request, False), HOPPER), config.OuterHopper)
+    request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
+    assert isinstance(
+        config.choose_outer_product_variant(request, config.choose_operands(request, False), HOPPER),
+        config.HopperOuterProductVariant,
+    )
     found = launch.sum_outer_products(request, *given, geometry.forward)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
     buckets = weight_of_sums(geometry, *given, 1)
@@ -341,9 +347,9 @@ def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])
 def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
     device = replace(HOPPER, processors=132)
-    request = Request(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
+    request = ConvRequest(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
     operands = config.choose_operands(request, False)
-    form = config.choose_outer(request, operands, device)
+    form = config.choose_outer_product_variant(request, operands, device)
     columns, cell_blocks = form.halves, -(-27 // form.cells)
     segments, slots, share = launch._split_into_segments(request, columns, cell_blocks, form, device)
     assert slots * share * 4 <= 8 << 20
@@ -351,10 +357,13 @@ def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
 
 
 def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
-    def forms(rows: int, device: Device) -> set[str]:
-        request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
+    def forms(rows: int, device: GpuProperties) -> set[str]:
+        request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
         operands = config.choose_operands(request, False)
-        found = config.choose_multiply(request, operands, device), config.choose_outer(request, operands, device)
+        found = (
+            config.choose_multiply_variant(request, operands, device),
+            config.choose_outer_product_variant(request, operands, device),
+        )
         return {type(form).__name__ for form in found}
 
     large = replace(HOPPER, processors=132)

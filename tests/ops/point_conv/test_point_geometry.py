@@ -109,7 +109,7 @@ def test_geometry_backends_return_equal_triplets(monkeypatch: pytest.MonkeyPatch
     points, _ = ragged((300,), seed=5)
     rows, index = radius_search(points, 0.21, points[:111])
     args = ((rows, index), points, points[:111].contiguous(), 0.05, (kernel,) * 3)
-    one, two = reference.assemble_triplets(*args), cpu.assemble_triplets(*args)
+    one, two = reference.build_triplets(*args), cpu.build_triplets(*args)
     assert (one.cells.numel() > 0) == (way == "beside")
     for a, b in zip(one, two, strict=True):
         assert torch.equal(a, b)

@@ -239,7 +239,7 @@ def test_point_norm_refuses_residual_of_other_dtype() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or _launching.explain_refusal(torch.device("cuda")) is not None,
+    not torch.cuda.is_available() or _launching.explain_unsupported_device(torch.device("cuda")) is not None,
     reason="no GPU that the kernels run on",
 )
 class TestOnTheGpu:

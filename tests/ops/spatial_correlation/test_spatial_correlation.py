@@ -14,23 +14,23 @@ from windows_cases import ALIGNED_NOT, CASES, by_loops, compare, draw, named, re
 
 from fullfield import InputError
 from fullfield.ops import _launching
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.spatial_correlation import backends, cuda, reference, spatial_correlation
-from fullfield.ops.spatial_correlation.protocol import Window
+from fullfield.ops.spatial_correlation.protocol import DisplacementWindow
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_GPU = _launching.explain_refusal(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
+_GPU = _launching.explain_unsupported_device(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
 needs_gpu = pytest.mark.skipif(_GPU is not None, reason=str(_GPU))
 LARGE = [
-    ((1, 32, 112, 256), Window((9, 9))),
-    ((2, 196, 7, 16), Window((9, 9))),
-    ((1, 64, 56, 128), Window((7, 7), (2, 2), (2, 2))),
-    ((1, 256, 56, 128), Window((21, 21), (2, 2))),
+    ((1, 32, 112, 256), DisplacementWindow((9, 9))),
+    ((2, 196, 7, 16), DisplacementWindow((9, 9))),
+    ((1, 64, 56, 128), DisplacementWindow((7, 7), (2, 2), (2, 2))),
+    ((1, 256, 56, 128), DisplacementWindow((21, 21), (2, 2))),
 ]
 
 
 @pytest.mark.parametrize(("shape", "window"), [*CASES, ALIGNED_NOT])
-def test_spatial_correlation_reference_equals_formula(shape: tuple[int, ...], window: Window) -> None:
+def test_spatial_correlation_reference_equals_formula(shape: tuple[int, ...], window: DisplacementWindow) -> None:
     one, two, _ = draw(shape, window, torch.float64)
     found = spatial_correlation(one, two, **named(window), backend="reference")
     torch.testing.assert_close(found, by_loops(one, two, window), rtol=1e-12, atol=1e-12)
@@ -41,7 +41,7 @@ def test_spatial_correlation_reference_equals_formula(shape: tuple[int, ...], wi
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "window"), [*CASES, *LARGE])
 def test_spatial_correlation_on_gpu_equals_reference(
-    shape: tuple[int, ...], window: Window, dtype: torch.dtype
+    shape: tuple[int, ...], window: DisplacementWindow, dtype: torch.dtype
 ) -> None:
     tensors = draw(shape, window, dtype, "cuda")
     found, again = results(tensors, window, "cuda"), results(tensors, window, "cuda")
@@ -55,20 +55,26 @@ def test_spatial_correlation_on_gpu_equals_reference(
     ids=lambda value: getattr(value, "arch", value),
 )
 def test_spatial_correlation_emulated_equals_reference(
-    number: int, gpu: Device, emulate: Callable[..., Emulator]
+    number: int, gpu: GpuProperties, emulate: Callable[..., Emulator]
 ) -> None:
     shape, window = CASES[number]
     dtype = DTYPES[(number + number // 3 + (gpu is TURING)) % 3]
     tensors = draw(shape, window, dtype)
     emulate(cuda, gpu=gpu).schedule = 3 * (number % 2) if gpu is AMPERE else 0
-    found = [cuda.forward(*tensors[:2], window), *cuda.backward(*tensors, window, (True, True))]
+    found = [
+        cuda.compute_correlation(*tensors[:2], window),
+        *cuda.compute_correlation_gradients(*tensors, window, (True, True)),
+    ]
     exact = [t.double() for t in tensors]
-    truth = [reference.correlate(*exact[:2], window), *reference.backward(*exact, window, (True, True))]
+    truth = [
+        reference.correlate(*exact[:2], window),
+        *reference.compute_correlation_gradients(*exact, window, (True, True)),
+    ]
     compare(found, truth, dtype)
 
 
-@pytest.mark.parametrize("window", [Window((3, 3)), Window((3, 2), (2, 3), (1, 1), (1, 0))])
-def test_spatial_correlation_second_derivatives_pass_gradgradcheck(window: Window) -> None:
+@pytest.mark.parametrize("window", [DisplacementWindow((3, 3)), DisplacementWindow((3, 2), (2, 3), (1, 1), (1, 0))])
+def test_spatial_correlation_second_derivatives_pass_gradgradcheck(window: DisplacementWindow) -> None:
     one, two, _ = (t.requires_grad_() for t in draw((1, 2, 3, 4), window, torch.float64))
 
     def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -86,7 +92,7 @@ def test_spatial_correlation_second_derivatives_pass_gradgradcheck(window: Windo
 
 
 def test_spatial_correlation_passes_opcheck_and_compiles() -> None:
-    one, two, _ = draw((1, 4, 6, 7), Window((3, 3)), torch.float32)
+    one, two, _ = draw((1, 4, 6, 7), DisplacementWindow((3, 3)), torch.float32)
     one.requires_grad_()
     numbers = [3, 3, 1, 1, 1, 1, 0, 0]
     torch.library.opcheck(torch.ops.fullfield.spatial_correlation.default, (one, two, numbers, None))
@@ -100,7 +106,7 @@ def test_spatial_correlation_passes_opcheck_and_compiles() -> None:
 
 
 def test_spatial_correlation_accepts_strides_and_empty_inputs() -> None:
-    one, two, _ = draw((2, 6, 5, 8), Window((3, 3)), torch.float32)
+    one, two, _ = draw((2, 6, 5, 8), DisplacementWindow((3, 3)), torch.float32)
     plain = spatial_correlation(one, two, 3)
     strided = [t.to(memory_format=torch.channels_last) for t in (one, two)]
     assert torch.equal(spatial_correlation(*strided, 3), plain)
@@ -113,7 +119,7 @@ def test_spatial_correlation_accepts_strides_and_empty_inputs() -> None:
 
 
 def test_spatial_correlation_computes_only_requested_gradients() -> None:
-    one, two, _ = draw((1, 4, 5, 8), Window((3, 3)), torch.float32)
+    one, two, _ = draw((1, 4, 5, 8), DisplacementWindow((3, 3)), torch.float32)
     for index in range(2):
         maps = [one.clone(), two.clone()]
         maps[index].requires_grad_()
@@ -150,19 +156,19 @@ def test_spatial_correlation_backends_explain_refusals() -> None:
 @pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))
 def test_spatial_correlation_patches_fit_shared_memory(shared: int) -> None:
     for patch in product((1, 2, 10, 11, 32, 33, 100), repeat=2):
-        columns = cuda.choose_columns(patch[1])
+        columns = cuda.divide_displacement_row(patch[1])
         assert columns.group * columns.groups * columns.blocks >= patch[1]
         for others in (1, 10_000):
             rows = cuda.choose_displacement_rows(patch[0], columns, others, shared)
             assert 1 <= rows <= patch[0]
             assert cuda.count_forward_threads(columns, rows) <= 512
-            assert cuda.forward_shared_bytes(columns, rows) <= shared
-            half = cuda.choose_half_tiles(patch, others)
+            assert cuda.compute_forward_shared_bytes(columns, rows) <= shared
+            half = cuda.choose_half_precision_tiling(patch, others)
             assert half.columns * half.blocks >= patch[1]
             assert 1 <= half.rows <= patch[0]
             assert half.shared_bytes <= shared
             assert (
-                cuda.backward_shared_bytes(
+                cuda.compute_backward_shared_bytes(
                     columns, cuda.choose_channels_per_block_and_thread(columns, others, 256, shared)
                 )
                 <= shared
@@ -170,8 +176,8 @@ def test_spatial_correlation_patches_fit_shared_memory(shared: int) -> None:
 
 
 def test_window_is_aligned_requires_multiples_of_step() -> None:
-    assert Window((3, 3), (4, 4), (2, 1)).has_stride_dividing_dilation
-    assert not Window((3, 3), (4, 3), (2, 2)).has_stride_dividing_dilation
+    assert DisplacementWindow((3, 3), (4, 4), (2, 1)).has_stride_dividing_dilation
+    assert not DisplacementWindow((3, 3), (4, 3), (2, 2)).has_stride_dividing_dilation
 
 
 # ---- on a GPU
@@ -180,7 +186,7 @@ def test_window_is_aligned_requires_multiples_of_step() -> None:
 @pytest.mark.gpu
 @needs_gpu
 def test_spatial_correlation_allocates_result_only() -> None:
-    one, two, _ = draw((1, 32, 112, 256), Window((9, 9)), torch.float32, "cuda")
+    one, two, _ = draw((1, 32, 112, 256), DisplacementWindow((9, 9)), torch.float32, "cuda")
     out = spatial_correlation(one, two, 9, backend="cuda")
     size = out.numel() * 4
     del out
@@ -193,7 +199,7 @@ def test_spatial_correlation_allocates_result_only() -> None:
 @pytest.mark.gpu
 @needs_gpu
 def test_spatial_correlation_in_graph_and_side_stream() -> None:
-    one, two, _ = draw((1, 32, 28, 64), Window((9, 9)), torch.float16, "cuda")
+    one, two, _ = draw((1, 32, 28, 64), DisplacementWindow((9, 9)), torch.float16, "cuda")
     plain = spatial_correlation(one, two, 9, backend="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

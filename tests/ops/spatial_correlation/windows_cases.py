@@ -7,23 +7,23 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.spatial_correlation import spatial_correlation
-from fullfield.ops.spatial_correlation.protocol import Window
+from fullfield.ops.spatial_correlation.protocol import DisplacementWindow
 
 # (batch, channels, height, width), window: PWC-Net's, LiteFlowNet's, FlowNetC's and what none of them is.
 CASES = [
-    ((2, 5, 7, 40), Window((9, 9))),
-    ((1, 19, 9, 35), Window((7, 7))),
-    ((1, 9, 13, 37), Window((7, 7), (2, 2), (2, 2))),
-    ((1, 6, 13, 37), Window((21, 21), (2, 2))),
-    ((1, 3, 6, 9), Window((4, 6), (3, 2), (1, 2), (2, 1))),
-    ((1, 3, 6, 49), Window((3, 45), (1, 1), (1, 1), (3, 4))),
-    ((1, 3, 8, 40), Window((5, 5), (2, 4), (2, 4), (0, 8))),
-    ((1, 34, 3, 2), Window((1, 3))),
+    ((2, 5, 7, 40), DisplacementWindow((9, 9))),
+    ((1, 19, 9, 35), DisplacementWindow((7, 7))),
+    ((1, 9, 13, 37), DisplacementWindow((7, 7), (2, 2), (2, 2))),
+    ((1, 6, 13, 37), DisplacementWindow((21, 21), (2, 2))),
+    ((1, 3, 6, 9), DisplacementWindow((4, 6), (3, 2), (1, 2), (2, 1))),
+    ((1, 3, 6, 49), DisplacementWindow((3, 45), (1, 1), (1, 1), (3, 4))),
+    ((1, 3, 8, 40), DisplacementWindow((5, 5), (2, 4), (2, 4), (0, 8))),
+    ((1, 34, 3, 2), DisplacementWindow((1, 3))),
 ]
-ALIGNED_NOT = ((1, 3, 7, 9), Window((3, 5), (1, 1), (2, 3), (1, 0)))
+ALIGNED_NOT = ((1, 3, 7, 9), DisplacementWindow((3, 5), (1, 1), (2, 3), (1, 0)))
 
 
-def named(window: Window) -> dict[str, tuple[int, int]]:
+def named(window: DisplacementWindow) -> dict[str, tuple[int, int]]:
     """As the public function takes it."""
     return {
         "patch_size": window.patch,
@@ -33,19 +33,19 @@ def named(window: Window) -> dict[str, tuple[int, int]]:
     }
 
 
-def draw(shape: tuple[int, ...], window: Window, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+def draw(shape: tuple[int, ...], window: DisplacementWindow, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
     """Both maps and a gradient of the result, whose numbers the type can hold."""
     generator = torch.Generator().manual_seed(sum(shape))
-    out = (shape[0], *window.patch, *window.out_size((shape[2], shape[3])))
+    out = (shape[0], *window.patch, *window.compute_output_size((shape[2], shape[3])))
     made = [torch.randn(size, generator=generator).to(dtype) for size in (shape, shape, out)]
     return [tensor.to(device) for tensor in made]
 
 
-def by_loops(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+def by_loops(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """The formula in float64, one displacement at a time."""
     f1, f2 = fmap1.double().numpy(), fmap2.double().numpy()
     batch, _, height, width = f1.shape
-    out = np.zeros((batch, *window.patch, *window.out_size((height, width))))
+    out = np.zeros((batch, *window.patch, *window.compute_output_size((height, width))))
     h, w = np.indices(out.shape[3:])
     y, x = h * window.stride[0] - window.padding[0], w * window.stride[1] - window.padding[1]
     for i, j in np.ndindex(window.patch):
@@ -57,7 +57,7 @@ def by_loops(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     return torch.from_numpy(out)
 
 
-def results(tensors: list[Tensor], window: Window, backend: str | None) -> list[Tensor]:
+def results(tensors: list[Tensor], window: DisplacementWindow, backend: str | None) -> list[Tensor]:
     """The result and both gradients."""
     one, two = (t.detach().clone().requires_grad_() for t in tensors[:2])
     out = spatial_correlation(one, two, **named(window), backend=backend)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._splatting import cpu, fill_holes, predict_next_flow, reference, splat_flow
+from fullfield.ops._splatting import cpu, fill_unknown_vectors, predict_next_flow, reference, splat_scaled_flow
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 
@@ -52,10 +52,10 @@ def test_predict_next_flow_kernels_equal_pytorch(height: int, width: int) -> Non
 def test_fill_holes_kernels_equal_pytorch(height: int, width: int, part: float) -> None:
     known = share(height, width, part)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), float("nan"))
-    filled = fill_holes(flow, known)
+    filled = fill_unknown_vectors(flow, known)
     assert filled.isfinite().all()
     assert torch.equal(filled[:, known], flow[:, known])
-    torch.testing.assert_close(filled, reference.fill_holes(flow, known), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(filled, reference.fill_unknown_vectors(flow, known), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 1.0])
@@ -64,9 +64,12 @@ def test_splat_flow_kernels_equal_pytorch(height: int, width: int, part: float) 
     known = share(height, width, 0.9)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), 0.0)
     trust = torch.rand(height, width, generator=torch.Generator().manual_seed(5))
-    exact = reference.splat_flow(flow.double(), part, trust.double(), known)
+    exact = reference.splat_scaled_flow(flow.double(), part, trust.double(), known)
     for found, wanted, plain in zip(
-        splat_flow(flow, part, trust, known), exact, reference.splat_flow(flow, part, trust, known), strict=True
+        splat_scaled_flow(flow, part, trust, known),
+        exact,
+        reference.splat_scaled_flow(flow, part, trust, known),
+        strict=True,
     ):
         ours, theirs = ((values - wanted).abs().max() for values in (found, plain))
         assert float(ours) <= 2 * float(theirs) + 1e-4
@@ -82,6 +85,6 @@ def test_splatting_refuses_bad_arguments() -> None:
     with pytest.raises(InputError, match="flow: expected shape"):
         predict_next_flow(torch.zeros(3, 4, 5))
     with pytest.raises(InputError, match="valid: expected shape"):
-        fill_holes(flow, torch.ones(5, 4, dtype=torch.bool))
+        fill_unknown_vectors(flow, torch.ones(5, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="confidence: expected shape"):
-        splat_flow(flow, 0.5, torch.zeros(4), plane.bool())
+        splat_scaled_flow(flow, 0.5, torch.zeros(4), plane.bool())

@@ -20,7 +20,7 @@ from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, ref
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.ops.tvl1.config import RefinementConfig
 from fullfield.ops.tvl1.guided import refinement_backends
-from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
+from fullfield.ops.tvl1.guided_cuda import IterationTile, Refiner
 from fullfield.testing import textured_scene
 from known_scenes import known_scene
 
@@ -119,7 +119,7 @@ def test_refine_flow_iteration_equals_loops() -> None:
                 p[2 * n, y, x], p[2 * n + 1, y, x] = a / over, b / over
     system = tuple(torch.from_numpy(part) for part in (m11, m12, m22, b1, b2))
     config = RefinementConfig(step=step)
-    found, dual_found = reference.run_iteration(
+    found, dual_found = reference.update_flow_and_dual(
         *map(torch.from_numpy, (flow, dual)), system, torch.from_numpy(edge), config
     )
     assert np.allclose(found, expected, atol=1e-12)
@@ -130,16 +130,16 @@ def test_refine_flow_minimizes_energy_without_smoothing() -> None:
     """A single pixel's quadratic: gradients that differ by a known amount, a coupling, no neighbours that count."""
     ramp = torch.arange(24, dtype=torch.float64)
     image = (ramp[:, None] ** 2 + 2 * ramp**2) / 10
-    one = torch.stack(reference.image_gradient(image))
-    xx, xy = reference.image_gradient(one[0])
-    yy = reference.image_gradient(one[1])[1]
+    one = torch.stack(reference.compute_central_gradient(image))
+    xx, xy = reference.compute_central_gradient(one[0])
+    yy = reference.compute_central_gradient(one[1])[1]
     prior = torch.full((2, 24, 24), 0.3, dtype=torch.float64)
     config = RefinementConfig(edges=0, epsilon=1e3, step=1e3)
     coupling = torch.full((24, 24), 0.02, dtype=torch.float64)
-    system = reference.linearise(one, one, (xx, xy, yy), prior, prior, coupling, config)
+    system = reference.compute_linear_systems_and_fit(one, one, (xx, xy, yy), prior, prior, coupling, config)
     flow, dual, none = prior, torch.zeros(4, 24, 24, dtype=torch.float64), torch.zeros(24, 24, dtype=torch.float64)
     for _ in range(60):
-        flow, dual = reference.run_iteration(flow, dual, system, none + 1e-12, config)
+        flow, dual = reference.update_flow_and_dual(flow, dual, system, none + 1e-12, config)
     weight = config.lambda_ / math.sqrt(config.epsilon**2)
     inner = flow[:, 6:-6, 6:-6]
     for component, curvature in ((0, 0.4), (1, 0.2)):  # w h² u + c (u - prior) = 0
@@ -286,12 +286,12 @@ def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
 def test_compute_change_weights_follows_misfit_reduction() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
-    first, later = guided.compute_change_weights(misfits, config)
+    first, later = guided.compute_change_blend_weights(misfits, config)
     assert first.shape == later.shape == (5, 1, 1, 1)
     assert torch.allclose(first.flatten(), torch.tensor([0, 0.5, 1, 1, 1], dtype=torch.float64))
     assert torch.allclose(later.flatten(), torch.tensor([0, 0, 0.5, 1, 1], dtype=torch.float64))
     assert torch.equal(
-        guided.compute_change_weights(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64)
+        guided.compute_change_blend_weights(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64)
     )
 
 
@@ -307,7 +307,7 @@ def test_refine_flow_batch_equals_singles() -> None:
 # ---- the CUDA kernels, emulated
 
 CPU = torch.device("cpu")
-SMALL = Shape(4, 4, 5)
+SMALL = IterationTile(4, 4, 5)
 EMULATED = {
     "default": RefinementConfig(),
     "bare": RefinementConfig(rounds=1, warps=2, iterations=13, blur=0, trust=0, edges=0, consistent_coupling=0),
@@ -370,7 +370,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
     ("device", "size"), [("emulated", (50, 90)), pytest.param("cuda", (200, 330), marks=gpu_marks)], ids=str
 )
 def test_refine_flow_is_independent_of_launch_shape(
-    device: str, size: tuple[int, int], shape: Shape, request: pytest.FixtureRequest
+    device: str, size: tuple[int, int], shape: IterationTile, request: pytest.FixtureRequest
 ) -> None:
     if device == "emulated":
         request.getfixturevalue("machine")
@@ -382,7 +382,7 @@ def test_refine_flow_is_independent_of_launch_shape(
     assert torch.equal(*(guided_cuda.Refiner(*size, config, where, one)(**inputs)[0] for one in shapes))
 
 
-STRIPS = guided_cuda.Strips(min_rows=0)
+STRIPS = guided_cuda.IterationStrips(min_rows=0)
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ STRIPS = guided_cuda.Strips(min_rows=0)
 )
 def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, machine: Emulator) -> None:
     config, inputs = RefinementConfig(warps=2, rounds=1, iterations=iterations), laid_out(*size)
-    tiles = Refiner(*size, config, CPU, Shape(4, 8, 10), None)(**inputs)[0]
-    strips = Refiner(*size, config, CPU, Shape(4, 8, 10), STRIPS)
+    tiles = Refiner(*size, config, CPU, IterationTile(4, 8, 10), None)(**inputs)[0]
+    strips = Refiner(*size, config, CPU, IterationTile(4, 8, 10), STRIPS)
     assert strips._passes
     for schedule in (0, 1):
         machine.schedule = schedule
@@ -591,7 +591,9 @@ FILTERED_IN_HALF = {
 }
 
 
-def differ_by_half_precision(name: str, where: torch.device, sizes: list[tuple[int, int, int]], shape: Shape) -> None:
+def differ_by_half_precision(
+    name: str, where: torch.device, sizes: list[tuple[int, int, int]], shape: IterationTile
+) -> None:
     config, more = FILTERED_IN_HALF[name]
     for height, width, channels in sizes:
         inputs = {key: (value + more.get(key, 0)).to(where) for key, value in laid_out(height, width, channels).items()}

@@ -16,7 +16,7 @@ from benchmarks.cases.tvl1 import romera
 from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape
+from fullfield.ops.tvl1.cuda.pipeline import PipelineShape, RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import Level
 from tests.oracles.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
@@ -27,11 +27,11 @@ FLOW_BOUND = {torch.float32: 1e-4, torch.float16: 2e-2}
 # Small blocks, so that small frames have many: strips of few rows, halos on every side. The solver's own schedule is
 # tested here in every way; those that it is compared with by the benchmark's check.
 SHAPES = {
-    "global": Shape(32),
-    "shared_fusion": Shape(64, rows=5),
-    "global_pipeline": Shape(32, depth=3, rows=7, blocks=2),
-    "shared_pipeline": Shape(32, depth=3, rows=7),
-    "register_pipeline": Shape(64, depth=5, rows=7, words=2, ahead=2),
+    "global": PipelineShape(32),
+    "shared_fusion": PipelineShape(64, rows=5),
+    "global_pipeline": PipelineShape(32, depth=3, rows=7, blocks=2),
+    "shared_pipeline": PipelineShape(32, depth=3, rows=7),
+    "register_pipeline": PipelineShape(64, depth=5, rows=7, words=2, ahead=2),
 }
 
 
@@ -47,7 +47,7 @@ def iterated_on(
     dtype: torch.dtype,
     config: TVL1Config,
     iterations: int,
-    shape: Shape | None = None,
+    shape: PipelineShape | None = None,
     **options: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return flow and dual variable by the solver's kernels."""
@@ -55,10 +55,10 @@ def iterated_on(
     level = Level(batch, height, width, dtype, CPU)
     load(level, term, config)
     if options:
-        level.dual.fill_(float("nan"))
+        level.current_dual.fill_(float("nan"))
     how = RegisterPipeline(SHAPES["register_pipeline"] if shape is None else shape)
     how.prepare_iterations(level, iterations)
-    how.queue_iterations(level, iterations, config, 0, **options)
+    how.launch_iterations(level, iterations, config, 0, **options)
     return result(level, config)
 
 
@@ -67,7 +67,7 @@ def check(
     dtype: torch.dtype,
     config: TVL1Config,
     iterations: int = 10,
-    shape: Shape | None = None,
+    shape: PipelineShape | None = None,
 ) -> None:
     flow, dual = iterated_on(term, dtype, config, iterations, shape)
     true_flow, true_dual = iterated(term, iterations, config)
@@ -111,7 +111,7 @@ def test_tvl1_register_pipelines_equal_reference(
 ) -> None:
     machine.schedule, dtype = 3, DTYPES[number]
     width = 2 * 32 * words * (2 if dtype == torch.float16 else 1) + 50
-    shape = Shape(threads, depth, 20, words, ahead)
+    shape = PipelineShape(threads, depth, 20, words, ahead)
     check(make_term(1, 50, width, "adjoint"), dtype, TVL1Config(), depth, shape)
 
 
@@ -124,7 +124,7 @@ def test_tvl1_register_pipelines_equal_reference(
 def test_tvl1_iteration_strips_at_borders_equal_reference(dtype: torch.dtype, words: int, borders: str) -> None:
     strip = 32 * words * (2 if dtype == torch.float16 else 1)
     for width in (strip, strip + 4, strip + 6, strip + 121, 2 * strip + 60):
-        shape = Shape(128, 10, 9, words, 2)
+        shape = PipelineShape(128, 10, 9, words, 2)
         check(make_term(1, 12, width, borders), dtype, TVL1Config(borders=borders), 10, shape)
 
 

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
-from fullfield.ops._launching import Device
+from fullfield.ops._launching import GpuProperties
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines
 from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import Passes, describe_planes
+from fullfield.ops.tvl1.cuda.passes import KernelLaunches, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import Level, row_pitch
-from fullfield.ops.tvl1.frames import gaussian_table, linear_table
+from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch
+from fullfield.ops.tvl1.frames import compute_gaussian_tap_table, compute_linear_tap_table
 from tests.oracles.tvl1 import VARIANTS
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def machine(request: pytest.FixtureRequest, emulate: Callable[..., Emulator]) ->
 def padded(values: Tensor) -> Tensor:
     """Planes [..., H, W] as a pass reads them: with a pitch, NaN behind every row."""
     width = values.shape[-1]
-    out = torch.empty((*values.shape[:-1], row_pitch(width, torch.float32)))
+    out = torch.empty((*values.shape[:-1], compute_row_pitch(width, torch.float32)))
     out[..., :width] = values
     return out
 
@@ -71,7 +71,7 @@ def test_grey_pass_reads_any_layout(dtype: torch.dtype, channels: int) -> None:
     frames[1] = frames[1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as videos are
     out, flow_at = torch.empty(2, 2, 5, 320), torch.zeros(1, dtype=torch.int64)
     flow = torch.empty(2, 2, 5, 300)
-    Passes(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), None, flow, flow_at)(0)
+    KernelLaunches(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), None, flow, flow_at)(0)
     luma = torch.tensor([0.299, 0.587, 0.114] if channels == 3 else [1.0]).view(1, -1, 1, 1)
     for frame, image in zip(frames, out, strict=True):
         want = (frame.float() * 255 / scale * luma).sum(1)
@@ -85,7 +85,7 @@ def test_grey_pass_flags_values_out_of_range(value: float, bad: int) -> None:
     frames = torch.rand(2, 1, 3, 4, 6)
     frames[1, 0, 2, 3, 5] = value
     out, flags = torch.empty(2, 1, 4, 32), torch.zeros(1, dtype=torch.int32)
-    Passes(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), flags)(0)
+    KernelLaunches(CPU, torch.float32).build_grey_launch(tuple(frames), tuple(out), flags)(0)
     assert int(flags) == bad
 
 
@@ -106,12 +106,12 @@ def test_resample_pass_equals_reference(size: tuple[int, int], to: tuple[int, in
     if kind == "linear":
         size, to = to, size
     values = torch.randn(2, 3, *size)
-    source, target = padded(values), torch.empty(2, 3, to[0], row_pitch(to[1], torch.float32))
-    kit = Passes(CPU, torch.float32)
+    source, target = padded(values), torch.empty(2, 3, to[0], compute_row_pitch(to[1], torch.float32))
+    kit = KernelLaunches(CPU, torch.float32)
     kit.build_resample_launch(
         describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0)
     )(0)
-    table = gaussian_table if kind == "gaussian" else linear_table
+    table = compute_gaussian_tap_table if kind == "gaussian" else compute_linear_tap_table
     for item in range(2):
         for plane in range(3):
             want = reference.resample_plane(values[item, plane].double(), to, table) * (1.5, -2.0)[plane % 2]
@@ -127,12 +127,12 @@ def test_median_pass_equals_reference(side: int, dtype: torch.dtype, size: tuple
     level.front = 1
     flow = torch.randn(2, 2, *size) * 3
     flow[0, 0, size[0] // 2] = flow[0, 0, size[0] // 2, 0]  # equal values
-    level.flow.copy_(flow)
+    level.current_flow.copy_(flow)
     if dtype == torch.float16:
         level.origin.copy_(torch.randn(2, 2, *size) * 40)
-        flow = level.flow.float() + level.origin.float()
+        flow = level.current_flow.float() + level.origin.float()
     target = torch.empty(2, 2, *size)
-    Passes(CPU, dtype).build_median_launch(level, side, describe_planes(target))(0)
+    KernelLaunches(CPU, dtype).build_median_launch(level, side, describe_planes(target))(0)
     want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
     assert torch.equal(target, want)
 
@@ -142,9 +142,9 @@ def test_median_pass_flags_nonfinite_flow(value: float) -> None:
     level, flags = Level(1, 5, 9, torch.float32, CPU), torch.zeros(1, dtype=torch.int32)
     target = torch.empty(1, 2, 5, 9)
     for bad in (0.0, value):
-        level.flow.zero_()
-        level.flow[0, 1, 4, 8] = bad
-        Passes(CPU, torch.float32).build_median_launch(level, 0, describe_planes(target), flags=flags)(0)
+        level.current_flow.zero_()
+        level.current_flow[0, 1, 4, 8] = bad
+        KernelLaunches(CPU, torch.float32).build_median_launch(level, 0, describe_planes(target), flags=flags)(0)
         assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
 
 
@@ -155,18 +155,20 @@ def test_linearise_pass_equals_reference(dtype: torch.dtype, size: tuple[int, in
     first[:, :, : size[1] // 3], second[:, :, : size[1] // 3] = 7.0, 7.0  # flat: no gradient to follow
     flow[1, :, 0, 0] = float("nan")
     level = Level(2, *size, dtype, CPU)
-    Passes(CPU, dtype).build_linearise_launch(padded(first), padded(second), padded(flow), level, 0.25)(0)
+    KernelLaunches(CPU, dtype).build_linearise_launch(padded(first), padded(second), padded(flow), level, 0.25)(0)
     half = dtype == torch.float16
     origin = flow.half().double() if half else flow.double()
     rest = (flow.double() - origin).half().double() if half else origin
-    torch.testing.assert_close(level.flow.double(), rest, equal_nan=True)
+    torch.testing.assert_close(level.current_flow.double(), rest, equal_nan=True)
     if half:
         torch.testing.assert_close(level.origin.double(), origin, equal_nan=True)
     tolerance = {"atol": 2e-3, "rtol": 1e-3 if half else 1e-5}
     for item in range(2):
         one, two, at = first[item].double(), second[item].double(), origin[item]
-        (value, gx, gy), inside = reference.warp_bicubic(torch.stack([two, *reference.image_gradient(two)]), at)
-        ax, ay = reference.image_gradient(one)
+        (value, gx, gy), inside = reference.warp_bicubic(
+            torch.stack([two, *reference.compute_central_gradient(two)]), at
+        )
+        ax, ay = reference.compute_central_gradient(one)
         gx, gy = gx + 0.25 * (ax - gx), gy + 0.25 * (ay - gy)
         residual = value - one - (0 if half else gx * at[0] + gy * at[1])
         use = inside & (gx**2 + gy**2 > GRADIENT_FLOOR)
@@ -183,13 +185,13 @@ class ReferenceIterations:
     def prepare_iterations(self, level: Level, iterations: int) -> None:
         pass
 
-    def queue_iterations(
+    def launch_iterations(
         self, level: Level, iterations: int, config: TVL1Config, _stream: int, *, zero_dual: bool = False
     ) -> None:
         for item in range(level.batch):
             # In float16 the scheme runs on origin + flow; the residual belongs to the flow alone.
             origin = level.origin[item].float() if level.dtype == torch.float16 else torch.zeros(())
-            flow, dual = level.flow[item].float() + origin, level.dual[item].float() / config.theta
+            flow, dual = level.current_flow[item].float() + origin, level.current_dual[item].float() / config.theta
             if zero_dual:
                 dual = torch.zeros_like(dual)
             gx, gy = level.gradient[item].float()
@@ -198,9 +200,9 @@ class ReferenceIterations:
                 residual = residual - gx * origin[0] - gy * origin[1]
             for _ in range(iterations):
                 data = (gx, gy, residual, torch.where(squared > 0, 1 / squared, 0))
-                flow, dual = reference.run_iteration(flow, dual, data, config)
+                flow, dual = reference.update_flow_and_dual(flow, dual, data, config)
             level.front, front = 1 - level.front, level.front
-            level.flow[item], level.dual[item] = flow - origin, dual * config.theta
+            level.current_flow[item], level.current_dual[item] = flow - origin, dual * config.theta
             level.front = front
         level.front = 1 - level.front
 
@@ -223,10 +225,10 @@ def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tens
 def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
     batch, _, height, width = frames[0].shape
     flow = torch.empty(batch, 2, height, width)
-    engine.read_frames(frames, 0, flow, sets_flags=True)
+    engine.load_frames_as_grey(frames, 0, flow, sets_flags=True)
     engine.start.zero_()
     if start is not None:
-        engine.set_start_flow(start)
+        engine.set_initial_flow(start)
     engine.build_pyramid(0, 2)
     engine.solve(0, sets_flags=True)
     return flow
@@ -273,7 +275,7 @@ def test_tvl1_emulated_solve_equals_reference(variant: str, precision: str) -> N
 
 def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
     """All levels in tiles of this shape."""
-    shapes = (fused.Shape(*shape),)
+    shapes = (fused.FusedBlockShape(*shape),)
     monkeypatch.setattr(
         fused,
         "choose_tiling_if_faster",
@@ -346,7 +348,7 @@ def test_fused_warp_accepts_large_motion_in_tile(
 
 
 def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
-    gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
+    gpu = GpuProperties(0, "H200", "sm_90a", 132, 227 << 10)
     default = TVL1Config()
     small, middle = (
         fused.choose_tiling_if_faster(1, 27, 48, default, gpu),
@@ -365,7 +367,7 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     assert fused.choose_tiling_if_faster(1, 275, 488, default.replace(iterations=55), gpu) is None, (
         "too much would be computed again"
     )
-    ampere = fused.choose_tiling_if_faster(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
+    ampere = fused.choose_tiling_if_faster(1, 80, 120, default, GpuProperties(0, "A10", "sm_86", 72, 99 << 10))
     assert ampere is not None
     assert ampere.shape.shared_bytes <= 99 << 10
     assert ampere.shape.cluster == 1 < middle.shape.cluster, "clusters from Hopper on"
@@ -375,7 +377,7 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
 def test_only_waiting_kernels_allow_early_launch(arch: str, early: bool) -> None:
     """fused_warp.cu waits from sm_90 on, before it reads or writes anything."""
     config, level = TVL1Config(), Level(1, 40, 60, torch.float32, CPU)
-    planes, gpu = torch.zeros(3, 1, 2, 40, 64), Device(0, "", arch, 8, 227 << 10)
+    planes, gpu = torch.zeros(3, 1, 2, 40, 64), GpuProperties(0, "", arch, 8, 227 << 10)
     cut = fused.choose_tiling(40, 60, config, fused.SHAPES[0])
     assert cut is not None
     image, flow, to = planes[0, :, 0], planes[1], describe_planes(planes[2], 60)
@@ -383,7 +385,7 @@ def test_only_waiting_kernels_allow_early_launch(arch: str, early: bool) -> None
         cut, level, config, gpu, fused.WarpBuffers(image, image, flow, to, None, None, True, False)
     )
     assert launch.early is early
-    text = fused.fused_source(config, cut, torch.float32).text
+    text = fused.generate_fused_warp_source(config, cut, torch.float32).text
     body = text[text.index("fused_warp(const") :]
     wait = body.index("griddepcontrol.wait")
     assert "#if __CUDA_ARCH__ >= 900" in body[:wait]
@@ -426,15 +428,15 @@ def test_tvl1_emulated_initial_flow_equals_reference() -> None:
     _, third = scene(35, 40)
     engine = Engine(1, 35, 40, config, CPU)
     before = solved(engine, (first, second))
-    engine.set_start_flow_to_last()
+    engine.set_initial_flow_to_last_result()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
-    engine.read_frames((third,), 0, flow)  # the second frame's pyramid lies at place 1
+    engine.load_frames_as_grey((third,), 0, flow)  # the second frame's pyramid lies at place 1
     engine.build_pyramid(0)
     engine.solve(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
-    engine.set_start_flow(before)
+    engine.set_initial_flow(before)
     assert torch.equal(engine.start[..., :20], kept)
     assert (again.double() - expected((second, third), config, before)).abs().max() < 1e-3
     assert (again - solved(engine, (second, third))).abs().max() > 1e-3
@@ -474,14 +476,14 @@ class AnyOrder:
     def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def register_tensors_again(self) -> None:
+    def register_changed_tensors(self) -> None:
         self.forgotten += 1
 
 
 @pytest.fixture
 def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for module in (persistent, solver_module):
-        monkeypatch.setattr(module, "record_graph", Graph)
+        monkeypatch.setattr(module, "record_cuda_graph", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
     monkeypatch.setattr(persistent, "_check_and_resolve_cuda_device", lambda *_: CPU)
     monkeypatch.setattr(persistent, "_create_timing_event", Clock)
@@ -525,7 +527,7 @@ def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("without_gpu")
 def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
-    read, solve = Engine.read_frames, Engine.solve
+    read, solve = Engine.load_frames_as_grey, Engine.solve
 
     def noting(engine: Engine, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, **options: bool) -> None:
         if flow is not None:
@@ -536,14 +538,14 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
         solve(engine, first, **options)
         assert living[-1]() is not None
 
-    monkeypatch.setattr(Engine, "read_frames", noting)
+    monkeypatch.setattr(Engine, "load_frames_as_grey", noting)
     monkeypatch.setattr(Engine, "solve", looking)
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames = [frame * 255 for frame in scene(35, 40)]
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.Solver(35, 40, config, CPU).queue_pair(*frames, None, None)
+    solver_module.Solver(35, 40, config, CPU).launch_pair(*frames, None, None)
     assert len(living) == 4
 
 
@@ -552,25 +554,25 @@ def test_tvl1_cuda_records_each_batch_size_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.Solver(35, 40, config, CPU)
-    flow, flags = solver.queue_pair(*frames, None, None)
+    flow, flags = solver.launch_pair(*frames, None, None)
     assert solver._graph is None
-    warm, _ = solver.queue_pair(*frames, start, None)
+    warm, _ = solver.launch_pair(*frames, start, None)
     graph = solver._graph
     assert graph is not None
-    again, _ = solver.queue_pair(*frames, None, None)
+    again, _ = solver.launch_pair(*frames, None, None)
     assert solver._graph is graph
     assert torch.equal(again, flow)
     assert int(flags) == 0
     engine = Engine(2, 35, 40, config, CPU)
     assert torch.equal(warm, solved(engine, frames, start))
     frames[1][1, 0, 20, 20] = float("nan")
-    assert int(solver.queue_pair(*frames, None, None)[1]) & 2
+    assert int(solver.launch_pair(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
     everything = {tensor.data_ptr() for tensor in solver._engine.iterate_tensors()}
     assert {tensor.data_ptr() for tensor in solver._engine._passes.iterate_tables()} < everything
-    alone, flags = solver.queue_pair(frames[0][:1], frames[1][:1], None, None)
+    alone, flags = solver.launch_pair(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
     assert int(flags) == 0

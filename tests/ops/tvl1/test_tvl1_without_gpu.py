@@ -8,26 +8,26 @@ import pytest
 import torch
 
 from fullfield.ops import _recording
-from fullfield.ops.tvl1.cuda.pipeline import plan_passes
-from fullfield.ops.tvl1.cuda.state import Level, count_planes, row_pitch
+from fullfield.ops.tvl1.cuda.pipeline import split_iterations_into_passes
+from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch, count_level_planes
 
 
 def test_level_planes_share_one_allocation() -> None:
     level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
-    assert level.pitch == row_pitch(70, torch.float16) == 128
-    assert level.memory.shape == (2, count_planes(torch.float16), 5, 128)
+    assert level.pitch == compute_row_pitch(70, torch.float16) == 128
+    assert level.memory.shape == (2, count_level_planes(torch.float16), 5, 128)
     level.memory.zero_()
-    level.flow.fill_(1)
+    level.current_flow.fill_(1)
     level.front = 1
-    assert not level.flow.any()
-    level.dual.fill_(2)
+    assert not level.current_flow.any()
+    level.current_dual.fill_(2)
     level.gradient.fill_(3)
     level.residual.fill_(4)
     level.origin.fill_(5)
     planes = level.memory[:, :, :, :70].float().mean((0, 2, 3)).tolist()
     assert planes == [1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 3, 4, 5, 5]
     assert not level.memory[:, :, :, 70:].any()
-    assert level.plane_address(3) - level.plane_address(0) == 3 * 5 * 128 * 2
+    assert level.get_plane_address(3) - level.get_plane_address(0) == 3 * 5 * 128 * 2
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_level_planes_share_one_allocation() -> None:
     [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],
 )
 def test_plan_passes_returns_even_passes(iterations: int, depth: int, passes: list[int]) -> None:
-    assert plan_passes(iterations, depth) == passes
+    assert split_iterations_into_passes(iterations, depth) == passes
 
 
 class Stream:
@@ -67,7 +67,7 @@ def test_in_order_orders_calls_of_two_streams(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = _recording.InOrder(torch.device("cuda", 0)), Used()
+    in_order, kept = _recording.SerializedCalls(torch.device("cuda", 0)), Used()
     for stream in (one, one, two, one):
         now[0] = stream
         with in_order(lambda: iter([kept])):  # type: ignore[list-item]
@@ -76,7 +76,7 @@ def test_in_order_orders_calls_of_two_streams(monkeypatch: pytest.MonkeyPatch) -
     assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
     assert kept.streams == [1, 2], "once a stream"
     other = Used()
-    in_order.register_tensors_again()
+    in_order.register_changed_tensors()
     for stream in (two, one):
         now[0] = stream
         with in_order(lambda: iter([other])):  # type: ignore[list-item]

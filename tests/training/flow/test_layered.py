@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 from fullfield.training.flow.config import PRESETS, SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, LIGHT, PAINT, SOFTNESS, TEXTURE
@@ -206,7 +206,7 @@ def test_render_pairs_ellipsoid_texture_follows_flow() -> None:
     scenes, _, _ = ball(spin=0.2)
     scenes.paint[0, 0, LIGHT + 3 : LIGHT + 6] = scenes.paint[0, 0, LIGHT : LIGHT + 3]
     found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))
-    x, y = pixel_positions((HEIGHT, WIDTH), found.flow.device)
+    x, y = create_pixel_grid((HEIGHT, WIDTH), found.flow.device)
     to_x, to_y = x + found.flow[0, 0], y + found.flow[0, 1]
     grid = torch.stack((2 * to_x / (WIDTH - 1) - 1, 2 * to_y / (HEIGHT - 1) - 1), -1)[None]
     carried = torch.nn.functional.grid_sample(found.frame2, grid, align_corners=True)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfig
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
-from fullfield.ops.neighbors.downsampling import thin_repeatedly
+from fullfield.ops.neighbors.downsampling import downsample_repeatedly
 from fullfield.ops.neighbors.ragged import check_and_build_cloud, check_distance, check_shape_and_build_cloud
 from fullfield.ops.point_conv import PointGeometry
 from fullfield.ops.point_conv.geometry import RadiusRequest, kernel_radius, radius_geometries
-from fullfield.ops.point_conv.protocol import kernel_sides
+from fullfield.ops.point_conv.protocol import expand_kernel_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,13 +64,13 @@ class PointPyramid:
         _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
         cells = [float(grid) * 2**level for level in range(1, levels)]
         if cells:
-            first, fewer = thin_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
+            first, fewer = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
         else:
             first, fewer = check_and_build_cloud(points, offsets), []
         clouds = [first, *(one.cloud for one in fewer)]
         requests = {}
         for source, target, kernel in steps:
-            sides, side = kernel_sides(kernel), grid * 2**source
+            sides, side = expand_kernel_size(kernel), grid * 2**source
             requests[source, target, kernel] = RadiusRequest(
                 clouds[source], clouds[target], side, sides, kernel_radius(side, sides), gradient
             )

@@ -21,7 +21,7 @@ from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, compute_nan_guard
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding
-from fullfield.ops._recording import InOrder
+from fullfield.ops._recording import SerializedCalls
 
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
@@ -78,7 +78,7 @@ class PreparedFlow:
         left, right, top, bottom = self.padding
         self._frame = FramePadding(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
-        self._in_order = InOrder(self.device)
+        self._in_order = SerializedCalls(self.device)
         self._parameters = kit.converter.weights
         self._passes, self._network = kit.converter.passes, kit.network
         self._fused = self._passes is not reference and self.batch > 0
@@ -184,7 +184,7 @@ class PreparedFlow:
                 return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
                 self._runs[count] = _RecordedSteps(self, count)
-                self._in_order.register_tensors_again()  # it knows another set of tensors
+                self._in_order.register_changed_tensors()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.pack_frames_into_2x2_cells(first, second, self._frame, self._cells)
@@ -397,7 +397,7 @@ def _choose_kernels(device: torch.device, dtype: torch.dtype, precision: str) ->
 
     reason = explain_no_half_precision(device)
     if reason is None and dtype == torch.bfloat16:
-        reason = _launching.explain_no_bfloat16(device)
+        reason = _launching.explain_missing_bfloat16(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
     from fullfield.ops._fused import cuda
@@ -417,7 +417,7 @@ def explain_no_half_precision(device: torch.device) -> str | None:
     """Return why the fast form cannot run in half precision on ``device``; None if it can."""
     from fullfield.ops import _launching
 
-    reason = _launching.explain_refusal(device)
+    reason = _launching.explain_unsupported_device(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield.models.network import FlowNetwork
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops._fused.arguments import CELL_CHANNELS, Norm, Target
+from fullfield.ops._fused.arguments import CELL_CHANNELS, ScaleAndShift, TargetSlice
 
 LANE = 8
 """Channels are padded to multiples of this: 16 bytes of half precision."""
@@ -123,10 +123,12 @@ class _Convolution:
     epsilon: float | None
     passes: Any
 
-    def convolve(self, x: Tensor) -> tuple[Tensor, Norm]:
+    def convolve(self, x: Tensor) -> tuple[Tensor, ScaleAndShift]:
         """Return the result without bias, and its norm."""
         y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
-        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.compute_instance_norm(y, self.epsilon)
+        return y, ScaleAndShift(
+            None, self.shift
+        ) if self.epsilon is None else self.passes.compute_instance_norm_factors(y, self.epsilon)
 
     def convolve_relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
@@ -262,7 +264,7 @@ class PreparedMotion:
             converter.convert_to_float32(functional.pad(bias, (0, self.channels - len(bias)))),
         )
 
-    def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[Target]) -> None:
+    def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[TargetSlice]) -> None:
         """Write the motion features at ``coords`` [B, 2, h, w] to the targets."""
         passes, (batch, _, height, width) = self.passes, coords.shape
         dtype = self.first[0].dtype
@@ -288,11 +290,13 @@ class PreparedMotion:
         weight, shift = self.flow_second
         from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
         joint = new(from_correlation.shape[3] + from_flow.shape[3])
-        passes.write_relu_and_flow(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
-        passes.write_relu_and_flow(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
+        passes.write_relu_and_append_flow(
+            from_correlation, offset, [TargetSlice(joint[..., : from_correlation.shape[3]])]
+        )
+        passes.write_relu_and_append_flow(from_flow, shift, [TargetSlice(joint[..., from_correlation.shape[3] :])])
         del from_correlation, from_flow, windows
         weight, shift = self.joint
-        passes.write_relu_and_flow(
+        passes.write_relu_and_append_flow(
             passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel)
         )
 

@@ -20,7 +20,7 @@ from fullfield.models.prepared.shared import (
 )
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops._fused.arguments import Target
+from fullfield.ops._fused.arguments import TargetSlice
 
 
 @dataclass
@@ -83,12 +83,12 @@ class _PreparedGRU:
         joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
         return _GRUInput(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
 
-    def __call__(self, memory: _GRUInput, to: Sequence[Target]) -> None:
+    def __call__(self, memory: _GRUInput, to: Sequence[TargetSlice]) -> None:
         passes, state = self.passes, memory.joint[..., : self.hidden]
         gates = passes.convolve(memory.joint, self.gates, padding=self.padding)
-        passes.apply_reset_gate(state, gates, memory.maps[0], Target(memory.reset[..., : self.hidden]))
+        passes.apply_gru_reset_gate(state, gates, memory.maps[0], TargetSlice(memory.reset[..., : self.hidden]))
         candidate = passes.convolve(memory.reset, self.candidate, padding=self.padding)
-        passes.apply_update_gate(state, gates, memory.maps[0], candidate, memory.maps[1], to)
+        passes.apply_gru_update_gate(state, gates, memory.maps[0], candidate, memory.maps[1], to)
 
 
 class PreparedRAFT(PreparedPairs):
@@ -139,12 +139,12 @@ class PreparedRAFT(PreparedPairs):
     def update_pair(self, pair: RAFTPair, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
-        seen = [Target(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]
+        seen = [TargetSlice(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]
         self.motion(pair.lookup, coords, seen)
         for number, half in enumerate(self.halves):
             after = memories[(number + 1) % len(memories)]
-            to = [Target(after.joint[..., :hidden], after.transposed != half.transposed)]
+            to = [TargetSlice(after.joint[..., :hidden], after.transposed != half.transposed)]
             if number == len(memories) - 1:
-                to.append(Target(pair.state, half.transposed))
+                to.append(TargetSlice(pair.state, half.transposed))
             half(memories[number], to)
         self.flow_head.add_step_(pair.state, coords)

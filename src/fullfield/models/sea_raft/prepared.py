@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, create_mask_head, fold_batch_norm
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops._fused.arguments import Target
+from fullfield.ops._fused.arguments import TargetSlice
 
 
 @dataclass
@@ -94,8 +94,8 @@ class PreparedSEARAFT(PreparedPairs):
     def update_pair(self, pair: SEARAFTPair, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         width = self.width
-        self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
+        self.motion(pair.lookup, coords, [TargetSlice(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
-            self.passes.write_relu_and_flow(pair.state, None, [Target(pair.joint[..., :width])])
+            self.passes.write_relu_and_append_flow(pair.state, None, [TargetSlice(pair.joint[..., :width])])
         self.flow_head.add_step_(pair.state, coords)

@@ -10,7 +10,7 @@ CELL_CHANNELS = 32
 """Channels that ``pack_frames_into_2x2_cells`` writes: twelve values of each frame, then zeros."""
 
 
-class Norm(NamedTuple):
+class ScaleAndShift(NamedTuple):
     """Normalisation of channels: x scale + shift."""
 
     scale: Tensor | None
@@ -28,7 +28,7 @@ class FramePadding(NamedTuple):
     width: int
 
 
-class Target(NamedTuple):
+class TargetSlice(NamedTuple):
     """Destination of a result."""
 
     slice: Tensor

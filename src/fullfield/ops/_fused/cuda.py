@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, Norm, Target
+from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, ScaleAndShift, TargetSlice
 from fullfield.ops._launching import CODES, FRAMES, Kernels, get_address, parse_structures, read_source
 
 LIBRARIES = Libraries("kernels of the networks")
@@ -37,25 +37,25 @@ def _generate_source(file_name: str, **macros: int) -> Source:
 
 
 @functools.cache
-def passes_source(dtype: torch.dtype) -> Source:
+def generate_passes_source(dtype: torch.dtype) -> Source:
     """Return the source of every pass but the next two, for activations of ``dtype``."""
     return _generate_source("passes.cu", IN=CODES[dtype])
 
 
 @functools.cache
-def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
+def generate_depthwise_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of both depthwise kernels for a multiple of 64 channels, at most 2048."""
     return _generate_source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
 
 
 @functools.cache
-def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
+def generate_convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """Return the source of ``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
     return _generate_source("convex.cu", IN=CODES[dtype], FACTOR=factor, CLAST=channels_last)
 
 
 @functools.cache
-def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
+def generate_convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     text = read_source(*shared, _FOLDER / "convex_gradients.cu")
@@ -69,8 +69,8 @@ def _load_kernels(source: Source, like: Tensor) -> Kernels:
     return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 
-def _launch_pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
-    _load_kernels(passes_source(like.dtype), like).launch(
+def _launch_pass_over_pixels(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
+    _load_kernels(generate_passes_source(like.dtype), like).launch(
         name, -(-threads // _THREADS), _THREADS, params, grid_rows=items
     )
 
@@ -140,12 +140,12 @@ def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePad
     params.height, params.width = frame1.shape[-2:]
     params.top, params.left, params.padded_height, params.padded_width = padding
     params.cell_rows, params.cell_columns = rows, columns
-    kernels = _load_kernels(passes_source(out.dtype), out)
+    kernels = _load_kernels(generate_passes_source(out.dtype), out)
     kernels.launch("frames_to_cells", batch * rows, _THREADS, params, grid_rows=-(-columns // _THREADS))
 
 
 def normalize_add_relu_(
-    y: Tensor, norm: Norm, residual: Tensor | None = None, residual_norm: Norm | None = None
+    y: Tensor, norm: ScaleAndShift, residual: Tensor | None = None, residual_norm: ScaleAndShift | None = None
 ) -> Tensor:
     """Run the pass as :func:`fullfield.ops._fused.reference.normalize_add_relu_` does."""
     _require_contiguous(y, residual)
@@ -159,19 +159,19 @@ def normalize_add_relu_(
         params.x_step = channels if residual_norm.shift.ndim == 2 else 0
     params.item, params.channels = y[0].numel(), channels
     params.vectors = params.item // _count_vector_elements(y.dtype)
-    _launch_pass(y, "affine", params.vectors, params, batch)
+    _launch_pass_over_pixels(y, "affine", params.vectors, params, batch)
     return y
 
 
-def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass as :func:`fullfield.ops._fused.reference.compute_instance_norm` does."""
+def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
+    """Run the pass as :func:`fullfield.ops._fused.reference.compute_instance_norm_factors` does."""
     _require_contiguous(y)
     batch, height, width, channels = y.shape
     if channels // _count_vector_elements(y.dtype) > _THREADS:
         raise ValueError(
             f"moments: expected at most {_THREADS * _count_vector_elements(y.dtype)} channels, got {channels}"
         )
-    processors = _launching.gpu_from_device(y.device).processors
+    processors = _launching.get_gpu_properties_of_device(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
     params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels
@@ -179,16 +179,19 @@ def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
     partial = torch.empty((batch, params.chunks, 2, channels), dtype=torch.float32, device=y.device)
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=y.device)
     params.partial, params.scale, params.shift = partial.data_ptr(), scale.data_ptr(), shift.data_ptr()
-    kernels = _load_kernels(passes_source(y.dtype), y)
+    kernels = _load_kernels(generate_passes_source(y.dtype), y)
     kernels.launch("moments", params.chunks, _THREADS, params, grid_rows=batch)
     kernels.launch("moments_end", -(-channels // 32), 1024, params, grid_rows=batch)
-    return Norm(scale, shift)
+    return ScaleAndShift(scale, shift)
 
 
-def write_relu_and_flow(
-    source: Tensor, bias: Tensor | None, targets: Sequence[Target], coords_and_channel: tuple[Tensor, int] | None = None
+def write_relu_and_append_flow(
+    source: Tensor,
+    bias: Tensor | None,
+    targets: Sequence[TargetSlice],
+    coords_and_channel: tuple[Tensor, int] | None = None,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.write_relu_and_flow` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.write_relu_and_append_flow` does."""
     _require_contiguous(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
@@ -198,7 +201,7 @@ def write_relu_and_flow(
     if coords_and_channel is not None:
         _require_contiguous(coords_and_channel[0])
         params.coords, params.flow_channel = coords_and_channel[0].data_ptr(), coords_and_channel[1]
-    _launch_pass(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
+    _launch_pass_over_pixels(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
 
 
 def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
@@ -209,10 +212,10 @@ def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     params.coords, params.out = coords.data_ptr(), out.data_ptr()
     params.pixels, params.channels, params.side = _count_pixels(out), channels, side
     params.plane, params.width, params.height = height * width, width, height
-    _launch_pass(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
+    _launch_pass_over_pixels(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
 
 
-def _build_targets(like: Tensor, outputs: Sequence[Target]) -> Any:
+def _build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
     """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     targets = _DECLARED["Targets"]()
@@ -226,26 +229,26 @@ def _build_targets(like: Tensor, outputs: Sequence[Target]) -> Any:
     return targets
 
 
-def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: Target) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.apply_reset_gate` does."""
-    _launch_gate("gate_reset", state, zr, zr_map, None, None, [target])
+def apply_gru_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
+    """Run the pass as :func:`fullfield.ops._fused.reference.apply_gru_reset_gate` does."""
+    _launch_gru_gate("gate_reset", state, zr, zr_map, None, None, [target])
 
 
-def apply_update_gate(
-    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[Target]
+def apply_gru_update_gate(
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[TargetSlice]
 ) -> None:
-    """Run the pass as :func:`fullfield.ops._fused.reference.apply_update_gate` does."""
-    _launch_gate("gate_update", state, zr, zr_map, q, q_map, targets)
+    """Run the pass as :func:`fullfield.ops._fused.reference.apply_gru_update_gate` does."""
+    _launch_gru_gate("gate_update", state, zr, zr_map, q, q_map, targets)
 
 
-def _launch_gate(
+def _launch_gru_gate(
     name: str,
     state: Tensor,
     zr: Tensor,
     zr_map: Tensor,
     q: Tensor | None,
     q_map: Tensor | None,
-    targets: Sequence[Target],
+    targets: Sequence[TargetSlice],
 ) -> None:
     _require_contiguous(zr, zr_map, q, q_map)
     params = _DECLARED["GateParams"]()
@@ -253,7 +256,7 @@ def _launch_gate(
     params.zr, params.zr_map, params.q, params.q_map = (get_address(t) for t in (zr, zr_map, q, q_map))
     params.h, params.h_ld = state.data_ptr(), _get_pixel_stride(state)
     params.pixels, params.channels = _count_pixels(state), state.shape[3]
-    _launch_pass(zr, name, state.numel() // _count_vector_elements(zr.dtype), params)
+    _launch_pass_over_pixels(zr, name, state.numel() // _count_vector_elements(zr.dtype), params)
 
 
 def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
@@ -263,7 +266,7 @@ def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
     params.pixels, params.plane = _count_pixels(taps), taps.shape[1] * taps.shape[2]
     params.height, params.width, params.ld = taps.shape[1], taps.shape[2], taps.shape[3]
-    _launch_pass(taps, "flow_step", params.pixels, params)
+    _launch_pass_over_pixels(taps, "flow_step", params.pixels, params)
 
 
 def gelu_(y: Tensor) -> None:
@@ -271,7 +274,7 @@ def gelu_(y: Tensor) -> None:
     _require_contiguous(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _count_vector_elements(y.dtype)
-    _launch_pass(y, "gelu", params.vectors, params)
+    _launch_pass_over_pixels(y, "gelu", params.vectors, params)
 
 
 def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
@@ -281,7 +284,7 @@ def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: fl
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
     params.height, params.width, params.epsilon = height, width, epsilon
-    kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
+    kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
     kernels.launch("depthwise_norm", batch * height, channels // 2, params, grid_rows=-(-width // 8))
 
 
@@ -292,7 +295,7 @@ def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
         return f"needs filters of 7x7 for a multiple of 64 channels, 2048 at most, got {channels} of {sides}"
     if x.dtype not in CODES:
         return f"needs float32, float16 or bfloat16, got {x.dtype}"
-    return _launching.explain_refusal(x.device)
+    return _launching.explain_unsupported_device(x.device)
 
 
 def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -303,7 +306,7 @@ def convolve_depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     params.x, params.weight, params.out = (t.data_ptr() for t in (x, weight, out))
     params.height, params.width = height, width
     if x.numel():
-        kernels = _load_kernels(depthwise_source(x.dtype, channels), x)
+        kernels = _load_kernels(generate_depthwise_source(x.dtype, channels), x)
         kernels.launch("depthwise", batch * height, channels // 2, params, grid_rows=-(-width // 8))
 
 
@@ -331,7 +334,7 @@ def convex_upsample_strip(
     params.out_height, params.out_width, params.gain = *out.shape[-2:], gain
     vector = _count_vector_elements(mask.dtype)
     aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
-    source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
+    source = generate_convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
     across = -(-params.width * factor // _THREADS)
     _load_kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, grid_rows=across)
 
@@ -342,7 +345,7 @@ def explain_convex_refusal(field: Tensor, mask: Tensor, factor: int) -> str | No
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
-    return _launching.explain_refusal(field.device)
+    return _launching.explain_unsupported_device(field.device)
 
 
 def compute_convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -360,7 +363,7 @@ def compute_convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple
     params.grad_mask, params.partial, params.grad_field = map(get_address, (grad_mask, partial, grad_field))
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
     params.batch, params.height, params.width = batch, height, width
-    kernels = _load_kernels(convex_gradients_source(mask.dtype, channels), mask)
+    kernels = _load_kernels(generate_convex_gradients_source(mask.dtype, channels), mask)
     kernels.launch("convex_gradients", -(-cells // _GRADIENTS_CELLS), _THREADS, params)
     kernels.launch("convex_gather", -(-cells // _THREADS), _THREADS, params)
     return grad_field, grad_mask

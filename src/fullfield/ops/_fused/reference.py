@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops._fused.arguments import FramePadding, Norm, Target
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._fused.arguments import FramePadding, ScaleAndShift, TargetSlice
+from fullfield.ops._positions import create_pixel_grid
 
 _CACHED = 1 << 19  # values
 
@@ -51,7 +51,7 @@ def pack_frames_into_2x2_cells(frame1: Tensor, frame2: Tensor, padding: FramePad
 
 
 def normalize_add_relu_(
-    y: Tensor, norm: Norm, residual: Tensor | None = None, residual_norm: Norm | None = None
+    y: Tensor, norm: ScaleAndShift, residual: Tensor | None = None, residual_norm: ScaleAndShift | None = None
 ) -> Tensor:
     """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
     if y.device.type != "cpu":
@@ -63,7 +63,9 @@ def normalize_add_relu_(
     return y
 
 
-def _normalize_add_relu_strip_(y: Tensor, norm: Norm, residual: Tensor | None, residual_norm: Norm | None) -> Tensor:
+def _normalize_add_relu_strip_(
+    y: Tensor, norm: ScaleAndShift, residual: Tensor | None, residual_norm: ScaleAndShift | None
+) -> Tensor:
     result = _apply_scale_and_shift(y, norm).relu_()
     if residual is not None:
         result = result.add_(
@@ -72,7 +74,7 @@ def _normalize_add_relu_strip_(y: Tensor, norm: Norm, residual: Tensor | None, r
     return y.copy_(result)
 
 
-def _apply_scale_and_shift(x: Tensor, norm: Norm) -> Tensor:
+def _apply_scale_and_shift(x: Tensor, norm: ScaleAndShift) -> Tensor:
     def per_item(values: Tensor) -> Tensor:
         return values[:, None, None] if values.ndim == 2 else values
 
@@ -80,17 +82,17 @@ def _apply_scale_and_shift(x: Tensor, norm: Norm) -> Tensor:
     return x + shift if norm.scale is None else torch.addcmul(shift, x, per_item(norm.scale))
 
 
-def compute_instance_norm(y: Tensor, epsilon: float) -> Norm:
+def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
     """Return the norm that gives every channel of every item mean 0 and variance 1."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
-    return Norm(scale, -mean * scale)
+    return ScaleAndShift(scale, -mean * scale)
 
 
-def write_relu_and_flow(
+def write_relu_and_append_flow(
     source: Tensor,
     bias: Tensor | None,  # float32; None: source as it is
-    targets: Sequence[Target],  # at most four
+    targets: Sequence[TargetSlice],  # at most four
     coords_and_channel: tuple[Tensor, int]
     | None = None,  # coords [B, 2, h, w], and the first of the two channels that hold it
 ) -> None:
@@ -99,37 +101,37 @@ def write_relu_and_flow(
     if coords_and_channel is not None:
         coords, first = coords_and_channel
         values = values.clone()
-        values[..., first : first + 2] = _flow_from_coords(coords).permute(0, 2, 3, 1)
+        values[..., first : first + 2] = _convert_coords_to_flow(coords).permute(0, 2, 3, 1)
     _write_to_targets(values, targets)
 
 
-def _write_to_targets(values: Tensor, targets: Sequence[Target]) -> None:
+def _write_to_targets(values: Tensor, targets: Sequence[TargetSlice]) -> None:
     for target in targets:
         target.slice.copy_(values.transpose(1, 2) if target.transposed else values)
 
 
-def _flow_from_coords(coords: Tensor) -> Tensor:
-    return coords - pixel_positions(coords.shape[-2:], coords.device, coords.dtype)
+def _convert_coords_to_flow(coords: Tensor) -> Tensor:
+    return coords - create_pixel_grid(coords.shape[-2:], coords.device, coords.dtype)
 
 
 def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
     batch, _, height, width = coords.shape
-    windows = functional.unfold(_flow_from_coords(coords), side, padding=side // 2)
+    windows = functional.unfold(_convert_coords_to_flow(coords), side, padding=side // 2)
     windows = windows.view(batch, 2, side * side, height, width).permute(0, 3, 4, 2, 1).flatten(3)
     out.zero_()
     out[..., : 2 * side * side] = windows
 
 
-def apply_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: Target) -> None:
+def apply_gru_reset_gate(state: Tensor, zr: Tensor, zr_map: Tensor, target: TargetSlice) -> None:
     """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
     _write_to_targets(reset.sigmoid_() * state, [target])
 
 
-def apply_update_gate(
-    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[Target]
+def apply_gru_update_gate(
+    state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, targets: Sequence[TargetSlice]
 ) -> None:
     """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
     channels = state.shape[-1]

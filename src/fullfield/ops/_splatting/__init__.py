@@ -16,8 +16,8 @@ def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
 
     Each vector is written to the pixel nearest to its end. Of several vectors the longest wins, as if it covered
     the slower ones; of equally long ones the last. Vectors that are not finite are dropped. Pixels without a
-    vector are filled as by :func:`fill_holes`. RAFT's own warm start does the same on its 1/8 grid, with the nearest
-    vector instead.
+    vector are filled as by :func:`fill_unknown_vectors`. RAFT's own warm start does the same on its 1/8 grid, with the
+    nearest vector instead.
 
     The work grows with the number of pixels, for holes of any size.
 
@@ -28,7 +28,7 @@ def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     return cpu.predict_next_flow(flow) if cpu.is_supported(flow) else reference.predict_next_flow(flow)
 
 
-def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
+def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
     """Fill unknown vectors with the mean of their known neighbours, ring by ring from the rim inwards.
 
     The result is zero if no vector is known. Each pixel is in one ring.
@@ -38,16 +38,18 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     _check.tensor(valid, "valid", flow.shape[1:], device=flow.device)
-    return cpu.fill_holes(flow, valid) if cpu.is_supported(flow) else reference.fill_holes(flow, valid)
+    return (
+        cpu.fill_unknown_vectors(flow, valid) if cpu.is_supported(flow) else reference.fill_unknown_vectors(flow, valid)
+    )
 
 
-def splat_flow(
+def splat_scaled_flow(
     flow: Tensor,  # [2, H, W], finite
-    fraction: float,
+    length_fraction: float,
     confidence: Tensor,  # [H, W], 0 to 1
     valid: Tensor,  # bool [H, W]
 ) -> tuple[Tensor, Tensor, Tensor]:  # [2, H, W], [H, W], [H, W]
-    """Splat a flow onto the pixels that its vectors reach after ``fraction`` of their length.
+    """Splat a flow onto the pixels that its vectors reach after ``length_fraction`` of their length.
 
     Every vector is added bilinearly to four pixels, with weights that rise steeply with its confidence.
 
@@ -61,7 +63,7 @@ def splat_flow(
     for plane, name in ((confidence, "confidence"), (valid, "valid")):
         _check.tensor(plane, name, flow.shape[1:], device=flow.device)
     return (
-        cpu.splat_flow(flow, fraction, confidence, valid)
+        cpu.splat_scaled_flow(flow, length_fraction, confidence, valid)
         if cpu.is_supported(flow)
-        else reference.splat_flow(flow, fraction, confidence, valid)
+        else reference.splat_scaled_flow(flow, length_fraction, confidence, valid)
     )

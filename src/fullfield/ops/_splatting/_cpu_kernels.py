@@ -15,7 +15,7 @@ _jit = create_jit(CACHE)
 
 
 @_jit
-def scatter_longest(flow, flow_out, valid_out):
+def scatter_longest_vectors(flow, flow_out, valid_out):
     """Write every finite vector to the pixel nearest to its end; the longest wins, of equally long ones the last."""
     height, width = valid_out.shape
     longest = np.full((height, width), np.float32(-1.0))
@@ -37,7 +37,7 @@ def scatter_longest(flow, flow_out, valid_out):
 
 
 @_jit
-def fill_rings(field, valid):
+def fill_unknown_pixels_by_rings(field, valid):
     """Fill unknown pixels (0) from known ones (1) in place; 2 marks the next ring."""
     height, width = valid.shape
     holes = 0
@@ -93,14 +93,14 @@ def _has_valid_neighbor(valid, y, x):
 
 
 @_jit
-def splat_vectors(flow, fraction, weights, valid, sums_out):
-    """Add every known vector to the four pixels around ``fraction`` of its length, bilinearly.
+def splat_scaled_vectors(flow, length_fraction, weights, valid, sums_out):
+    """Add every known vector to the four pixels around ``length_fraction`` of its length, bilinearly.
 
     ``weights`` holds strength and trust. ``sums_out`` receives strength times u and v, strength, share, and strength
     times trust.
     """
     height, width = valid.shape
-    scale = np.float32(fraction)
+    scale = np.float32(length_fraction)
     one = np.float32(1.0)
     for y in range(height):
         for x in range(width):
@@ -131,7 +131,7 @@ _field = types.float32[:, :, ::1]
 _mask = types.uint8[:, ::1]
 
 ENTRY_POINTS = {
-    "scatter_longest": (scatter_longest, types.void(_field, _field, _mask)),
-    "fill_rings": (fill_rings, types.void(_field, _mask)),
-    "splat_vectors": (splat_vectors, types.void(_field, types.float64, _field, _mask, _field)),
+    "scatter_longest_vectors": (scatter_longest_vectors, types.void(_field, _field, _mask)),
+    "fill_unknown_pixels_by_rings": (fill_unknown_pixels_by_rings, types.void(_field, _mask)),
+    "splat_scaled_vectors": (splat_scaled_vectors, types.void(_field, types.float64, _field, _mask, _field)),
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_refusal
+from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "kernels that move vectors")
 
 
 def is_supported(flow: Tensor) -> bool:
     """Return whether the kernels can process ``flow``."""
-    return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_refusal() is None
+    return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_missing_numba() is None
 
 
 def predict_next_flow(flow: Tensor) -> Tensor:
@@ -20,27 +20,29 @@ def predict_next_flow(flow: Tensor) -> Tensor:
     valid = torch.zeros(flow.shape[1:], dtype=torch.uint8)
     target = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
-    kernels.scatter_longest(flow.detach().contiguous().numpy(), target.numpy(), valid.numpy())
-    kernels.fill_rings(target.numpy(), valid.numpy())
+    kernels.scatter_longest_vectors(flow.detach().contiguous().numpy(), target.numpy(), valid.numpy())
+    kernels.fill_unknown_pixels_by_rings(target.numpy(), valid.numpy())
     return target
 
 
-def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
-    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
+def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:
+    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_unknown_vectors`."""
     have = valid.to(torch.uint8).contiguous().clone()
     field = torch.where(valid, flow.detach(), 0.0)
-    _kernels().fill_rings(field.numpy(), have.numpy())
+    _kernels().fill_unknown_pixels_by_rings(field.numpy(), have.numpy())
     return field
 
 
-def splat_flow(flow: Tensor, fraction: float, confidence: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
+def splat_scaled_flow(
+    flow: Tensor, length_fraction: float, confidence: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow`."""
     confidence = confidence.detach().to(torch.float32)
     weights = torch.stack((torch.exp(12 * confidence), confidence))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
     have = valid.to(torch.uint8).contiguous()
-    _kernels().splat_vectors(
-        flow.detach().contiguous().numpy(), float(fraction), weights.numpy(), have.numpy(), sums.numpy()
+    _kernels().splat_scaled_vectors(
+        flow.detach().contiguous().numpy(), float(length_fraction), weights.numpy(), have.numpy(), sums.numpy()
     )
     weight = sums[2].clamp(min=1e-12)
     return sums[:2] / weight, sums[3], sums[4] / weight

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 
 
 def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     """Move each vector along itself; see :func:`fullfield.ops._splatting.predict_next_flow`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
-    xs, ys = pixel_positions((height, width), flow.device, flow.dtype)
+    xs, ys = create_pixel_grid((height, width), flow.device, flow.dtype)
     safe = torch.where(finite, flow, 0.0)
     x, y = (xs + safe[0]).round().long(), (ys + safe[1]).round().long()
     inside = finite & (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -27,11 +27,11 @@ def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     valid = winner >= 0
     predicted = torch.zeros(2, height * width, dtype=flow.dtype, device=flow.device)
     predicted[:, valid] = vectors[:, winner[valid]]
-    return fill_holes(predicted.view(2, height, width), valid.view(height, width))
+    return fill_unknown_vectors(predicted.view(2, height, width), valid.view(height, width))
 
 
-def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
-    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
+def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:
+    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_unknown_vectors`."""
     height, width = valid.shape
     if not bool(valid.any()):
         return torch.zeros_like(flow)
@@ -56,11 +56,13 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
     return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
 
 
-def splat_flow(flow: Tensor, fraction: float, confidence: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
+def splat_scaled_flow(
+    flow: Tensor, length_fraction: float, confidence: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_scaled_flow`."""
     height, width = flow.shape[-2:]
-    columns, rows = pixel_positions((height, width), flow.device, flow.dtype)
-    x, y = columns + fraction * flow[0], rows + fraction * flow[1]
+    columns, rows = create_pixel_grid((height, width), flow.device, flow.dtype)
+    x, y = columns + length_fraction * flow[0], rows + length_fraction * flow[1]
     left, top = x.floor(), y.floor()
     strength = torch.exp(12 * confidence) * valid
     sums = torch.zeros(5, height * width, dtype=flow.dtype, device=flow.device)  # u, v, weight, cover, trust

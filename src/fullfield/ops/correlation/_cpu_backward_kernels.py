@@ -17,41 +17,41 @@ from fullfield.ops.correlation._cpu_kernels import (
     CACHE,  # noqa: F401 - of these kernels too
     LANES,
     LOOKUP,
-    _clip_range,
-    _compute_union_row_pitch,
-    _enclose_windows,
+    _clip_range_to_size,
+    _compute_bounding_box,
+    _compute_box_row_pitch,
+    _compute_tile_origin,
     _fill_tile_products,
     _flat,
     _floats,
     _helper,
     _i,
     _jit,
-    _locate_tile,
-    _locate_windows,
+    _locate_lane_windows,
     _scratch,
     _table,
-    _write_taps,
+    _write_taps_to_map,
     compute_bilinear_weights,
+    compute_max_box_cells,
     count_tiles,
-    max_union_cells,
 )
 from fullfield.ops.correlation._cpu_layout import TILE
-from fullfield.ops.correlation._cpu_simd import ADD_PRODUCTS, STEP, add_transposed_products, gather, scatter
+from fullfield.ops.correlation._cpu_simd import ADD_PRODUCTS, STEP, add_transposed_products, gather_lanes, scatter_lanes
 
 _BLOCK = LANES * LANES
 TILE_HEIGHT, TILE_WIDTH = TILE
-# What is noted about a tile's window on a level: kind, then x0, y0, columns, rows, pitch (one union) or the x, y of
+# What is noted about a tile's window on a level: kind, then x0, y0, columns, rows, pitch (one box) or the x, y of
 # every lane (one window each).
 NOTES = 1 + 2 * LANES
-_NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
+_NOTHING, _ONE_BOX, _SINGLE = 0, 1, 2
 
 
 @_helper
-def _read_taps(taps_out, source, b, channel, channels, tile):
-    """Read a tile of ``source``, the adjoint of ``_write_taps``; lanes outside the image read zero."""
+def _read_taps_from_map(taps_out, source, b, channel, channels, tile):
+    """Read a tile of ``source``, the adjoint of ``_write_taps_to_map``; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
-    top, left = _locate_tile(tile, width)
+    top, left = _compute_tile_origin(tile, width)
     columns = min(TILE_WIDTH, width - left)
     zero = splat(np.float32(0.0))
     for k in range(channels):
@@ -72,11 +72,11 @@ def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes_out)
     for row in range(side):
         up = row * pitch * LANES
         down = up + pitch * LANES
-        a = gather(cells, offsets, up)
-        c = gather(cells, offsets, down)
+        a = gather_lanes(cells, offsets, up)
+        c = gather_lanes(cells, offsets, down)
         for dx in range(side):
-            b = gather(cells, offsets, up + (dx + 1) * LANES)
-            d = gather(cells, offsets, down + (dx + 1) * LANES)
+            b = gather_lanes(cells, offsets, up + (dx + 1) * LANES)
+            d = gather_lanes(cells, offsets, down + (dx + 1) * LANES)
             g = load(grad, (dx * side + row) * LANES)
             sum_x = sum_x + g * (above * (b - a) + below * (d - c))
             sum_y = sum_y + g * (left * (c - a) + right * (d - b))
@@ -104,22 +104,22 @@ def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scr
         for level in range(levels.shape[0]):
             pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
             if pitch > 0:
-                _read_taps(taps, grad, b, level * positions, positions, tile)
+                _read_taps_from_map(taps, grad, b, level * positions, positions, tile)
                 _differentiate_taps(cells, offsets, pitch, window, fx, fy, taps, slopes)
                 for lane in range(2 * LANES):
                     # a lane that sees nothing keeps its zero, whatever its incoming gradient
                     if lane_x[lane % LANES] > -(1 << 30):
                         total[lane] += slopes[lane] * scales[level]
-        _write_taps(total, out, b, 0, 2, tile)
+        _write_taps_to_map(total, out, b, 0, 2, tile)
 
 
 @_jit
 def compute_dot_gradients(
-    levels, scales, coords, grad, window, origin, scratch, first, last, notes_out, dot_gradients_out
+    levels, scales, coords, grad, window, first_stored_tile, scratch, first, last, tile_windows_out, dot_gradients_out
 ):
-    """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
+    """Write the dot products' gradient of tiles [first, last) into slots counted from ``first_stored_tile``."""
     side = window - 1
-    slot = (max_union_cells(window) + 2) * LANES
+    slot = (compute_max_box_cells(window) + 2) * LANES
     tiles = count_tiles(coords)
     _, _, line, taps, offsets, lane_x, lane_y, fx, fy = scratch
     zero = splat(np.float32(0.0))
@@ -127,26 +127,26 @@ def compute_dot_gradients(
         b = index // tiles
         tile = index % tiles
         for level in range(levels.shape[0]):
-            at = (index - origin) * levels.shape[0] + level
-            seen = _locate_windows(
+            at = (index - first_stored_tile) * levels.shape[0] + level
+            seen = _locate_lane_windows(
                 coords, scales, b, level, tile, window,
                 levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
             )  # fmt: skip
-            notes_out[at, 0] = _NOTHING
+            tile_windows_out[at, 0] = _NOTHING
             if seen == 0:
                 continue
-            _read_taps(taps, grad, b, level * side * side, side * side, tile)
-            x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
-            pitch = _compute_union_row_pitch(columns)
-            if rows * pitch <= max_union_cells(window):
-                notes_out[at, 0] = _ONE_UNION
-                notes_out[at, 1] = x0
-                notes_out[at, 2] = y0
-                notes_out[at, 3] = columns
-                notes_out[at, 4] = rows
-                notes_out[at, 5] = pitch
+            _read_taps_from_map(taps, grad, b, level * side * side, side * side, tile)
+            x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window)
+            pitch = _compute_box_row_pitch(columns)
+            if rows * pitch <= compute_max_box_cells(window):
+                tile_windows_out[at, 0] = _ONE_BOX
+                tile_windows_out[at, 1] = x0
+                tile_windows_out[at, 2] = y0
+                tile_windows_out[at, 3] = columns
+                tile_windows_out[at, 4] = rows
+                tile_windows_out[at, 5] = pitch
             else:
-                notes_out[at, 0] = _SINGLE
+                tile_windows_out[at, 0] = _SINGLE
                 rows = window
                 pitch = window
             for cell in range(rows * pitch):
@@ -156,11 +156,11 @@ def compute_dot_gradients(
                 if lane_x[lane] == -(1 << 30):
                     for k in range(side * side):
                         taps[k * LANES + lane] = np.float32(0.0)
-                elif notes_out[at, 0] == _ONE_UNION:
+                elif tile_windows_out[at, 0] == _ONE_BOX:
                     offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
-                if notes_out[at, 0] == _SINGLE:
-                    notes_out[at, 1 + lane] = lane_x[lane]
-                    notes_out[at, 1 + LANES + lane] = lane_y[lane]
+                if tile_windows_out[at, 0] == _SINGLE:
+                    tile_windows_out[at, 1 + lane] = lane_x[lane]
+                    tile_windows_out[at, 1 + LANES + lane] = lane_y[lane]
             left, right, above, below = compute_bilinear_weights(fx, fy)
             for row in range(window):
                 for dx in range(side):
@@ -172,15 +172,17 @@ def compute_dot_gradients(
                     store(line, (dx + 1) * LANES, value)
                 for column in range(window):
                     value = right * load(line, column * LANES) + left * load(line, (column + 1) * LANES)
-                    scatter(dot_gradients_out, offsets, at * slot + (row * pitch + column) * LANES, value)
+                    scatter_lanes(dot_gradients_out, offsets, at * slot + (row * pitch + column) * LANES, value)
 
 
 @_helper
-def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, needs_f1, needs_f2):
-    xs, xe = _clip_range(note[1], note[3], width)
-    ys, ye = _clip_range(note[2], note[4], height)
-    pitch = note[5] * LANES
-    w += (ys - note[2]) * pitch + (xs - note[1]) * LANES
+def _add_box_gradients(
+    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, tile_window, height, width, needs_f1, needs_f2
+):
+    xs, xe = _clip_range_to_size(tile_window[1], tile_window[3], width)
+    ys, ye = _clip_range_to_size(tile_window[2], tile_window[4], height)
+    pitch = tile_window[5] * LANES
+    w += (ys - tile_window[2]) * pitch + (xs - tile_window[1]) * LANES
     p += (ys * width + xs) * LANES
     if needs_f1:
         for channel in range(0, LANES, STEP):
@@ -194,15 +196,15 @@ def _add_union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note
 
 @_helper
 def _add_window_gradients(
-    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, needs_f1, needs_f2
+    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, tile_window, height, width, window, line, needs_f1, needs_f2
 ):
     for lane in range(LANES):
-        x = note[1 + lane]
-        y = note[1 + LANES + lane]
+        x = tile_window[1 + lane]
+        y = tile_window[1 + LANES + lane]
         if x == -(1 << 30):
             continue
-        xs, xe = _clip_range(x, window, width)
-        ys, ye = _clip_range(y, window, height)
+        xs, xe = _clip_range_to_size(x, window, width)
+        ys, ye = _clip_range_to_size(y, window, height)
         own = load(f1_block, lane * LANES)
         pulled = splat(np.float32(0.0))
         for row in range(ys, ye):
@@ -223,34 +225,47 @@ def _add_window_gradients(
 
 @_jit
 def add_tiles_to_gradients(
-    f1, f2, levels, notes, dot_gradients, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2
+    f1,
+    f2,
+    levels,
+    tile_windows,
+    dot_gradients,
+    window,
+    tiles,
+    blocks,
+    first_stored_tile,
+    end,
+    first,
+    last,
+    grad_f1,
+    grad_f2,
 ):
     """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
-    slot = (max_union_cells(window) + 2) * LANES
+    slot = (compute_max_box_cells(window) + 2) * LANES
     needs_f1 = grad_f1.size > 0
     needs_f2 = grad_f2.size > 0
     f1_block = np.zeros(_BLOCK, np.float32)
     line = np.zeros(LANES, np.float32)
     for block in range(first, last):
-        for index in range(origin, end):
+        for index in range(first_stored_tile, end):
             i1 = (index * blocks + block) * _BLOCK
             for channel in range(LANES):
                 for lane in range(LANES):
                     f1_block[lane * LANES + channel] = f1[i1 + channel * LANES + lane]
             for level in range(levels.shape[0]):
-                at = (index - origin) * levels.shape[0] + level
+                at = (index - first_stored_tile) * levels.shape[0] + level
                 p = levels[level, 0] + (index // tiles) * levels[level, 4] + block * levels[level, 3]
                 height = levels[level, 1]
                 width = levels[level, 2]
-                if notes[at, 0] == _ONE_UNION:
-                    _add_union_gradients(
-                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
-                        needs_f1, needs_f2,
+                if tile_windows[at, 0] == _ONE_BOX:
+                    _add_box_gradients(
+                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, tile_windows[at], height,
+                        width, needs_f1, needs_f2,
                     )  # fmt: skip
-                elif notes[at, 0] == _SINGLE:
+                elif tile_windows[at, 0] == _SINGLE:
                     _add_window_gradients(
-                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
-                        window, line, needs_f1, needs_f2,
+                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, tile_windows[at], height,
+                        width, window, line, needs_f1, needs_f2,
                     )  # fmt: skip
 
 

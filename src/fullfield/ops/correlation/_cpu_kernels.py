@@ -1,7 +1,7 @@
 """Numba kernels of the CPU backend. Importing this module needs numba; the first call compiles.
 
 Sixteen neighbouring source pixels, a *tile*, are worked on together, one per vector lane. Where their windows on a
-level overlap, the dot products with the union of the windows are a small matrix product; each lane then gathers and
+level overlap, the dot products with their bounding box are a small matrix product; each lane then gathers and
 blends its own window. Where they do not, each lane computes its own window, with the channels in the vector.
 
 Features lie as described in ``_cpu_simd``: source ``[batch][tile][channel][16]``, already divided by √C, and target
@@ -19,12 +19,12 @@ from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
-from fullfield.ops.correlation._cpu_layout import max_union_cells as _max_union_cells
+from fullfield.ops.correlation._cpu_layout import compute_max_box_cells as _compute_max_box_cells
 from fullfield.ops.correlation._cpu_simd import (
     MOST,
     compute_pixel_products,
     compute_tile_products,
-    gather,
+    gather_lanes,
     store_eight_lanes,
 )
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
@@ -45,7 +45,7 @@ def count_tiles(coords):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _locate_tile(tile, width):  # type: ignore[no-untyped-def]
+def _compute_tile_origin(tile, width):  # type: ignore[no-untyped-def]
     """Return the first row and column of a tile."""
     across = (width + TILE_WIDTH - 1) // TILE_WIDTH
     return tile // across * TILE_HEIGHT, tile % across * TILE_WIDTH
@@ -61,8 +61,8 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _compute_union_row_products(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
-    """Compute one row of a union for all lanes, at most MOST positions at a time."""
+def _compute_box_row_products(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+    """Compute one row of a bounding box for all lanes, at most MOST positions at a time."""
     for column in range(0, n, MOST):
         at = column * LANES
         compute_tile_products(min(n - column, MOST), a, i, b, j + at, stride, blocks, out, o + at)
@@ -76,7 +76,9 @@ def _compute_lane_row_products(n, a, b, j, stride, blocks, out):  # type: ignore
 
 
 @_helper
-def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out):  # type: ignore[no-untyped-def]
+def _locate_lane_windows(
+    coords, scales, b, level, tile, window, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out
+):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
     A lane outside the source image, with coordinates that are not finite, or whose window misses the map gets
@@ -84,7 +86,7 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
     """
     height1 = coords.shape[2]
     width1 = coords.shape[3]
-    top, left = _locate_tile(tile, width1)
+    top, left = _compute_tile_origin(tile, width1)
     radius = (window - 2) // 2
     seen = 0
     for lane in range(LANES):
@@ -112,7 +114,7 @@ def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lan
 
 
 @_helper
-def _enclose_windows(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
+def _compute_bounding_box(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
     """Return x0, y0, columns, rows of the rectangle around all windows."""
     x0 = 1 << 30
     y0 = 1 << 30
@@ -127,33 +129,33 @@ def _enclose_windows(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
     return x0, y0, x1 - x0 + window, y1 - y0 + window
 
 
-max_union_cells = _helper(_max_union_cells)
+compute_max_box_cells = _helper(_compute_max_box_cells)
 
 
 @_helper
-def _compute_union_row_pitch(columns):  # type: ignore[no-untyped-def]
-    """Return the cells from one row of a union to the next; a row's last product may write one cell too many."""
+def _compute_box_row_pitch(columns):  # type: ignore[no-untyped-def]
+    """Return the cells from one row of a bounding box to the next; a row's last product may write one cell too many."""
     return (columns + 2) // 2 * 2
 
 
 @_helper
-def _clip_range(start, count, size):  # type: ignore[no-untyped-def]
+def _clip_range_to_size(start, count, size):  # type: ignore[no-untyped-def]
     return max(start, 0), min(start + count, size)
 
 
 @_inlined
-def _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells_out):  # type: ignore[no-untyped-def]
-    """Fill cells_out[row][column][lane] with every lane's dot products with the union; zero outside the map."""
-    pitch = _compute_union_row_pitch(columns)
+def _fill_box_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells_out):  # type: ignore[no-untyped-def]
+    """Fill cells_out[row][column][lane] with every lane's dot products with the bounding box; zero outside the map."""
+    pitch = _compute_box_row_pitch(columns)
     zero = splat(np.float32(0.0))
-    xs, xe = _clip_range(x0, columns, width)
-    ys, ye = _clip_range(y0, rows, height)
+    xs, xe = _clip_range_to_size(x0, columns, width)
+    ys, ye = _clip_range_to_size(y0, rows, height)
     if xe - xs < columns or ye - ys < rows:
         for cell in range(rows * pitch):
             store(cells_out, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _compute_union_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells_out, at)
+        _compute_box_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells_out, at)
         store(cells_out, at + (xe - xs) * LANES, zero)
 
 
@@ -169,8 +171,8 @@ def _fill_lane_products(
         if lane_x[lane] > -(1 << 30):
             for channel in range(blocks * LANES):
                 pixel_scratch[channel] = f1[i1 + channel * LANES + lane]
-            xs, xe = _clip_range(lane_x[lane], window, width)
-            ys, ye = _clip_range(lane_y[lane], window, height)
+            xs, xe = _clip_range_to_size(lane_x[lane], window, width)
+            ys, ye = _clip_range_to_size(lane_y[lane], window, height)
             for y in range(ys, ye):
                 _compute_lane_row_products(
                     xe - xs, pixel_scratch, f2, i2 + (y * width + xs) * LANES, plane, blocks, line_scratch
@@ -185,17 +187,17 @@ def _fill_window_products(
     f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells
 ):  # type: ignore[no-untyped-def]
     """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
-    x0, y0, columns, rows = _enclose_windows(lane_x, lane_y, window)
-    pitch = _compute_union_row_pitch(columns)
-    dense = rows * pitch <= max_union_cells(window)
+    x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window)
+    pitch = _compute_box_row_pitch(columns)
+    dense = rows * pitch <= compute_max_box_cells(window)
     if dense:
-        _fill_union_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
+        _fill_box_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
     else:
         pitch = window
         _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells)
     for lane in range(LANES):
         if lane_x[lane] == -(1 << 30):
-            offsets[lane] = (max_union_cells(window) + MOST) * LANES + lane
+            offsets[lane] = (compute_max_box_cells(window) + MOST) * LANES + lane
         elif dense:
             offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
         else:
@@ -204,14 +206,14 @@ def _fill_window_products(
 
 
 @_helper
-def _blend_taps(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
+def _blend_taps_of_lanes(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
     """Blend taps_out[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
     for row in range(window):
-        before = gather(cells, offsets, row * pitch * LANES)
+        before = gather_lanes(cells, offsets, row * pitch * LANES)
         for dx in range(side):
-            value_right = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
+            value_right = gather_lanes(cells, offsets, (row * pitch + dx + 1) * LANES)
             value = left * before + right * value_right
             if row > 0:
                 store(taps_out, (dx * side + row - 1) * LANES, above * load(line_scratch, dx * LANES) + below * value)
@@ -220,10 +222,10 @@ def _blend_taps(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out): 
 
 
 @_helper
-def _write_taps(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+def _write_taps_to_map(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
     height = out.shape[2]
     width = out.shape[3]
-    top, left = _locate_tile(tile, width)
+    top, left = _compute_tile_origin(tile, width)
     columns = min(TILE_WIDTH, width - left)
     by_b, by_channel, by_y, by_x = out.strides
     is_full_row = columns == TILE_WIDTH and by_x == 4
@@ -245,7 +247,7 @@ def _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, l
     b = index // tiles
     height = levels[level, 1]
     width = levels[level, 2]
-    seen = _locate_windows(coords, scales, b, level, index % tiles, window, height, width, lane_x, lane_y, fx, fy)
+    seen = _locate_lane_windows(coords, scales, b, level, index % tiles, window, height, width, lane_x, lane_y, fx, fy)
     pitch = 0
     if seen > 0:
         pitch = _fill_window_products(
@@ -269,11 +271,11 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, scratch, out, f
         for level in range(levels.shape[0]):
             pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
             if pitch > 0:
-                _blend_taps(cells, offsets, pitch, window, fx, fy, line, taps)
+                _blend_taps_of_lanes(cells, offsets, pitch, window, fx, fy, line, taps)
             else:
                 for position in range(positions):
                     store(taps, position * LANES, zero)
-            _write_taps(taps, out, index // tiles, level * positions, positions, index % tiles)
+            _write_taps_to_map(taps, out, index // tiles, level * positions, positions, index % tiles)
 
 
 _i = types.intp

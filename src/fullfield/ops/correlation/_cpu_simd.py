@@ -60,17 +60,17 @@ def _zero_vectors(builder: Any, count: int) -> list[Any]:
     return cells
 
 
-def _accumulate_product(builder: Any, cell: Any, a: Any, b: Any) -> None:
+def _add_product_to_cell(builder: Any, cell: Any, a: Any, b: Any) -> None:
     builder.store(_multiply_add(builder, a, b, builder.load(cell)), cell)
 
 
-def _add_cells(builder: Any, totals: list[Any], cells: list[Any]) -> None:
+def _add_vectors_to_totals(builder: Any, totals: list[Any], cells: list[Any]) -> None:
     for total, cell in zip(totals, cells, strict=True):
         builder.store(builder.fadd(builder.load(total), builder.load(cell), flags=_FLAGS), total)
 
 
 @intrinsic
-def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
+def gather_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     """Gather ``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -91,10 +91,10 @@ def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any
     return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
-def _emit_switch_by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
+def _emit_switch_by_width(builder: Any, count: Any, emit_case: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
     half = builder.lshr(builder.add(count, index_constant(1)), index_constant(1))
-    emit_switch(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
+    emit_switch(builder, half, [width // 2 for width in WIDTHS], lambda half: emit_case(2 * half))
 
 
 @intrinsic
@@ -124,7 +124,7 @@ def compute_tile_products(
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
                             value = builder.load(builder.gep(row, [index_constant(position * LANES)]))
-                            _accumulate_product(builder, cell, pixels, emit_splat(builder, value))
+                            _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
             for position, cell in enumerate(cells):
                 emit_store(builder, builder.load(cell), c, index_constant(position * LANES))
 
@@ -150,7 +150,7 @@ def compute_pixel_products(
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
                 channels = emit_load(builder, a, builder.mul(loop.index, index_constant(LANES)))
                 for position, cell in enumerate(cells):
-                    _accumulate_product(
+                    _add_product_to_cell(
                         builder, cell, channels, emit_load(builder, operand, index_constant(position * LANES))
                     )
             for position, cell in enumerate(cells):
@@ -179,7 +179,7 @@ def store_eight_lanes(typingctx: Any, array: Any, offset: Any, values: Any, inde
 
 
 @intrinsic
-def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) -> Any:
+def scatter_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) -> Any:
     """Set ``array[offsets[lane] + shift] = value[lane]`` for 16 lanes with distinct offsets."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -212,8 +212,8 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
                         value = builder.load(builder.gep(row, [index_constant(channel)]))
-                        _accumulate_product(builder, cell, pixels, emit_splat(builder, value))
-                _add_cells(builder, totals, cells)
+                        _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
+                _add_vectors_to_totals(builder, totals, cells)
             for channel, cell in enumerate(totals):
                 at = index_constant(channel * LANES)
                 emit_store(builder, builder.fadd(emit_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)

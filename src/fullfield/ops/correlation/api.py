@@ -15,58 +15,66 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._operators import forbid_second_derivative, register_operator
-from fullfield.ops.correlation.prepared import NAME, Lookups, collect_feature_gradients, pool_levels, prepare_pair
+from fullfield.ops.correlation.prepared import (
+    NAME,
+    PreparedLookups,
+    finish_feature_gradients,
+    pool_pyramid_levels,
+    prepare_pair,
+)
 from fullfield.ops.correlation.protocol import (
     FEATURES,
     LOOKUPS,
     MAX_LEVELS,
-    Gradients,
-    Prepared,
-    Request,
+    GradientAccumulators,
+    LookupRequest,
+    PreparedPair,
     build_request,
     check_coords,
     check_features,
     check_levels_and_radius,
     choose_output_dtype,
-    flatten_sizes,
+    compute_level_sizes,
     is_channels_last,
-    level_sizes,
+    list_feature_map_sizes,
 )
 
 
 def _build_request_and_choose_backend(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
-) -> tuple[Request, str]:
+) -> tuple[LookupRequest, str]:
     """Return the request and the backend's name."""
-    shape = flatten_sizes(fmap1, maps, levels)
+    shape = list_feature_map_sizes(fmap1, maps, levels)
     request = build_request(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return request, LOOKUPS.choose(backend, request)
 
 
-def _prepare_state(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+def _prepare_pair_state(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
     return list(prepare_pair(*_build_request_and_choose_backend(fmap1, maps, *options), fmap1, maps).state)
 
 
-def _prepare_state_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+def _prepare_pair_state_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
     request, name = _build_request_and_choose_backend(fmap1, maps, *options)
-    return list(LOOKUPS.load(name).allocate_state(request, fmap1))
+    return list(LOOKUPS.load(name).allocate_pair_state(request, fmap1))
 
 
-def _restore_prepared(
+def _rebuild_prepared_pair(
     coords: Tensor, state: list[Tensor], shape: list[int], pooled: bool, radius: int, backend: str | None,
     precision: str, grad: bool, dtype: torch.dtype,
-) -> Prepared:  # fmt: skip
+) -> PreparedPair:  # fmt: skip
     request = build_request(shape, pooled, radius, precision, grad, dtype, coords.device)
-    restored: Prepared = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore_pair(request, tuple(state))
+    restored: PreparedPair = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore_pair(request, tuple(state))
     return restored
 
 
-def _lookup(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
+def _look_up_correlation(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
     *pair, out_dtype, channels_last = options
-    return _restore_prepared(coords, *pair).lookup(coords, out_dtype, channels_last)
+    return _rebuild_prepared_pair(coords, *pair).lookup(coords, out_dtype, channels_last)
 
 
-def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
+def _look_up_correlation_fake(
+    _fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any
+) -> Tensor:
     _, shape, _, radius, *_, out_dtype, channels_last = options
     channels = (len(shape) - 4) // 2 * (2 * radius + 1) ** 2
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -77,13 +85,17 @@ def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Ten
 def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
     """Return the gradients of fmap1, the maps and coords; empty where not requested."""
     shape, pooled, radius, backend, precision, dtype, (first, second, third) = options
-    restored = _restore_prepared(coords, state, shape, pooled, radius, backend, precision, True, dtype)
-    grads = restored.allocate_accumulators(first, second) if first or second else Gradients(None, None, (False, False))
+    restored = _rebuild_prepared_pair(coords, state, shape, pooled, radius, backend, precision, True, dtype)
+    grads = (
+        restored.allocate_accumulators(first, second)
+        if first or second
+        else GradientAccumulators(None, None, (False, False))
+    )
     grad_coords = restored.backward(grad_out, coords, grads, third)
     one, rest = (
-        collect_feature_gradients(restored, grads)
+        finish_feature_gradients(restored, grads)
         if first or second
-        else (None, [None] * _count_input_maps(shape, pooled))
+        else (None, [None] * _count_input_feature_maps(shape, pooled))
     )
     empty = coords.new_empty
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
@@ -92,7 +104,7 @@ def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *o
 def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
     shape, pooled, *_, dtype, requested = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_input_maps(shape, pooled))]
+    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_input_feature_maps(shape, pooled))]
 
     def like(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
         return coords.new_empty(
@@ -105,7 +117,7 @@ def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tens
     return [like(requested[0], (shape[2], shape[3])), *(like(requested[1], size) for size in sizes), grad_coords]
 
 
-def _count_input_maps(shape: Sequence[int], pooled: bool) -> int:
+def _count_input_feature_maps(shape: Sequence[int], pooled: bool) -> int:
     return 1 if pooled else (len(shape) - 4) // 2
 
 
@@ -133,7 +145,7 @@ def _backpropagate(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
 register_operator(
     "correlation_prepare(Tensor fmap1, Tensor[] maps, int levels, int radius, str? backend, str precision, bool grad) "
     "-> Tensor[]",
-    _prepare_state, _prepare_state_fake,
+    _prepare_pair_state, _prepare_pair_state_fake,
 )  # fmt: skip
 # fmap1 and maps only carry the gradient: without one they are empty. link is empty and computed from them. It is saved
 # in their place and leads from a gradient to them, so that a second derivative is refused. shape: B, C, H1, W1, then
@@ -142,7 +154,7 @@ register_operator(
     "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor link, Tensor coords, Tensor[] state, SymInt[] shape, "
     "bool pooled, int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, "
     "bool channels_last) -> Tensor",
-    _lookup, _lookup_fake, _save_for_backward, _backpropagate,
+    _look_up_correlation, _look_up_correlation_fake, _save_for_backward, _backpropagate,
 )  # fmt: skip
 register_operator(
     "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
@@ -156,11 +168,11 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     The preferred one comes first. The request is a 1024×436 frame at 1/8, 256 channels, 4 levels, radius 4.
     """
-    request = Request(
+    request = LookupRequest(
         batch=1,
         channels=256,
         size1=(55, 128),
-        sizes2=level_sizes(55, 128, 4),
+        sizes2=compute_level_sizes(55, 128, 4),
         radius=4,
         dtype=dtype,
         device=torch.empty(0, device=device).device,
@@ -184,7 +196,7 @@ def correlation_pyramid(
     """
     _check.tensor(fmap2, "fmap2", ("B", "C", "H2", "W2"), dtypes=FEATURES)
     _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
-    return pool_levels(fmap2, levels)
+    return pool_pyramid_levels(fmap2, levels)
 
 
 def correlation_lookup(
@@ -232,5 +244,5 @@ def correlation_lookup(
     check_coords(coords, fmap1.shape[0], (fmap1.shape[2], fmap1.shape[3]), fmap1.dtype, fmap1.device)
     dtype = choose_output_dtype(out_dtype, fmap1.dtype)
     channels_last = is_channels_last(memory_format)
-    lookups = Lookups(fmap1, list(fmap2_levels), len(fmap2_levels), radius, backend)
+    lookups = PreparedLookups(fmap1, list(fmap2_levels), len(fmap2_levels), radius, backend)
     return lookups.lookup(coords, dtype, channels_last)

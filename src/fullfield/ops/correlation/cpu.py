@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_refusal
+from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
 from fullfield._kernels.threads import run_chunks
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE, max_union_cells
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, allocate_output
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE, compute_max_box_cells
+from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, PreparedPair, allocate_lookup_output
 
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
@@ -25,7 +25,7 @@ _TAIL = 2 * LANES
 _CHUNK = 128
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: LookupRequest) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
@@ -33,13 +33,13 @@ def explain_unsupported(request: Request) -> str | None:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > LARGEST_RADIUS:
         return f"needs radius <= {LARGEST_RADIUS}, got {request.radius}"
-    return explain_refusal()
+    return explain_missing_numba()
 
 
-def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> CpuPair:
     """Lay out a pair."""
     blocks = _count_channel_blocks(request)
-    state = allocate_state(request, fmap1)
+    state = allocate_pair_state(request, fmap1)
     source, target = state
     rows, columns = _count_tile_rows_and_columns(request)
     height, width = request.size1
@@ -56,11 +56,11 @@ def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu
         short = blocks * LANES - request.channels
         padded_map = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
         level.copy_(torch.unflatten(padded_map, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
-    return Cpu(request, state)
+    return CpuPair(request, state)
 
 
-def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    """Return empty tensors for both maps in the layout of :class:`Cpu`."""
+def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, ...]:
+    """Return empty tensors for both maps in the layout of :class:`CpuPair`."""
     rows, columns = _count_tile_rows_and_columns(request)
     channels = _count_channel_blocks(request) * LANES
     source = like.new_empty((request.batch * rows * columns * channels * LANES,), dtype=torch.float32)
@@ -68,21 +68,21 @@ def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     return source, target
 
 
-def _count_channel_blocks(request: Request) -> int:
+def _count_channel_blocks(request: LookupRequest) -> int:
     return -(-request.channels // LANES)
 
 
-def _count_tile_rows_and_columns(request: Request) -> tuple[int, int]:
+def _count_tile_rows_and_columns(request: LookupRequest) -> tuple[int, int]:
     return -(-request.size1[0] // TILE[0]), -(-request.size1[1] // TILE[1])
 
 
-def _count_target_elements(request: Request) -> int:
+def _count_target_elements(request: LookupRequest) -> int:
     return (
         request.batch * _count_channel_blocks(request) * LANES * sum(height * width for height, width in request.sizes2)
     )
 
 
-def _view_levels(request: Request, target: Tensor) -> list[Tensor]:
+def _view_levels(request: LookupRequest, target: Tensor) -> list[Tensor]:
     """Return every level of the flat target as [B, C // 16, H, W, 16]."""
     views, start, blocks = [], 0, _count_channel_blocks(request)
     for height, width in request.sizes2:
@@ -102,7 +102,7 @@ def _allocate_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
     from fullfield.ops.correlation._cpu_simd import MOST
 
     floats = (
-        2 * max_union_cells(window) + 2 * MOST, blocks, max(2 * LARGEST_RADIUS + 3, MOST), (window - 1) ** 2
+        2 * compute_max_box_cells(window) + 2 * MOST, blocks, max(2 * LARGEST_RADIUS + 3, MOST), (window - 1) ** 2
     )  # fmt: skip
     cells, pixel, line, taps = (np.zeros(vectors * LANES, np.float32) for vectors in floats)
     integers = (np.zeros(LANES, dtype) for dtype in (np.int32, np.int64, np.int64))
@@ -114,14 +114,14 @@ def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
     return array
 
 
-class Cpu(Prepared):
+class CpuPair(PreparedPair):
     """Pair in the kernels' layout.
 
     The state is fmap1 / √C as [B, tile, channel, 16 pixels] and all levels as [B, C // 16, H, W, 16], both flat
     float32.
     """
 
-    def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
+    def __init__(self, request: LookupRequest, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         blocks, start, table = _count_channel_blocks(request), 0, []
         for height, width in request.sizes2:
@@ -150,13 +150,15 @@ class Cpu(Prepared):
         run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        """Look up as :class:`Prepared` describes."""
-        out = allocate_output(self.request, self.state[0], torch.float32, channels_last)
+        """Look up as :class:`PreparedPair` describes."""
+        out = allocate_lookup_output(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
             self._run_kernel_over_tiles(_kernels().lookup_tiles, coords, out)
         return out.to(out_dtype)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
+    def backward(
+        self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
+    ) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         if any(grads.requested):
             self._accumulate_gradients(grad_out, coords, grads)
@@ -169,13 +171,13 @@ class Cpu(Prepared):
             )
         return out.to(coords.dtype)
 
-    def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
+    def _accumulate_gradients(self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators) -> None:
         kernels = _backward_kernels()
         r = self.request
         blocks, total = _count_channel_blocks(r), r.batch * self._tiles
         chunk = min(_CHUNK, total)
         notes = np.empty((chunk * r.levels, kernels.NOTES), np.int64)
-        weights = np.empty(chunk * r.levels * (max_union_cells(self._window) + 2) * LANES, np.float32)
+        weights = np.empty(chunk * r.levels * (compute_max_box_cells(self._window) + 2) * LANES, np.float32)
         f1, f2, xy, grad = (_as_float_array(t) for t in (*self.state, coords, grad_out))
         nothing = np.empty(0, np.float32)
         grad1 = nothing if grads.fmap1 is None else grads.fmap1.numpy()
@@ -200,7 +202,7 @@ class Cpu(Prepared):
             run_chunks(end - origin, 4, threads, compute_dot_gradients)
             run_chunks(blocks, 1, threads, collect)
 
-    def collect_gradients(self, grads: Gradients) -> Gradients:
+    def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""
         r = self.request
         first, rest = None, None
@@ -214,7 +216,7 @@ class Cpu(Prepared):
         if grads.levels is not None:
             views = _view_levels(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
-        return Gradients(first, rest, grads.requested)
+        return GradientAccumulators(first, rest, grads.requested)
 
 
-restore_pair = Cpu
+restore_pair = CpuPair

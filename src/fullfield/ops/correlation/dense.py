@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fullfield.ops._backends import InsufficientMemory
 from fullfield.ops.correlation import in_pytorch
-from fullfield.ops.correlation.protocol import Gradients, Request, disable_autocast_and_grad
+from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, disable_autocast_and_grad
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: LookupRequest) -> str | None:
     """Return why the volume cannot serve the request; None if it can."""
     return in_pytorch.explain_unsupported(request) or explain_missing_memory(request)
 
 
-def explain_missing_memory(request: Request) -> str | None:
+def explain_missing_memory(request: LookupRequest) -> str | None:
     """Return why the GPU's memory is too small for the volume; None if it is not, and on other devices."""
     if request.device.type != "cuda":
         return None
@@ -33,7 +33,7 @@ def explain_missing_memory(request: Request) -> str | None:
     return InsufficientMemory(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
-def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> DensePair:
     """Compute the volumes of a pair."""
     dtype = request.accumulate_dtype
     source = fmap1.detach().flatten(2)
@@ -42,10 +42,10 @@ def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Den
     with disable_autocast_and_grad(fmap1.device):
         volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in maps]
     features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
-    return Dense(request, (*volumes, *features))
+    return DensePair(request, (*volumes, *features))
 
 
-def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for the volumes, and with grad for the features."""
     r = request
     counts = [height * width for height, width in (r.size1, *r.sizes2)]
@@ -54,24 +54,24 @@ def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     return (*volumes, *features)
 
 
-class Dense(in_pytorch.PreparedInPyTorch):
+class DensePair(in_pytorch.PreparedPairInPyTorch):
     """Pair as volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
 
-    def pixels_per_chunk(self) -> int:
+    def count_pixels_per_chunk(self) -> int:
         """Return the number of pixels at a time."""
         return 1 << 16
 
     def _compute_volume_index(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
-    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]
         return table.gather(1, self._compute_volume_index(level, x, y)).view(inside.shape)
 
-    def add_gradient(
-        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
+    def add_feature_gradients(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: GradientAccumulators
     ) -> None:
         """Add to the gradient of the volume."""
         del inside  # the gradient is zero elsewhere
@@ -81,22 +81,22 @@ class Dense(in_pytorch.PreparedInPyTorch):
         )
 
     @staticmethod
-    def _get_volume_gradients(grads: Gradients) -> list[Tensor]:
+    def _get_volume_gradients(grads: GradientAccumulators) -> list[Tensor]:
         if grads.levels is None:
             raise TypeError("these accumulators were not made by the dense backend")
         return grads.levels
 
-    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> GradientAccumulators:
         """Return accumulators whose ``needs_levels`` are the gradient of the volumes."""
         volumes = [torch.zeros_like(v) for v in self.state[: self.request.levels]]
-        return Gradients(None, volumes, (needs_fmap1, needs_levels))
+        return GradientAccumulators(None, volumes, (needs_fmap1, needs_levels))
 
-    def collect_gradients(self, grads: Gradients) -> Gradients:
+    def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Multiply the volumes' gradients with the features."""
         with disable_autocast_and_grad(self.request.device):
             return self._multiply_gradients(grads)
 
-    def _multiply_gradients(self, grads: Gradients) -> Gradients:
+    def _multiply_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         r = self.request
         volumes = self._get_volume_gradients(grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
@@ -109,7 +109,7 @@ class Dense(in_pytorch.PreparedInPyTorch):
                 (torch.bmm(source, v) / r.channels**0.25).view(r.batch, r.channels, *size)
                 for v, size in zip(volumes, r.sizes2, strict=True)
             ]
-        return Gradients(first, rest, grads.requested)
+        return GradientAccumulators(first, rest, grads.requested)
 
 
-restore_pair = Dense
+restore_pair = DensePair

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fullfield.ops.correlation.protocol import (
     FEATURES,
-    Gradients,
-    Prepared,
-    Request,
-    convert_output,
+    GradientAccumulators,
+    LookupRequest,
+    PreparedPair,
+    convert_lookup_output,
     disable_autocast_and_grad,
 )
 
 
-class Window(NamedTuple):
+class PixelWindows(NamedTuple):
     """Integer windows of n pixels on one level; K = 2r + 2 positions a side."""
 
     x: Tensor  # [n] int64, first column; far outside the map for a pixel that sees nothing
@@ -28,12 +28,12 @@ class Window(NamedTuple):
     fy: Tensor
 
 
-def locate_windows(
+def locate_pixel_windows(
     coords: Tensor,  # [n, 2] (x, y), level-0 pixels
     level: int,
     size: tuple[int, int],  # H2, W2 of the level
     radius: int,
-) -> Window:
+) -> PixelWindows:
     """Return the windows; coordinates that are not finite, or far outside, see nothing and have fraction 0."""
     margin = 2 * radius + 4
     scaled = coords / 2**level
@@ -44,11 +44,11 @@ def locate_windows(
     base = scaled.detach().floor()
     fraction = scaled - base
     first = base.long() - radius
-    return Window(first[:, 0], first[:, 1], fraction[:, 0], fraction[:, 1])
+    return PixelWindows(first[:, 0], first[:, 1], fraction[:, 0], fraction[:, 1])
 
 
-def locate_cells(
-    window: Window, size: tuple[int, int], radius: int
+def list_window_positions(
+    window: PixelWindows, size: tuple[int, int], radius: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # x, y, inside: each [n, K, K], rows slow
     """Return the positions of all cells, clamped into the map, and whether they were inside."""
     steps = torch.arange(2 * radius + 2, device=window.x.device)
@@ -62,9 +62,9 @@ def locate_cells(
     )
 
 
-def blend_taps(
+def blend_products_bilinearly(
     dots: Tensor,  # [n, K, K], rows slow
-    window: Window,
+    window: PixelWindows,
 ) -> Tensor:  # [n, (2r+1)²]: dx slow, dy fast
     """Blend products at integer positions into bilinear taps."""
     fx = window.fx.to(dots.dtype)[:, None, None]
@@ -74,15 +74,15 @@ def blend_taps(
     return taps.transpose(1, 2).flatten(1)
 
 
-def backpropagate_blend(
+def backpropagate_bilinear_blend(
     grad: Tensor,  # [n, (2r+1)²]
-    window: Window,
-    side: int,
+    window: PixelWindows,
+    window_side: int,
 ) -> Tensor:  # [n, K, K]
-    """Return the gradient of :func:`blend_taps` in its first argument."""
+    """Return the gradient of :func:`blend_products_bilinearly` in its first argument."""
     fx = window.fx.to(grad.dtype)[:, None, None]
     fy = window.fy.to(grad.dtype)[:, None, None]
-    taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)
+    taps = torch.unflatten(grad, 1, (window_side, window_side)).transpose(1, 2)
     pad = torch.nn.functional.pad
     rows = pad((1 - fy) * taps, (0, 0, 0, 1)) + pad(fy * taps, (0, 0, 1, 0))
     return pad((1 - fx) * rows, (0, 1)) + pad(fx * rows, (1, 0))
@@ -91,13 +91,13 @@ def backpropagate_blend(
 def compute_fraction_gradients(
     grad: Tensor,  # [n, (2r+1)²]
     dots: Tensor,  # [n, K, K]
-    window: Window,
-    side: int,
+    window: PixelWindows,
+    window_side: int,
 ) -> Tensor:  # [n, 2]
-    """Return the gradient of :func:`blend_taps` in the fractions (x, y)."""
+    """Return the gradient of :func:`blend_products_bilinearly` in the fractions (x, y)."""
     fx = window.fx.to(dots.dtype)[:, None, None]
     fy = window.fy.to(dots.dtype)[:, None, None]
-    taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)
+    taps = torch.unflatten(grad, 1, (window_side, window_side)).transpose(1, 2)
     across = dots[:, :, 1:] - dots[:, :, :-1]
     down = dots[:, 1:] - dots[:, :-1]
     d_x = (1 - fy) * across[:, :-1] + fy * across[:, 1:]
@@ -105,25 +105,25 @@ def compute_fraction_gradients(
     return torch.stack(((taps * d_x).sum((1, 2)), (taps * d_y).sum((1, 2))), 1)
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: LookupRequest) -> str | None:
     """Return why PyTorch cannot serve the request; None if it can."""
     return None if request.dtype in FEATURES else f"needs floating point features, got {request.dtype}"
 
 
-class PreparedInPyTorch(Prepared):
+class PreparedPairInPyTorch(PreparedPair):
     """Pair whose backend only defines how dot products are found and how their gradient is added."""
 
     @abstractmethod
-    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Return the dot products / √C [n, K, K] of the pixels with positions x, y; free where not ``inside``."""
 
     @abstractmethod
-    def add_gradient(
-        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
+    def add_feature_gradients(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: GradientAccumulators
     ) -> None:
-        """Add the features' gradient for the gradient of :meth:`compute_dots`, which is zero where not ``inside``."""
+        """Add the features' gradient for that of :meth:`compute_dot_products`, which is zero where not ``inside``."""
 
-    def pixels_per_chunk(self) -> int:
+    def count_pixels_per_chunk(self) -> int:
         """Return the number of source pixels at a time."""
         return self.pixels
 
@@ -132,17 +132,17 @@ class PreparedInPyTorch(Prepared):
         """Number of source pixels of the whole batch."""
         return self.request.batch * self.request.size1[0] * self.request.size1[1]
 
-    def _iterate_chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
+    def _iterate_chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, PixelWindows, Tensor, Tensor, Tensor]]:
         r = self.request
         flat = coords.detach().permute(0, 2, 3, 1).reshape(-1, 2)
-        step = max(1, self.pixels_per_chunk())
+        step = max(1, self.count_pixels_per_chunk())
         for level, size in enumerate(r.sizes2):
             if size[0] == 0 or size[1] == 0:
                 continue
             for start in range(0, self.pixels, step):
                 pixels = slice(start, min(start + step, self.pixels))
-                window = locate_windows(flat[pixels], level, size, r.radius)
-                yield level, pixels, window, *locate_cells(window, size, r.radius)
+                window = locate_pixel_windows(flat[pixels], level, size, r.radius)
+                yield level, pixels, window, *list_window_positions(window, size, r.radius)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up, a chunk of pixels at a time."""
@@ -151,18 +151,20 @@ class PreparedInPyTorch(Prepared):
         out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
         with disable_autocast_and_grad(coords.device):
             for level, pixels, window, x, y, inside in self._iterate_chunks(coords):
-                dots = torch.where(inside, self.compute_dots(level, pixels, x, y, inside), 0.0)
-                out[pixels, level * taps : (level + 1) * taps] = blend_taps(dots, window).to(out_dtype)
+                dots = torch.where(inside, self.compute_dot_products(level, pixels, x, y, inside), 0.0)
+                out[pixels, level * taps : (level + 1) * taps] = blend_products_bilinearly(dots, window).to(out_dtype)
             result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
-            return convert_output(result, out_dtype, channels_last)
+            return convert_lookup_output(result, out_dtype, channels_last)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
+    def backward(
+        self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
+    ) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         with disable_autocast_and_grad(coords.device):
             return self._add_gradients(grad_out, coords, grads, needs_coords_grad)
 
     def _add_gradients(
-        self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool
+        self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
     ) -> Tensor | None:
         r = self.request
         taps = r.side**2
@@ -172,10 +174,10 @@ class PreparedInPyTorch(Prepared):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.requested):
-                dot_gradients = torch.where(inside, backpropagate_blend(grad, window, r.side), 0.0)
-                self.add_gradient(level, pixels, x, y, inside, dot_gradients, grads)
+                dot_gradients = torch.where(inside, backpropagate_bilinear_blend(grad, window, r.side), 0.0)
+                self.add_feature_gradients(level, pixels, x, y, inside, dot_gradients, grads)
             if grad_coords is not None:
-                dots = torch.where(inside, self.compute_dots(level, pixels, x, y, inside), 0.0)
+                dots = torch.where(inside, self.compute_dot_products(level, pixels, x, y, inside), 0.0)
                 grad_coords[pixels] += (
                     compute_fraction_gradients(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level
                 )

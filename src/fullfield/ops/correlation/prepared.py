@@ -20,15 +20,15 @@ from fullfield.ops._launching import is_traced, raw_stream
 from fullfield.ops._operators import forbid_second_derivative, get_apply_without_functorch
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
-    Gradients,
-    Prepared,
-    Request,
+    GradientAccumulators,
+    LookupRequest,
+    PreparedPair,
     build_request,
-    flatten_sizes,
+    list_feature_map_sizes,
 )
 
 
-def pool_levels(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
+def pool_pyramid_levels(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     """Return the levels as :func:`fullfield.ops.correlation.correlation_pyramid` does, without its checks."""
     pyramid = [fmap2]
     for _ in range(levels - 1):
@@ -41,8 +41,8 @@ def pool_levels(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     return tuple(pyramid)
 
 
-def fold_level_gradients(grads: Sequence[Tensor]) -> Tensor:
-    """Return the finest map's gradient, the adjoint of :func:`pool_levels`; changes ``grads``."""
+def sum_level_gradients_to_finest(grads: Sequence[Tensor]) -> Tensor:
+    """Return the finest map's gradient, the adjoint of :func:`pool_pyramid_levels`; changes ``grads``."""
     for finer, coarser in zip(reversed(grads[:-1]), reversed(grads[1:]), strict=True):
         height, width = coarser.shape[-2:]
         if height and width:
@@ -56,42 +56,44 @@ NAME = "correlation_lookup"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def prepare_pair(request: Request, backend: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
+def prepare_pair(request: LookupRequest, backend: str, fmap1: Tensor, maps: Sequence[Tensor]) -> PreparedPair:
     """Bring ``fmap1`` and the levels (``request.pooled``: the finest alone) into the layout of backend ``backend``."""
     module = LOOKUPS.load(backend)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
-            maps = pool_levels(maps[0].detach(), request.levels)
-        prepared: Prepared = module.prepare_pair(request, fmap1, maps)
+            maps = pool_pyramid_levels(maps[0].detach(), request.levels)
+        prepared: PreparedPair = module.prepare_pair(request, fmap1, maps)
     return prepared
 
 
-def collect_feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
+def finish_feature_gradients(
+    prepared: PreparedPair, grads: GradientAccumulators
+) -> tuple[Tensor | None, list[Tensor | None]]:
     """Return the gradients of fmap1 and of the given maps from finished accumulators."""
     request = prepared.request
-    sums = prepared.collect_gradients(grads)
+    sums = prepared.finish_gradients(grads)
     if sums.levels is None:
         return sums.fmap1, [None] * (1 if request.pooled else request.levels)
-    return sums.fmap1, [fold_level_gradients(sums.levels)] if request.pooled else list(sums.levels)
+    return sums.fmap1, [sum_level_gradients_to_finest(sums.levels)] if request.pooled else list(sums.levels)
 
 
-class Pair:
+class PairWithAccumulators:
     """Features of a pair and the accumulators of the running backward passes.
 
     Its autograd nodes hold it, so it must not hold any of them: a cycle through a graph is never freed. ``requested``
     tells whether fmap1's and fmap2's gradients are requested.
     """
 
-    def __init__(self, prepared: Prepared, requested: tuple[bool, bool]) -> None:
+    def __init__(self, prepared: PreparedPair, requested: tuple[bool, bool]) -> None:
         self.prepared = prepared
         self._requested = requested
         device = prepared.request.device
         self._device = device if device.type == "cuda" else None
         self._index = device.index
         # By the engine's number of the pass: the sums, and the stream that last added to them.
-        self._open: dict[int, tuple[Gradients, int]] = {}
+        self._open: dict[int, tuple[GradientAccumulators, int]] = {}
 
-    def get_accumulators(self) -> Gradients:
+    def get_accumulators(self) -> GradientAccumulators:
         """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
         stream = self._get_current_stream()
@@ -111,7 +113,7 @@ class Pair:
     def _discard_accumulators(self, task: int) -> None:
         self._open.pop(task, None)
 
-    def take_accumulators(self) -> Gradients | None:
+    def pop_accumulators(self) -> GradientAccumulators | None:
         """Take what the present pass accumulated, if anything."""
         grads, last = self._open.pop(torch._C._current_graph_task_id(), (None, 0))
         if grads is not None and last != self._get_current_stream():
@@ -137,7 +139,7 @@ class PrepareNode(torch.autograd.Function):
     """Node of a preparation; its backward returns the sums of all lookups."""
 
     @staticmethod
-    def forward(ctx: Any, pair: Pair, fmap1: Tensor, *maps: Tensor) -> Tensor:
+    def forward(ctx: Any, pair: PairWithAccumulators, fmap1: Tensor, *maps: Tensor) -> Tensor:
         """Return an empty tensor that lookups depend on."""
         ctx.pair = pair
         ctx.set_materialize_grads(False)
@@ -147,11 +149,11 @@ class PrepareNode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of both maps."""
-        grads = ctx.pair.take_accumulators()
+        grads = ctx.pair.pop_accumulators()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
         with torch.no_grad():
-            first, rest = collect_feature_gradients(ctx.pair.prepared, grads)
+            first, rest = finish_feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
             gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
         return None, *forbid_second_derivative(NAME, gradients, (inputs,))
@@ -163,7 +165,7 @@ class LookupNode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        pair: Pair,
+        pair: PairWithAccumulators,
         preparation: Tensor | None,
         coords: Tensor,
         out_dtype: torch.dtype,
@@ -181,7 +183,9 @@ class LookupNode(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None
         coords, preparation = ctx.saved_tensors
-        grads = ctx.pair.get_accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
+        grads = (
+            ctx.pair.get_accumulators() if ctx.needs_input_grad[1] else GradientAccumulators(None, None, (False, False))
+        )
         if not torch.is_grad_enabled():
             return None, None, ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None
         with torch.no_grad():
@@ -207,7 +211,7 @@ def _get_matmul_precision() -> str:
 _get_matmul_precision.__dict__["_dynamo_marked_constant"] = True
 
 
-class Lookups:
+class PreparedLookups:
     """Prepared pair for eager and traced code. The caller checks the arguments.
 
     ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
@@ -224,11 +228,11 @@ class Lookups:
     ) -> None:
         requested = (fmap1.requires_grad, any(m.requires_grad for m in maps))
         grad = torch.is_grad_enabled() and any(requested)
-        self._shape = flatten_sizes(fmap1, maps, levels)
+        self._shape = list_feature_map_sizes(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
         precision = _get_matmul_precision()
         carriers = fmap1, list(maps)
-        self._pair: Pair | None = None
+        self._pair: PairWithAccumulators | None = None
         self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
             detached = [m.detach() for m in maps]
@@ -241,7 +245,7 @@ class Lookups:
             pooled = len(maps) == 1
             request = build_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
             backend = LOOKUPS.choose(backend, request)
-            self._pair = Pair(prepare_pair(request, backend, fmap1, maps), requested)
+            self._pair = PairWithAccumulators(prepare_pair(request, backend, fmap1, maps), requested)
             self._state = list(self._pair.prepared.state)
             if grad:
                 self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
@@ -254,13 +258,13 @@ class Lookups:
         """Look up at checked coords, as part of the graph if gradients are enabled and requested."""
         pair = self._pair
         if pair is None or is_traced(coords):
-            return self._lookup_traced(coords, out_dtype, channels_last)
+            return self._look_up_in_traced_code(coords, out_dtype, channels_last)
         if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
             apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
             return apply(pair, self._preparation, coords, out_dtype, channels_last)
         return pair.prepared.lookup(coords, out_dtype, channels_last)
 
-    def _lookup_traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+    def _look_up_in_traced_code(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if self._carriers is None:
             carriers = (coords.new_empty(0), [coords.new_empty(0)])
         elif self._options[5] in _HALVES:

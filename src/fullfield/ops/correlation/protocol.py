@@ -8,9 +8,9 @@ A backend is a module with
     Bring a pair into the backend's layout. ``maps`` are all levels, or the finest alone if the module sets
     ``POOLS = True`` and ``request.pooled``: then the backend pools.
 ``restore_pair(request, state) -> Prepared``
-    Return the same pair from ``Prepared.state``, a flat tuple of tensors: what a compiled graph carries between
+    Return the same pair from ``PreparedPair.state``, a flat tuple of tensors: what a compiled graph carries between
     operators.
-``allocate_state(request, like) -> tuple[Tensor, ...]``
+``allocate_pair_state(request, like) -> tuple[Tensor, ...]``
     Return uninitialised tensors with the shapes, dtypes and strides of that state, made by ``like.new_empty``; only
     arithmetic on sizes, which may be symbolic.
 
@@ -44,7 +44,7 @@ DENSE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Request:
+class LookupRequest:
     """Sizes, dtype, device and options of a pair: everything that decides which backend serves it and how."""
 
     batch: int
@@ -90,15 +90,15 @@ class Request:
         return self.batch * self.size1[0] * self.size1[1] * targets * self.accumulate_dtype.itemsize
 
 
-def level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int, int], ...]:
+def compute_level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int, int], ...]:
     """Return the height and width of every level."""
     return tuple((height // 2**level, width // 2**level) for level in range(levels))
 
 
-def flatten_sizes(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
+def list_feature_map_sizes(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
     """Return B, C, H1, W1, then H2, W2 of every level; ``maps`` are all levels, or the finest alone."""
     pooled = len(maps) == 1
-    sizes = level_sizes(maps[0].shape[2], maps[0].shape[3], levels) if pooled else [m.shape[-2:] for m in maps]
+    sizes = compute_level_sizes(maps[0].shape[2], maps[0].shape[3], levels) if pooled else [m.shape[-2:] for m in maps]
     return [*fmap1.shape, *(side for size in sizes for side in size)]
 
 
@@ -110,9 +110,9 @@ def build_request(
     grad: bool,
     dtype: torch.dtype,
     device: torch.device,
-) -> Request:
-    """Return the request for checked features whose sizes are ``shape``, in the order of :func:`flatten_sizes`."""
-    return Request(
+) -> LookupRequest:
+    """Return the request for checked features of sizes ``shape``, in the order of :func:`list_feature_map_sizes`."""
+    return LookupRequest(
         batch=shape[0],
         channels=shape[1],
         size1=(shape[2], shape[3]),
@@ -188,7 +188,7 @@ def is_channels_last(memory_format: torch.memory_format) -> bool:
 
 
 @dataclass
-class Gradients:
+class GradientAccumulators:
     """Accumulators of one backward pass, in any layout of their backend; None where there is nothing."""
 
     fmap1: Tensor | None
@@ -197,13 +197,13 @@ class Gradients:
     """Whether fmap1's and fmap2's gradients are requested."""
 
 
-class Prepared(ABC):
+class PreparedPair(ABC):
     """Pair of feature maps in a backend's layout.
 
     Any number of lookups may share it, also at the same time, and none changes what another returns.
     """
 
-    def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
+    def __init__(self, request: LookupRequest, state: tuple[Tensor, ...]) -> None:
         self.request = request
         self.state = state
 
@@ -212,25 +212,27 @@ class Prepared(ABC):
         """Return [B, L·(2r+1)², H1, W1] of ``out_dtype`` for checked coords [B, 2, H1, W1]; never part of a graph."""
 
     @abstractmethod
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
+    def backward(
+        self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
+    ) -> Tensor | None:
         """Add one lookup's share to ``grads`` in place; return the gradient of ``coords`` if it is requested.
 
         ``grad_out`` has the shape and dtype of the lookup, any strides.
         """
 
-    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> GradientAccumulators:
         """Return zeroed accumulators, by default in the layout of a state that holds fmap1, then maps."""
 
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
 
-        return Gradients(
+        return GradientAccumulators(
             zeros(self.state[0]) if needs_fmap1 else None,
             [zeros(level) for level in self.state[1:]] if needs_levels else None,
             (needs_fmap1, needs_levels),
         )
 
-    def collect_gradients(self, grads: Gradients) -> Gradients:
+    def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums as [B, C, H, W] tensors of the accumulating dtype: fmap1, and every level.
 
         The caller does so once, at the end of a pass; the result may reuse the accumulators' memory.
@@ -238,14 +240,14 @@ class Prepared(ABC):
         return grads
 
 
-def allocate_output(request: Request, like: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def allocate_lookup_output(request: LookupRequest, like: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """Return an uninitialised lookup result in the requested layout."""
     shape = (request.batch, request.out_channels, *request.size1)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
 
 
-def convert_output(out: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def convert_lookup_output(out: Tensor, dtype: torch.dtype, channels_last: bool) -> Tensor:
     """Return ``out`` in the requested dtype and layout, copied only where it differs."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return out.to(dtype).contiguous(memory_format=layout)
@@ -264,7 +266,7 @@ def disable_autocast_and_grad(device: torch.device) -> AbstractContextManager[ob
 
 
 class _LookupBackends(Backends):
-    def may_choose_automatically(self, name: str, *request: Request) -> bool:
+    def may_choose_automatically(self, name: str, *request: LookupRequest) -> bool:
         if name != "dense":
             return True
         return request[0].device.type != "cpu" and not _is_dense_too_large(request[0])
@@ -273,7 +275,7 @@ class _LookupBackends(Backends):
 LOOKUPS = _LookupBackends("correlation_lookup", f"{__package__}.", BACKENDS)
 
 
-def _is_dense_too_large(request: Request) -> bool:
+def _is_dense_too_large(request: LookupRequest) -> bool:
     limit = float(DENSE_BYTES)
     if request.device.type == "cuda" and torch.cuda.is_available():
         limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_MEMORY_FRACTION

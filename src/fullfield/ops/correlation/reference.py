@@ -11,33 +11,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
+from fullfield.ops.correlation.in_pytorch import PreparedPairInPyTorch
 from fullfield.ops.correlation.in_pytorch import explain_unsupported as explain_unsupported
-from fullfield.ops.correlation.protocol import Gradients, Request
+from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 32 << 20
 
 
-def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> ReferencePair:
     """Lay both maps out channels-last."""
-    return Reference(request, tuple(_copy_channels_last(f) for f in (fmap1, *maps)))
+    return ReferencePair(request, tuple(_copy_channels_last(f) for f in (fmap1, *maps)))
 
 
 def _copy_channels_last(fmap: Tensor) -> Tensor:
     return fmap.detach().permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
 
 
-def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, ...]:
     """Return empty tensors for both maps, channels-last."""
     sizes = (request.size1, *request.sizes2)
     return tuple(like.new_empty((request.batch, *s, request.channels), dtype=request.dtype) for s in sizes)
 
 
-class Reference(PreparedInPyTorch):
+class ReferencePair(PreparedPairInPyTorch):
     """Pair whose state is fmap1 and every level as [B, H, W, C]."""
 
-    def pixels_per_chunk(self) -> int:
+    def count_pixels_per_chunk(self) -> int:
         """Return the number of pixels whose gathered features fit in ``CHUNK_BYTES``."""
         r = self.request
         per_pixel = (2 * r.radius + 2) ** 2 * max(r.channels, 1) * r.accumulate_dtype.itemsize
@@ -60,15 +60,15 @@ class Reference(PreparedInPyTorch):
         table = self.state[1 + level].view(-1, r.channels)
         return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
 
-    def compute_dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+    def compute_dot_products(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
         """Gather features and multiply: [n, K, K]."""
         target = self._gather_target_rows(level, self._compute_row_index(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there
             return (target * self._get_source_rows(pixels)[:, None, :]).sum(-1).view(inside.shape)
         return torch.bmm(target, self._get_source_rows(pixels)[:, :, None]).view(inside.shape)
 
-    def add_gradient(
-        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
+    def add_feature_gradients(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: GradientAccumulators
     ) -> None:
         """Add to the gradients of both maps."""
         r = self.request
@@ -83,12 +83,12 @@ class Reference(PreparedInPyTorch):
             pushed = grad.flatten(1)[..., None] * self._get_source_rows(pixels)[:, None, :]
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
-    def collect_gradients(self, grads: Gradients) -> Gradients:
+    def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums as [B, C, H, W]."""
-        return Gradients(
+        return GradientAccumulators(
             None if grads.fmap1 is None else grads.fmap1.permute(0, 3, 1, 2),
             None if grads.levels is None else [g.permute(0, 3, 1, 2) for g in grads.levels],
         )
 
 
-restore_pair = Reference
+restore_pair = ReferencePair

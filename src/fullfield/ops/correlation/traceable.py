@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.in_pytorch import blend_taps, locate_cells, locate_windows
-from fullfield.ops.correlation.protocol import level_sizes
+from fullfield.ops.correlation.in_pytorch import blend_products_bilinearly, list_window_positions, locate_pixel_windows
+from fullfield.ops.correlation.protocol import compute_level_sizes
 
 FORMS = ("linear", "dense")
 
@@ -26,7 +26,7 @@ def build_traceable_state(
     levels: int,
     variant: str,
 ) -> list[Tensor]:
-    """Return the tensors that :func:`traceable_lookup` reads.
+    """Return the tensors that :func:`compute_traceable_lookup` reads.
 
     ``linear``: fmap1 / √C as [B, H, W, C], then every level of fmap2 as [B·H_l·W_l, C]. ``dense``: for every level
     [B, H, W, H_l·W_l].
@@ -48,7 +48,7 @@ def _pool_by_convolution(fmap2: Tensor, levels: int) -> list[Tensor]:
     _, channels, height, width = fmap2.shape
     quarter = fmap2.new_full((channels, 1, 2, 2), 0.25)
     pyramid = [fmap2]
-    for size in level_sizes(height, width, levels)[1:]:
+    for size in compute_level_sizes(height, width, levels)[1:]:
         if size[0] == 0 or size[1] == 0:
             pyramid.append(fmap2.new_zeros((*fmap2.shape[:2], *size)))
         else:
@@ -56,7 +56,7 @@ def _pool_by_convolution(fmap2: Tensor, levels: int) -> list[Tensor]:
     return pyramid
 
 
-def traceable_lookup(
+def compute_traceable_lookup(
     state: Sequence[Tensor],
     coords: Tensor,  # [B, 2, H, W] float32, (x, y), level-0 pixels
     radius: int,
@@ -67,25 +67,25 @@ def traceable_lookup(
     flat = coords.permute(0, 2, 3, 1).reshape(-1, 2)
     tables = state[1:] if variant == "linear" else state
     taps = []
-    for level, size in enumerate(level_sizes(height, width, len(tables))):
+    for level, size in enumerate(compute_level_sizes(height, width, len(tables))):
         if size[0] == 0 or size[1] == 0:
             taps.append(flat.new_zeros(flat.shape[0], (2 * radius + 1) ** 2))
             continue
-        window = locate_windows(flat, level, size, radius)
-        x, y, inside = locate_cells(window, size, radius)
+        window = locate_pixel_windows(flat, level, size, radius)
+        x, y, inside = list_window_positions(window, size, radius)
         positions = y * size[1] + x
         if variant == "linear":
             first = torch.arange(batch, device=flat.device).view(-1, 1) * (size[0] * size[1])
             positions = positions + first.expand(batch, height * width).reshape(-1, 1, 1)
-            dots = _compute_dots(state[0], tables[level], positions)
+            dots = _compute_dot_products(state[0], tables[level], positions)
         else:
             volume = tables[level].reshape(batch * height * width, -1)
             dots = volume.gather(1, positions.flatten(1)).view_as(inside)
-        taps.append(blend_taps(torch.where(inside, dots, 0.0), window))
+        taps.append(blend_products_bilinearly(torch.where(inside, dots, 0.0), window))
     return torch.cat(taps, 1).view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
-def _compute_dots(
+def _compute_dot_products(
     source: Tensor,  # [B, H, W, C]
     table: Tensor,  # [n2, C]
     positions: Tensor,  # [n, K, K]

@@ -15,9 +15,14 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients
 from fullfield.ops.matching import chunks, cuda, fused
-from fullfield.ops.matching.protocol import Request, flatten_to_rows, spatial_size, unflatten_to_map
+from fullfield.ops.matching.protocol import (
+    MatchingRequest,
+    flatten_pixels_to_rows,
+    get_height_and_width,
+    unflatten_rows_to_map,
+)
 from fullfield.ops.spatial_correlation import spatial_correlation
 
 BACKENDS = ("cuda", "chunks")
@@ -26,7 +31,7 @@ MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-class _Match(torch.autograd.Function):
+class _GlobalMatching(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
         matches, query, key, logarithms = _compute_flow_and_saved_tensors(fmap1, fmap2, scale)
@@ -42,10 +47,10 @@ class _Match(torch.autograd.Function):
             recompute = partial(chunks.compute_matching_flow, scale=ctx.scale)
             return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None
         saved = (query, key, matches.flatten(2), logarithms)
-        sizes = spatial_size(fmap1), spatial_size(fmap2)
-        both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
+        sizes = get_height_and_width(fmap1), get_height_and_width(fmap2)
+        both = cuda.compute_feature_gradients(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
-            _unpad_gradient_to_map(one, fmap) if is_requested else None
+            _convert_padded_gradient_to_map(one, fmap) if is_requested else None
             for one, fmap, is_requested in zip(both, (fmap1, fmap2), requested, strict=True)
         ), None
 
@@ -53,22 +58,24 @@ class _Match(torch.autograd.Function):
 def _compute_flow_and_saved_tensors(
     fmap1: Tensor, fmap2: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key = cuda.to_padded_rows(fmap1), cuda.to_padded_rows(fmap2, aligned=True)
-    flow, logarithms = cuda.forward(query, key, (spatial_size(fmap1), spatial_size(fmap2)), scale)
+    query, key = cuda.convert_map_to_padded_rows(fmap1), cuda.convert_map_to_padded_rows(fmap2, aligned=True)
+    flow, logarithms = cuda.compute_flow_and_log_sums(
+        query, key, (get_height_and_width(fmap1), get_height_and_width(fmap2)), scale
+    )
     return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
-def _unpad_gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
+def _convert_padded_gradient_to_map(gradient: Tensor, fmap: Tensor) -> Tensor:
     """Return rows, some of which may be padding, as a map [B, C, H, W]."""
-    return unflatten_to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
+    return unflatten_rows_to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
-_apply = get_apply_without_functorch(_Match)
+_apply = get_apply_without_functorch(_GlobalMatching)
 
 
 def compute_matching_flow(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
-    if wants_gradient(fmap1, fmap2):
+    if needs_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, scale)
     return _compute_flow_and_saved_tensors(fmap1, fmap2, scale)[0]
 
@@ -86,16 +93,18 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
-def _choose_backend_constant(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
-    return _choose_backend(Request(dtype, device, eager), backend)
+def _choose_backend_as_traced_constant(
+    dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None
+) -> str:
+    return _choose_backend(MatchingRequest(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
-_choose_backend_constant.__dict__["_dynamo_marked_constant"] = True
+_choose_backend_as_traced_constant.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(256)
-def _choose_backend(request: Request, backend: str | None) -> str:
+def _choose_backend(request: MatchingRequest, backend: str | None) -> str:
     return MATCHERS.choose(backend, request)
 
 
@@ -104,7 +113,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     The preferred backend is first.
     """
-    return MATCHERS.list_refusals(Request(dtype, torch.empty(0, device=device).device))
+    return MATCHERS.list_refusals(MatchingRequest(dtype, torch.empty(0, device=device).device))
 
 
 def global_matching(
@@ -133,7 +142,7 @@ def global_matching(
     """
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
-    name = _choose_backend_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
+    name = _choose_backend_as_traced_constant(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
         return chunks.compute_matching_flow(fmap1, fmap2, scale)
     return _MATCHERS[name](fmap1, fmap2, scale)
@@ -157,16 +166,20 @@ def global_attention(
     _check_maps(fmap1, fmap2)
     value_shape = (fmap2.shape[0], "V", *fmap2.shape[2:])
     _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
-    query, key, value = flatten_to_rows(fmap1), flatten_to_rows(fmap2), flatten_to_rows(values)
-    return unflatten_to_map(attend(query, key, value), fmap1).to(values.dtype)
+    query, key, value = flatten_pixels_to_rows(fmap1), flatten_pixels_to_rows(fmap2), flatten_pixels_to_rows(values)
+    return unflatten_rows_to_map(compute_attention(query, key, value), fmap1).to(values.dtype)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def compute_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return softmax(query · key / √C) times value, [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in linear memory."""
     scale = max(query.shape[-1], 1) ** -0.5
-    request = Request(query.dtype, query.device, channels=max(query.shape[-1], value.shape[-1]))
+    request = MatchingRequest(query.dtype, query.device, channels=max(query.shape[-1], value.shape[-1]))
     serves = query.numel() > 0 and fused.explain_unsupported(request) is None
-    return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
+    return (
+        fused.compute_attention(query, key, value, scale)
+        if serves
+        else chunks.compute_attention(query, key, value, scale)
+    )
 
 
 def local_matching(

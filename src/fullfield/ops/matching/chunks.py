@@ -12,19 +12,19 @@ from torch.utils.checkpoint import checkpoint
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients
 from fullfield.ops.matching.protocol import (
-    Request,
+    MatchingRequest,
+    convert_matched_positions_to_flow,
     count_rows_per_chunk,
-    flatten_to_rows,
-    flow_from_matches,
-    grid_positions,
+    create_pixel_grid_like,
+    flatten_pixels_to_rows,
 )
 
 
-def explain_unsupported(_request: Request) -> None:
+def explain_unsupported(_request: MatchingRequest) -> None:
     """Return None: this backend always runs."""
 
 
-def _attend_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _compute_attention_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute all columns of some rows, in float32 at least."""
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     with torch.autocast(query.device.type, enabled=False):
@@ -32,10 +32,10 @@ def _attend_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Ten
         return torch.softmax(scores, -1) @ value.to(exact)
 
 
-def _attend_differentiably(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def _compute_differentiable_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute with PyTorch's own gradients and recompute what they need."""
     chunks = [
-        checkpoint(_attend_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(_compute_attention_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
         for rows in torch.split(query, count_rows_per_chunk(key), -2)
     ]
     return torch.cat(chunks, -2)
@@ -45,7 +45,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         chunks = torch.split(query, count_rows_per_chunk(key), -2)
-        out = torch.cat([_attend_rows(rows, key, value, scale) for rows in chunks], -2)
+        out = torch.cat([_compute_attention_rows(rows, key, value, scale) for rows in chunks], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
         return out
@@ -55,7 +55,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, out = ctx.saved_tensors
         requested = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second-order gradients
-            recompute = partial(_attend_differentiably, scale=ctx.scale)
+            recompute = partial(_compute_differentiable_attention, scale=ctx.scale)
             return *recompute_gradients(recompute, (query, key, value), grad, requested), None
         with torch.autocast(query.device.type, enabled=False):
             gradients = _compute_attention_gradients(query, key, value, out, grad, ctx.scale)
@@ -86,15 +86,17 @@ def _compute_attention_gradients(
 _apply = get_apply_without_functorch(_Attention)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def compute_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return [..., N, V] of [..., N, C], [..., M, C], [..., M, V], float32, or float64 for float64."""
     if not is_eager(query, key, value):
-        return _attend_differentiably(query, key, value, scale)
+        return _compute_differentiable_attention(query, key, value, scale)
     return _apply(query, key, value, scale)
 
 
 def compute_matching_flow(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
-    value = grid_positions(fmap2).flatten(1).transpose(0, 1)
-    query, key = flatten_to_rows(fmap1), flatten_to_rows(fmap2)
-    return flow_from_matches(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)
+    value = create_pixel_grid_like(fmap2).flatten(1).transpose(0, 1)
+    query, key = flatten_pixels_to_rows(fmap1), flatten_pixels_to_rows(fmap2)
+    return convert_matched_positions_to_flow(
+        compute_attention(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1
+    )

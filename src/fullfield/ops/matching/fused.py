@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops import _launching
-from fullfield.ops.matching.protocol import HALVES, Request
+from fullfield.ops.matching.protocol import HALVES, MatchingRequest
 
 WIDEST = 256
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: MatchingRequest) -> str | None:
     """Return None if the fused kernels can serve the request, else the reason."""
-    reason = _launching.explain_non_nvidia(request.device)
+    reason = _launching.explain_not_nvidia_gpu(request.device)
     if reason is not None:
         return reason
     if request.dtype not in (torch.float32, *HALVES):
@@ -25,14 +25,14 @@ def explain_unsupported(request: Request) -> str | None:
     if not 0 < request.channels <= WIDEST:
         return f"needs 1 to {WIDEST} channels"
     # Below, PyTorch would multiply out the whole matrix.
-    return _launching.explain_no_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
+    return _launching.explain_missing_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
 
 
 def _pad_columns(rows: Tensor, width: int) -> Tensor:
     return rows if rows.shape[-1] == width else functional.pad(rows, (0, width - rows.shape[-1]))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+def compute_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in the features' dtype."""
     width, half = value.shape[-1], query.dtype in HALVES
     step = 8 if half else 4

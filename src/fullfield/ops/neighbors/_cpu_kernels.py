@@ -25,7 +25,7 @@ _jit = create_jit(CACHE)
 
 
 @_jit
-def _squared_distance(points, i, queries, q):
+def _compute_squared_distance(points, i, queries, q):
     x = queries[q, 0] - points[i, 0]
     y = queries[q, 1] - points[i, 1]
     z = queries[q, 2] - points[i, 2]
@@ -33,7 +33,7 @@ def _squared_distance(points, i, queries, q):
 
 
 @_jit
-def _lower_bound(keys, value):
+def _find_first_key_not_below(keys, value):
     low = 0
     high = keys.shape[0]
     while low < high:
@@ -46,7 +46,7 @@ def _lower_bound(keys, value):
 
 
 @_jit
-def _find_cell_runs(keys, starts, shape, cells, q, runs_out):
+def _find_point_runs_around_cell(keys, starts, shape, cells, q, runs_out):
     """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
     x0 = max(cells[3, q] - 1, 0)
@@ -55,8 +55,8 @@ def _find_cell_runs(keys, starts, shape, cells, q, runs_out):
         for y in range(cells[2, q] - 1, cells[2, q] + 2):
             if x0 <= x1 and 0 <= z < shape[0] and 0 <= y < shape[1]:
                 line = ((cells[0, q] * shape[0] + z) * shape[1] + y) * shape[2]
-                runs_out[run, 0] = starts[_lower_bound(keys, line + x0)]
-                runs_out[run, 1] = starts[_lower_bound(keys, line + x1 + 1)]
+                runs_out[run, 0] = starts[_find_first_key_not_below(keys, line + x0)]
+                runs_out[run, 1] = starts[_find_first_key_not_below(keys, line + x1 + 1)]
             else:
                 runs_out[run, 0] = 0
                 runs_out[run, 1] = 0
@@ -64,7 +64,7 @@ def _find_cell_runs(keys, starts, shape, cells, q, runs_out):
 
 
 @_jit
-def _sort_numbers(numbers, count):
+def _sort_first_numbers(numbers, count):
     """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
     if count > _LEAF_SIZE:
         for n in range(1, count):
@@ -81,47 +81,52 @@ def _sort_numbers(numbers, count):
 
 
 @_jit
-def _find_end_of_cell(cells, visit, step, last):
-    """Return the end of the queries from ``visit[step]`` on, before ``last``, that are in the same cell."""
-    q, end = visit[step], step + 1
+def _find_end_of_cell(query_cells, query_order, step, last):
+    """Return the end of the queries from ``query_order[step]`` on, before ``last``, that are in the same cell."""
+    q, end = query_order[step], step + 1
     while end < last:
         for axis in range(4):
-            if cells[axis, visit[end]] != cells[axis, q]:
+            if query_cells[axis, query_order[end]] != query_cells[axis, q]:
                 return end
         end += 1
     return end
 
 
 @_jit
-def _gather_candidates(points, columns, order, runs, sort, who, coordinates, squares):
-    """Write the points of nine runs into ``who`` and their coordinates into ``coordinates``; return their number.
+def _gather_candidates(points, points_by_cell, order, runs, sort, candidates, coordinates, squares):
+    """Write the points of nine runs into ``candidates``, where they are into ``coordinates``; return their number.
 
     Arrays that are too short are replaced by longer ones.
     """
     count = 0
     for run in range(9):
         count += runs[run, 1] - runs[run, 0]
-    if count + LANES > who.size:
-        who = np.empty(count + count // 4 + LANES, np.int32)
-        coordinates, squares = np.empty((3, who.size), np.float32), np.empty(who.size, np.float32)
+    if count + LANES > candidates.size:
+        candidates = np.empty(count + count // 4 + LANES, np.int32)
+        coordinates, squares = np.empty((3, candidates.size), np.float32), np.empty(candidates.size, np.float32)
     xs, ys, zs, at = coordinates[0], coordinates[1], coordinates[2], np.uintp(0)
     for run in range(9):
         for i in range(np.uintp(runs[run, 0]), np.uintp(runs[run, 1])):
-            who[at], xs[at], ys[at], zs[at] = order[i], columns[0, i], columns[1, i], columns[2, i]
+            candidates[at], xs[at], ys[at], zs[at] = (
+                order[i],
+                points_by_cell[0, i],
+                points_by_cell[1, i],
+                points_by_cell[2, i],
+            )
             at += np.uintp(1)
     if sort:
-        _sort_numbers(who, count)
+        _sort_first_numbers(candidates, count)
         for n in range(np.uintp(count)):
-            i = np.uintp(who[n])
+            i = np.uintp(candidates[n])
             coordinates[0, n], coordinates[1, n], coordinates[2, n] = points[i, 0], points[i, 1], points[i, 2]
     for n in range(LANES):
         squares[count + n] = np.inf  # a vector reads beyond the last
-    return count, who, coordinates, squares
+    return count, candidates, coordinates, squares
 
 
 # Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def _measure_squared_distances(coordinates, count, queries, q, squares_out):
+def _write_squared_distances(coordinates, count, queries, q, squares_out):
     """Write the squared distances of the first ``count`` places from a query."""
     x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
     xs, ys, zs = coordinates[0], coordinates[1], coordinates[2]
@@ -132,48 +137,63 @@ def _measure_squared_distances(coordinates, count, queries, q, squares_out):
 
 @_jit
 def find_within_radius(
-    points, columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
+    points,
+    points_by_cell,
+    order,
+    keys,
+    starts,
+    shape,
+    queries,
+    query_cells,
+    query_order,
+    max_squared_distance,
+    writes_indices,
+    sorts_indices,
+    counts_or_offsets,
+    indices,
+    first,
+    last,
 ):
-    """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
+    """Count neighbours of queries ``query_order[first:last]`` into ``counts_or_offsets[q + 1]``, or write indices.
 
-    ``columns`` [3, N] has the points in the order of their cells, ``cells`` [4, M] each query's cloud, z, y and x.
-    Queries of one cell follow each other: the points around it are copied once for all of them. The copies take at
-    most 50 bytes for each point in the fullest 27 cells around a query, and 1 KiB, in each thread.
+    ``points_by_cell`` [3, N] has the points in the order of their cells, ``query_cells`` [4, M] each query's cloud, z,
+    y and x. Queries of one cell follow each other: the points around it are copied once for all of them. The copies
+    take at most 50 bytes for each point in the fullest 27 cells around a query, and 1 KiB, in each thread.
     """
     runs, count, end = np.zeros((9, 2), np.int64), 0, first
     who, coordinates, squares = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
     neighbors, sort_rows = np.empty(0, np.int32), False
     for step in range(first, last):
-        q = visit[step]
+        q = query_order[step]
         if step == end:
-            end = _find_end_of_cell(cells, visit, step, last)
-            _find_cell_runs(keys, starts, shape, cells, q, runs)
+            end = _find_end_of_cell(query_cells, query_order, step, last)
+            _find_point_runs_around_cell(keys, starts, shape, query_cells, q, runs)
             sort_all = False
-            if fill and sort:
+            if writes_indices and sorts_indices:
                 hits = 0
                 for n in range(step, end):
-                    hits += rows[visit[n] + 1] - rows[visit[n]]
+                    hits += counts_or_offsets[query_order[n] + 1] - counts_or_offsets[query_order[n]]
                 # Few queries have fewer neighbours than candidates: then sorting each row takes less time.
                 sort_all = hits > np.sum(runs[:, 1] - runs[:, 0])
-            sort_rows = sort and not sort_all
+            sort_rows = sorts_indices and not sort_all
             count, who, coordinates, squares = _gather_candidates(
-                points, columns, order, runs, sort_all, who, coordinates, squares
+                points, points_by_cell, order, runs, sort_all, who, coordinates, squares
             )
-            if fill and neighbors.size < who.size:
+            if writes_indices and neighbors.size < who.size:
                 neighbors = np.empty(who.size, np.int32)
-        _measure_squared_distances(coordinates, count, queries, q, squares)
-        if not fill:
+        _write_squared_distances(coordinates, count, queries, q, squares)
+        if not writes_indices:
             within = np.int32(0)
             for n in range(np.uintp(count)):
-                within += np.int32(squares[n] <= limit)
-            rows[q + 1] = within
+                within += np.int32(squares[n] <= max_squared_distance)
+            counts_or_offsets[q + 1] = within
             continue
         at = 0
         for n in range(0, count, LANES):
-            at = store_within(squares, n, limit, who, n, neighbors, at)
+            at = store_within(squares, n, max_squared_distance, who, n, neighbors, at)
         if sort_rows:
-            _sort_numbers(neighbors, at)
-        start = np.uintp(rows[q])
+            _sort_first_numbers(neighbors, at)
+        start = np.uintp(counts_or_offsets[q])
         for n in range(np.uintp(at)):
             indices[start + n] = neighbors[n]
 
@@ -198,7 +218,7 @@ def _hash_cell(corner):
 
 
 @_jit
-def mark_remaining_points(points, offsets, cell, slots_scratch, remains_out):
+def mark_points_nearest_to_cell_centers(points, offsets, cell, slots_scratch, is_nearest_out):
     """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
 
     ``slots_scratch`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points
@@ -218,8 +238,8 @@ def mark_remaining_points(points, offsets, cell, slots_scratch, remains_out):
             if rival >= offsets[cloud]:
                 if distance >= nearest_distance:
                     continue
-                remains_out[rival] = False
-            remains_out[i], slots_scratch[slot] = True, i
+                is_nearest_out[rival] = False
+            is_nearest_out[i], slots_scratch[slot] = True, i
 
 
 @_jit
@@ -248,7 +268,7 @@ def _partition_at_middle(points, order, low, high, middle, axis):
 
 
 @_jit
-def build_tree(points, order, axes_out, cuts_out, first, last):
+def build_kd_tree(points, order, axes_out, cuts_out, first, last):
     """Make ``order[first:last]`` a tree."""
     stack = np.empty((_DEPTH, 2), np.int64)
     stack[0, 0] = first
@@ -284,14 +304,14 @@ def build_tree(points, order, axes_out, cuts_out, first, last):
 
 
 @_jit
-def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, indices_out, first, last):
+def find_k_nearest(points, order, axes, cuts, bounds, queries, batches, k, row_offsets, indices_out, first, last):
     """Find the ``k`` nearest of queries ``first ... last``, by distance, then index; ``points`` are in tree order."""
     stack = np.empty((_DEPTH, 2), np.int64)
     lower_bounds = np.empty(_DEPTH, np.float32)
     best = np.empty(k, np.float32)
     who = np.empty(k, np.int32)
     for q in range(first, last):
-        row_size = rows[q + 1] - rows[q]
+        row_size = row_offsets[q + 1] - row_offsets[q]
         if row_size == 0:
             continue
         count = 0
@@ -321,7 +341,7 @@ def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, i
                 lower_bounds[size] = squared
                 size += 1
             for i in range(low, high):
-                distance = _squared_distance(points, i, queries, q)
+                distance = _compute_squared_distance(points, i, queries, q)
                 index = order[i]
                 if count == row_size:
                     worst = best[row_size - 1]
@@ -338,7 +358,7 @@ def find_nearest(points, order, axes, cuts, bounds, queries, batches, k, rows, i
                 best[at] = distance
                 who[at] = index
         for at in range(row_size):
-            indices_out[rows[q] + at] = who[at]
+            indices_out[row_offsets[q] + at] = who[at]
 
 
 _i = types.intp
@@ -370,13 +390,13 @@ ENTRY_POINTS = {
             _i,
         ),
     ),
-    "mark_remaining_points": (
-        mark_remaining_points,
+    "mark_points_nearest_to_cell_centers": (
+        mark_points_nearest_to_cell_centers,
         (types.float64[:, ::1], _long, types.float64, _int, types.boolean[::1]),
     ),
-    "build_tree": (build_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
-    "find_nearest": (
-        find_nearest,
+    "build_kd_tree": (build_kd_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
+    "find_k_nearest": (
+        find_k_nearest,
         (_points, _int, types.int8[::1], _flat, _long, _points, _long, _i, _long, _int, _i, _i),
     ),
 }

@@ -39,12 +39,13 @@ def radius_search(
     *,
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
     query_offsets: Tensor | None = None,  # [B + 1]
-    sort: bool = True,
+    sort_indices: bool = True,
     backend: str | None = None,
 ) -> Neighbors:
     """Find all points at most ``radius`` from each query, in its own cloud; a row's indices ascend.
 
-    Without ``sort`` they may be in any order, which takes less time. A point is its own neighbour. Distances are
+    Without ``sort_indices`` they may be in any order, which takes less time. A point is its own neighbour. Distances
+    are
     float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are converted to float32 relative to the middle of
     their cloud.
 
@@ -56,7 +57,9 @@ def radius_search(
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
     pair = convert_clouds_to_float32(cloud, query_cloud)
     search = _choose_backend_module(backend, points).radius_search
-    neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
+    neighbors: Neighbors = search(
+        *pair, cloud.offsets, query_cloud.offsets, float(radius), sort_indices=bool(sort_indices)
+    )
     return neighbors
 
 
@@ -79,7 +82,7 @@ def knn_search(
     """
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
-    return knn_search_in_clouds(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
+    return search_knn_in_clouds(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
 
 
 def run_radius_searches(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
@@ -94,7 +97,7 @@ def run_radius_searches(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Ten
     return [module.radius_search(*search) for search in arguments]
 
 
-def knn_search_in_clouds(
+def search_knn_in_clouds(
     cloud: Cloud, query_cloud: Cloud, float32_points: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
     """Run :func:`knn_search` on checked clouds, given :func:`convert_clouds_to_float32` of them."""

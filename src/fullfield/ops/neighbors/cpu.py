@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_refusal
+from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.neighbors.ragged import Neighbors
 
@@ -25,13 +25,13 @@ def explain_unsupported(device: torch.device) -> str | None:
     """Return None for the CPU with numba, else the reason."""
     if device.type != "cpu":
         return f"runs on the CPU, the points are on {device.type}"
-    return explain_refusal()
+    return explain_missing_numba()
 
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
-def _run_in_parallel(count: int, task: Any) -> None:
+def _run_on_threads(count: int, task: Any) -> None:
     run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
@@ -54,18 +54,18 @@ def _locate_cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell:
     return cells
 
 
-def _compute_cell_numbers(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
+def _compute_flat_cell_indices(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return a number for each cell of the grid; x runs fastest."""
     numbers: NDArray[np.int64] = ((cells[0] * shape[0] + cells[1]) * shape[1] + cells[2]) * shape[2] + cells[3]
     return numbers
 
 
 def radius_search(
-    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
+    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort_indices: bool = True
 ) -> Neighbors:
     """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`.
 
-    Without ``sort`` the points of a query are in no particular order.
+    Without ``sort_indices`` the points of a query are in no particular order.
     """
     kernel = _kernels().find_within_radius
     spots, query_spots = _as_writable_array(points), _as_writable_array(queries)
@@ -80,7 +80,7 @@ def radius_search(
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
     cells = _locate_cells(columns, offsets, low, cell)
-    keys = _compute_cell_numbers(cells, shape)
+    keys = _compute_flat_cell_indices(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
@@ -88,7 +88,7 @@ def radius_search(
     if queries is not points:
         around = _locate_cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
-        visit = np.argsort(_compute_cell_numbers(around, shape), kind="stable")  # queries of a cell together
+        visit = np.argsort(_compute_flat_cell_indices(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
     columns = columns.take(order, 1)
     common = (
@@ -105,10 +105,10 @@ def radius_search(
     )
 
     nothing = np.empty(0, np.int32)
-    _run_in_parallel(len(query_spots), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
+    _run_on_threads(len(query_spots), lambda a, b: kernel(*common, False, sort_indices, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _run_in_parallel(len(query_spots), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
+    _run_on_threads(len(query_spots), lambda a, b: kernel(*common, True, sort_indices, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
@@ -120,14 +120,14 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     order = np.arange(len(spots), dtype=np.int32)
     axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        kernels.build_tree(spots, order, axes, cuts, first, last)
+        kernels.build_kd_tree(spots, order, axes, cuts, first, last)
     sizes = np.minimum(np.diff(bounds), k)
     batches = _compute_batch_index(query_offsets)
     rows = np.zeros(len(query_spots) + 1, np.int64)
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
     common = (spots[order], order, axes, cuts, bounds, query_spots, batches, k, rows, indices)
-    _run_in_parallel(len(query_spots), lambda a, b: kernels.find_nearest(*common, a, b))
+    _run_on_threads(len(query_spots), lambda a, b: kernels.find_k_nearest(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
@@ -136,5 +136,5 @@ def select_nearest_to_cell_centers(points: Tensor, offsets: Tensor, cell: float)
     spots = _as_writable_array(points.to(torch.float64).contiguous())
     mask = np.zeros(len(spots), bool)
     slots = np.full(1 << (len(spots) + len(spots) // 2).bit_length(), -1, np.int32)
-    _kernels().mark_remaining_points(spots, offsets.numpy(), cell, slots, mask)
+    _kernels().mark_points_nearest_to_cell_centers(spots, offsets.numpy(), cell, slots, mask)
     return torch.from_numpy(np.flatnonzero(mask))

@@ -17,7 +17,7 @@ from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape_and_
 _CHAINED = 1 << 19
 
 
-class Downsampled(NamedTuple):
+class DownsampledPoints(NamedTuple):
     """Indices of the points that are kept."""
 
     indices: Tensor  # [K] int64, ascending
@@ -29,7 +29,7 @@ def grid_downsample(
     cell: float,
     *,
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
-) -> Downsampled:
+) -> DownsampledPoints:
     """Keep in every cubic cell the point nearest to its centre, the first one of equally near points.
 
     Cells begin at multiples of ``cell``, so clouds in the same coordinates share them. The computation is in float64 on
@@ -40,11 +40,11 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    (thinned_cloud,) = thin_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
-    return Downsampled(thinned_cloud.kept, thinned_cloud.cloud.offsets)
+    (thinned_cloud,) = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
+    return DownsampledPoints(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
-def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
+def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.DownsampledCloud]]:
     """Apply :func:`grid_downsample` repeatedly, each time to the kept points, with at least one cell size.
 
     GPUs wait once for all sizes, except for large clouds. The cloud's coordinates need no check before.
@@ -53,7 +53,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
         InputError: as :func:`grid_downsample`.
     """
     fast = cuda.explain_unsupported(cloud.points.device) is None and cloud.points.shape[0] > 0
-    results: list[cuda.Thinned] = []
+    results: list[cuda.DownsampledCloud] = []
     if not fast:
         cloud = _check_cells_and_store_magnitude(cloud, compute_max_magnitude(cloud.points), cells)
     last = cloud
@@ -61,14 +61,17 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[c
         left = cells[len(results) :]
         if fast:
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
-            max_magnitude, thinner = cuda.thin_repeatedly(last, some)
+            max_magnitude, thinner = cuda.downsample_repeatedly(last, some)
             if not results:
                 cloud = _check_cells_and_store_magnitude(cloud, max_magnitude, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
-                thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
+                thinner = [
+                    cuda.DownsampledCloud(indices.clone(), c._replace(points=c.points.clone()))
+                    for indices, c in thinner
+                ]
             results += thinner
         else:
-            results.append(_thin_single(last, left[0]))
+            results.append(_downsample_once(last, left[0]))
         last = results[-1].cloud
     return cloud, results
 
@@ -82,9 +85,9 @@ def _check_cells_and_store_magnitude(cloud: Cloud, max_magnitude: float, cells: 
     return cloud._replace(max_magnitude=max_magnitude)
 
 
-def _thin_single(cloud: Cloud, cell: float) -> cuda.Thinned:
+def _downsample_once(cloud: Cloud, cell: float) -> cuda.DownsampledCloud:
     if not cloud.points.shape[0]:
-        return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
+        return cuda.DownsampledCloud(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.explain_unsupported(cloud.points.device) is None
     indices = (
         cpu.select_nearest_to_cell_centers(cloud.points, cloud.offsets, cell)
@@ -92,7 +95,7 @@ def _thin_single(cloud: Cloud, cell: float) -> cuda.Thinned:
         else _select_nearest_to_cell_centers(cloud, cell)
     )
     offsets = torch.searchsorted(indices, cloud.offsets.to(indices.device)).cpu()
-    return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.max_magnitude))
+    return cuda.DownsampledCloud(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.max_magnitude))
 
 
 def _select_nearest_to_cell_centers(cloud: Cloud, cell: float) -> Tensor:
@@ -101,7 +104,7 @@ def _select_nearest_to_cell_centers(cloud: Cloud, cell: float) -> Tensor:
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)
     corner = scaled.floor()
     x, y, z = (scaled - corner - 0.5).square().unbind(1)
-    distance, batch = (x + y) + z, cloud.batch_index()
+    distance, batch = (x + y) + z, cloud.compute_batch_index()
     low = corner.amin(0)
     shape: list[float] = (corner.amax(0) - low + 1).tolist()
     if math.prod([*shape, float(cloud.batches)]) < 2.0**62:  # one number for a cell and its cloud

@@ -41,7 +41,7 @@ class Cloud(NamedTuple):
         """Number of clouds."""
         return self.offsets.numel() - 1
 
-    def batch_index(self) -> Tensor:
+    def compute_batch_index(self) -> Tensor:
         """Return the number of each point's cloud, [N] int64 on the points' device."""
         cloud_device, count = self.points.device, self.points.shape[0]
         numbers, sizes = torch.arange(self.batches, device=cloud_device), self.offsets.diff().to(cloud_device)
@@ -146,7 +146,7 @@ def convert_clouds_to_float32(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Ten
     middle = _estimate_medians(cloud)
 
     def shifted(c: Cloud) -> Tensor:
-        return (c.points - middle[c.batch_index()]).to(torch.float32).contiguous()
+        return (c.points - middle[c.compute_batch_index()]).to(torch.float32).contiguous()
 
     points = shifted(cloud)
     return points, points if queries is cloud else shifted(queries)

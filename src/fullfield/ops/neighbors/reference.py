@@ -17,7 +17,7 @@ def explain_unsupported(device: torch.device) -> str | None:  # noqa: ARG001 - a
     return None
 
 
-def _squared_distances(queries: Tensor, points: Tensor) -> Tensor:
+def _compute_squared_distances(queries: Tensor, points: Tensor) -> Tensor:
     """Return squared distances [M, N], summed in the order of the contract."""
     x, y, z = ((queries[:, None, axis] - points[None, :, axis]).square() for axis in range(3))
     return (x + y) + z
@@ -36,7 +36,7 @@ def _search_row_by_row(
         own = points[bounds[batch] : bounds[batch + 1]]
         step = max(1, _BLOCK // max(1, own.shape[0]))
         for queries_chunk in torch.split(queries[query_bounds[batch] : query_bounds[batch + 1]], step):
-            count, indices = choose(_squared_distances(queries_chunk, own))
+            count, indices = choose(_compute_squared_distances(queries_chunk, own))
             counts.append(count)
             chunks.append((indices + bounds[batch]).to(torch.int32))
     none = torch.zeros(1, dtype=torch.int64, device=points.device)
@@ -51,7 +51,7 @@ def radius_search(
     query_offsets: Tensor,
     radius: float,
     *,
-    sort: bool = True,  # noqa: ARG001
+    sort_indices: bool = True,  # noqa: ARG001
 ) -> Neighbors:
     """Find the points within a radius, always sorted; see :func:`fullfield.ops.neighbors.radius_search`."""
     limit = torch.tensor(radius, dtype=torch.float32).square().item()

@@ -26,28 +26,28 @@ _jit = create_jit(CACHE)
 
 
 @_jit
-def _read_cell(entries, cells, bits, at):
+def _read_entry_cell(entries, cells, index_bits, at):
     word = np.int64(entries[at])
     if cells.size > 0:
         return np.int64(cells[at]) | (word >> 31 << 8)
-    return word >> bits
+    return word >> index_bits
 
 
 @_jit
-def _read_index(entries, cells, bits, at):
+def _read_entry_index(entries, cells, index_bits, at):
     word = np.int64(entries[at])
     if cells.size > 0:
         return word & 0x7FFFFFFF
-    return word & ((1 << bits) - 1)
+    return word & ((1 << index_bits) - 1)
 
 
 @_jit
-def _write_entry(index, cell, bits, entries_out, cells_out, at):
+def _write_entry(index, cell, index_bits, entries_out, cells_out, at):
     if cells_out.size > 0:
         entries_out[at] = np.uint32(index | (cell >> 8 << 31))
         cells_out[at] = np.uint8(cell & 0xFF)
     else:
-        entries_out[at] = np.uint32(index | (cell << bits))
+        entries_out[at] = np.uint32(index | (cell << index_bits))
 
 
 @_jit
@@ -67,28 +67,28 @@ def _multiply_panels(n, depth, a, row, step, b, bi, pitch, offsets, single, out,
 
 
 @_jit
-def _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
+def _set_cursors_to_row_starts(row_offsets, entries, cells, index_bits, cell_count, top, count, cursors, next_cells):
     """Put the cursors on the first entries of rows; returns the first cell in use."""
-    lowest = kernel
+    lowest = cell_count
     for r in range(count):
-        cursor[r] = rows[top + r]
-        upcoming[r] = kernel
-        if cursor[r] < rows[top + r + 1]:
-            upcoming[r] = _read_cell(entries, cells, bits, cursor[r])
-        lowest = min(lowest, upcoming[r])
+        cursors[r] = row_offsets[top + r]
+        next_cells[r] = cell_count
+        if cursors[r] < row_offsets[top + r + 1]:
+            next_cells[r] = _read_entry_cell(entries, cells, index_bits, cursors[r])
+        lowest = min(lowest, next_cells[r])
     return lowest
 
 
 @_jit
-def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums_out, to):
+def _sum_feature_rows(features, channels, entries, cells, index_bits, first_entry, end, c0, width, sums_out, to):
     """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums_out[to]`` on."""
     together, vector_width = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
     for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
-        start = _read_index(entries, cells, bits, first_entry) * channels + c0 + c
+        start = _read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c
         w, x = load(features, start), load(features, start + LANES)
         y, z = load(features, start + 2 * LANES), load(features, start + 3 * LANES)
         for at in range(first_entry + 1, end):
-            start = _read_index(entries, cells, bits, at) * channels + c0 + c
+            start = _read_entry_index(entries, cells, index_bits, at) * channels + c0 + c
             w, x = w + load(features, start), x + load(features, start + LANES)
             y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
         store(sums_out, to + c, w)
@@ -96,14 +96,14 @@ def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end
         store(sums_out, to + c + 2 * LANES, y)
         store(sums_out, to + c + 3 * LANES, z)
     for c in range(together, vector_width, LANES):
-        total = load(features, _read_index(entries, cells, bits, first_entry) * channels + c0 + c)
+        total = load(features, _read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c)
         for at in range(first_entry + 1, end):
-            total = total + load(features, _read_index(entries, cells, bits, at) * channels + c0 + c)
+            total = total + load(features, _read_entry_index(entries, cells, index_bits, at) * channels + c0 + c)
         store(sums_out, to + c, total)
     for c in range(vector_width, width):
-        value = features[_read_index(entries, cells, bits, first_entry) * channels + c0 + c]
+        value = features[_read_entry_index(entries, cells, index_bits, first_entry) * channels + c0 + c]
         for at in range(first_entry + 1, end):
-            value += features[_read_index(entries, cells, bits, at) * channels + c0 + c]
+            value += features[_read_entry_index(entries, cells, index_bits, at) * channels + c0 + c]
         sums_out[to + c] = value
 
 
@@ -111,16 +111,16 @@ def _sum_feature_rows(features, channels, entries, cells, bits, first_entry, end
 def _sum_cell_buckets(
     features,
     channels,
-    rows,
+    row_offsets,
     entries,
     cells,
-    bits,
-    kernel,
+    index_bits,
+    cell_count,
     k,
     top,
     count,
-    cursor,
-    upcoming,
+    cursors,
+    next_cells,
     c0,
     width,
     sums_out,
@@ -129,30 +129,43 @@ def _sum_cell_buckets(
 ):
     """Sum the inputs of the rows' buckets of cell k, channels from c0 on. Returns buckets and the next cell in use."""
     n = 0
-    following = kernel
+    following = cell_count
     for r in range(count):
-        if upcoming[r] == k:
-            start = cursor[r]
-            end = rows[top + r + 1]
+        if next_cells[r] == k:
+            start = cursors[r]
+            end = row_offsets[top + r + 1]
             at = start + 1
-            upcoming[r] = kernel
+            next_cells[r] = cell_count
             while at < end:
-                cell = _read_cell(entries, cells, bits, at)
+                cell = _read_entry_cell(entries, cells, index_bits, at)
                 if cell != k:
-                    upcoming[r] = cell
+                    next_cells[r] = cell
                     break
                 at += 1
-            _sum_feature_rows(features, channels, entries, cells, bits, start, at, c0, width, sums_out, n * pitch)
-            cursor[r] = at
+            _sum_feature_rows(features, channels, entries, cells, index_bits, start, at, c0, width, sums_out, n * pitch)
+            cursors[r] = at
             used_rows_out[n] = r
             n += 1
-        following = min(following, upcoming[r])
+        following = min(following, next_cells[r])
     return n, following
 
 
 @_jit
-def multiply_tiles(
-    features, weight, bias, rows, entries, cells, bits, kernel, groups, inputs, outputs, out, first, last
+def convolve_row_tiles(
+    features,
+    weight,
+    bias,
+    row_offsets,
+    entries,
+    cells,
+    index_bits,
+    cell_count,
+    groups,
+    inputs,
+    outputs,
+    out,
+    first,
+    last,
 ):
     """Compute tiles [first, last) of ``out`` [R, groups * outputs]."""
     pitch = (outputs + LANES - 1) // LANES * LANES
@@ -166,19 +179,21 @@ def multiply_tiles(
     single = np.arange(inputs + 1) * LANES
     for tile in range(first, last):
         top = tile * TILE
-        count = min(TILE, rows.size - 1 - top)
+        count = min(TILE, row_offsets.size - 1 - top)
         for g in range(groups):
             result[:] = np.float32(0.0)
-            k = _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
-            while k < kernel:
+            k = _set_cursors_to_row_starts(
+                row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
+            )
+            while k < cell_count:
                 n, following = _sum_cell_buckets(
-                    flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
-                    g * inputs, inputs, sums, inputs, used,
+                    flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor,
+                    upcoming, g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
                 for q in range(n):
                     used[q] *= pitch
                 used[n] = TILE * pitch  # what an odd row too many computes goes behind the tile
-                start = (g * kernel + k) * inputs * pitch
+                start = (g * cell_count + k) * inputs * pitch
                 q = 0
                 while q < n:
                     row_count = min((n - q + 1) // 2 * 2, MOST)
@@ -206,7 +221,9 @@ def multiply_tiles(
 
 
 @_jit
-def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, inputs, outputs, block, out, first, last):
+def add_outer_products_of_tiles(
+    features, grad, row_offsets, entries, cells, index_bits, cell_count, g, inputs, outputs, block, out, first, last
+):
     """Add tiles [first, last) to ``out`` [kernel][channels in, rounded up to 16][pitch], for one block of channels."""
     pitch = (outputs + LANES - 1) // LANES * LANES
     height = (inputs + LANES - 1) // LANES * LANES
@@ -222,14 +239,16 @@ def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, in
     nothing = np.empty(0, np.int64)
     for tile in range(first, last):
         top = tile * TILE
-        count = min(TILE, rows.size - 1 - top)
+        count = min(TILE, row_offsets.size - 1 - top)
         for r in range(count):
             for c in range(outputs):
                 outer[r * pitch + c] = grad[top + r, g * outputs + c]
-        k = _set_cursors_to_row_starts(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
-        while k < kernel:
+        k = _set_cursors_to_row_starts(
+            row_offsets, entries, cells, index_bits, cell_count, top, count, cursor, upcoming
+        )
+        while k < cell_count:
             n, following = _sum_cell_buckets(
-                flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
+                flat, channels, row_offsets, entries, cells, index_bits, cell_count, k, top, count, cursor, upcoming,
                 c0, c1 - c0, sums, BLOCK, used,
             )  # fmt: skip
             for q in range(n):
@@ -243,7 +262,9 @@ def add_outer_products(features, grad, rows, entries, cells, bits, kernel, g, in
 
 
 @_jit
-def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entries_out, cells_out, first, last):
+def build_row_entries(
+    row_starts, indices, points, centers, grid, sides, index_bits, entries_out, cells_out, first, last
+):
     """Write the sorted cells of the neighbours of centres [first, last)."""
     # Adding and taking away 1.5 * 2**23 rounds halves to even.
     half = np.float32(12582912.0)
@@ -265,46 +286,48 @@ def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entri
                 cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
             keys[n] = (cell << 32) | j
         keys[:count].sort()
-        _write_sorted_entries(keys, count, bits, entries_out, cells_out, start)
+        _write_sorted_entries(keys, count, index_bits, entries_out, cells_out, start)
 
 
 @_jit
-def _write_sorted_entries(keys, count, bits, entries_out, cells_out, start):
+def _write_sorted_entries(keys, count, index_bits, entries_out, cells_out, start):
     for n in range(count):
-        _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries_out, cells_out, start + n)
+        _write_entry(keys[n] & 0xFFFFFFFF, keys[n] >> 32, index_bits, entries_out, cells_out, start + n)
 
 
 @_jit
-def transpose_rows(rows, entries, cells, bits, starts, entries_out, cells_out):
+def transpose_rows(row_offsets, entries, cells, index_bits, starts, entries_out, cells_out):
     """Put every entry into the row of its index; ``starts`` then holds the rows' ends."""
-    for row in range(rows.size - 1):
-        for at in range(rows[row], rows[row + 1]):
-            j = _read_index(entries, cells, bits, at)
-            k = _read_cell(entries, cells, bits, at)
+    for row in range(row_offsets.size - 1):
+        for at in range(row_offsets[row], row_offsets[row + 1]):
+            j = _read_entry_index(entries, cells, index_bits, at)
+            k = _read_entry_cell(entries, cells, index_bits, at)
             to = starts[j]
             starts[j] = to + 1
-            _write_entry(row, k, bits, entries_out, cells_out, to)
+            _write_entry(row, k, index_bits, entries_out, cells_out, to)
 
 
 @_jit
-def sort_row_entries(rows, entries, cells, bits, first, last):
+def sort_row_entries(row_offsets, entries, cells, index_bits, first, last):
     capacity = 0
     for row in range(first, last):
-        capacity = max(capacity, rows[row + 1] - rows[row])
+        capacity = max(capacity, row_offsets[row + 1] - row_offsets[row])
     keys = np.empty(capacity, np.int64)
     for row in range(first, last):
-        start = rows[row]
-        count = rows[row + 1] - start
+        start = row_offsets[row]
+        count = row_offsets[row + 1] - start
         for n in range(count):
-            keys[n] = (_read_cell(entries, cells, bits, start + n) << 32) | _read_index(entries, cells, bits, start + n)
+            keys[n] = (_read_entry_cell(entries, cells, index_bits, start + n) << 32) | _read_entry_index(
+                entries, cells, index_bits, start + n
+            )
         keys[:count].sort()
-        _write_sorted_entries(keys, count, bits, entries, cells, start)
+        _write_sorted_entries(keys, count, index_bits, entries, cells, start)
 
 
 @_jit
-def count_entries(entries, cells, bits, counts_out):
+def count_entries_per_index(entries, cells, index_bits, counts_out):
     for at in range(entries.size):
-        counts_out[_read_index(entries, cells, bits, at)] += 1
+        counts_out[_read_entry_index(entries, cells, index_bits, at)] += 1
 
 
 _i = types.intp
@@ -317,13 +340,16 @@ _ids = types.Array(types.int32, 1, "C")
 _triplets = (_long, _words, _cells, _i)
 
 ENTRY_POINTS = {
-    "multiply_tiles": (multiply_tiles, (_floats, _flat, _flat, *_triplets, *[_i] * 4, _floats, _i, _i)),
-    "add_outer_products": (add_outer_products, (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i)),
-    "assemble_rows": (
-        assemble_rows,
+    "convolve_row_tiles": (convolve_row_tiles, (_floats, _flat, _flat, *_triplets, *[_i] * 4, _floats, _i, _i)),
+    "add_outer_products_of_tiles": (
+        add_outer_products_of_tiles,
+        (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i),
+    ),
+    "build_row_entries": (
+        build_row_entries,
         (_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
     ),
     "transpose_rows": (transpose_rows, (*_triplets, _long, _words, _cells)),
     "sort_row_entries": (sort_row_entries, (*_triplets, _i, _i)),
-    "count_entries": (count_entries, (_words, _cells, _i, _long)),
+    "count_entries_per_index": (count_entries_per_index, (_words, _cells, _i, _long)),
 }

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager, refuse_forward_mode
-from fullfield.ops._operators import get_apply_without_functorch, register_operator_for_torch_func, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, register_operator_for_torch_func
 from fullfield.ops.point_conv.geometry import PointGeometry
-from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.ops.point_norm import cuda as layer_norm
 from fullfield.ops.point_norm import point_norm
@@ -29,13 +29,13 @@ _BLOCK = 1024
 
 def choose_backend_module(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
-) -> tuple[Any, Request]:
+) -> tuple[Any, ConvRequest]:
     """Return the backend's module, and the request for it."""
     rows, entries, _ = triplets
     dtype, shape = features.dtype, features.shape
     # The precision is asked for only where it matters: the question takes the host long.
     precision = torch.get_float32_matmul_precision() if dtype is torch.float32 else "highest"
-    request = Request(
+    request = ConvRequest(
         features.device, dtype, (shape[1], channels_out), groups, cells, rows.shape[0] - 1, shape[0],
         entries.shape[0], precision,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def convolve_features(
     module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with disable_autocast_and_grad(features.device.type):
         operands = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
-        out: Tensor = module.multiply_triplets(request, *operands, triplets)
+        out: Tensor = module.convolve_triplets(request, *operands, triplets)
     return out
 
 
@@ -80,15 +80,15 @@ def compute_feature_gradient(
 
 
 def multiply_by_transposed_weight(
-    module: Any, request: Request, grad: Tensor, weight: Tensor, triplets: Triplets | None, mirrored: bool
+    module: Any, request: ConvRequest, grad: Tensor, weight: Tensor, triplets: Triplets | None, mirrored: bool
 ) -> Tensor:
     """Compute :func:`compute_feature_gradient` with the backend's module."""
     out: Tensor
     if getattr(module, "TRANSPOSES", False):
-        out = module.multiply_triplets(request, grad, weight.contiguous(), None, triplets, 2 if mirrored else 1)
+        out = module.convolve_triplets(request, grad, weight.contiguous(), None, triplets, 2 if mirrored else 1)
     else:
         transposed = transpose_weight(weight, request.groups, mirrored).contiguous()
-        out = module.multiply_triplets(request, grad, transposed, None, triplets)
+        out = module.convolve_triplets(request, grad, transposed, None, triplets)
     return out
 
 
@@ -142,7 +142,7 @@ def _load_saved_tensors(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], l
     return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
-def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backpropagate_conv(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     features, weight, directions = _load_saved_tensors(ctx)
     mirrored, groups, backend = ctx.options
     requested = ctx.needs_input_grad
@@ -170,7 +170,7 @@ def _save_weight_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
     ctx.count = (len(forward), len(backward))
 
 
-def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
+def _backpropagate_weight_gradient(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
     features, grad, directions = _load_saved_tensors(ctx)
     requested = ctx.needs_input_grad
     one = _convolve_adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
@@ -183,16 +183,16 @@ def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
 _CONVOLVE = register_operator_for_torch_func(
     "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "int groups, str? backend) -> Tensor",
-    convolve_features, _convolve_fake, _save_conv_inputs, _conv_backward,
+    convolve_features, _convolve_fake, _save_conv_inputs, _backpropagate_conv,
 )  # fmt: skip
 _WEIGHT = register_operator_for_torch_func(
     "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
     "SymInt cells, int groups, str? backend) -> Tensor",
-    compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_inputs, _weight_backward,
+    compute_weight_gradient, _compute_weight_gradient_fake, _save_weight_inputs, _backpropagate_weight_gradient,
 )  # fmt: skip
 
 
-class _Eager(torch.autograd.Function):
+class _EagerPointConv(torch.autograd.Function):
     """The same convolution without the dispatcher."""
 
     @staticmethod
@@ -218,16 +218,16 @@ class _Eager(torch.autograd.Function):
         return (one, two, three, None, None, None, None, None)
 
 
-_apply = get_apply_without_functorch(_Eager)
+_apply = get_apply_without_functorch(_EagerPointConv)
 
 
-def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def convolve_points(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Run ``fullfield::point_conv`` directly if possible; ``rest``: both directions, mirrored, groups, backend."""
     if not is_eager(features, weight, bias):
         refuse_forward_mode(features=features, weight=weight, bias=bias)
         out: Tensor = _CONVOLVE(features, weight, bias, *rest)
         return out
-    if wants_gradient(features, weight, bias):
+    if needs_gradient(features, weight, bias):
         return _apply(features, weight, bias, *rest)
     return convolve_features(features, weight, bias, *rest)
 
@@ -237,7 +237,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     Preferred first.
     """
-    request = Request(
+    request = ConvRequest(
         device=torch.empty(0, device=device).device,
         dtype=dtype,
         channels=(64, 64),
@@ -295,7 +295,7 @@ def point_conv(
     check_conv(features, weight, bias, geometry.points, geometry.cells, device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    return convolve(features, weight, bias, *geometry.list_directions(), geometry.mirrored, groups, backend)
+    return convolve_points(features, weight, bias, *geometry.list_directions(), geometry.mirrored, groups, backend)
 
 
 def point_conv_norm(
@@ -321,12 +321,12 @@ def point_conv_norm(
         check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MAX_CHANNELS:
             residual = None if residual is None else residual.contiguous()
-            if wants_gradient(features, weight, scale, shift, residual):
+            if needs_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
                     geometry.require_gradient()
                 return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, eps, relu)
             rest = (*geometry.list_directions(), geometry.mirrored, groups, backend)
-            return layer_norm.forward(
+            return layer_norm.normalize_forward(
                 convolve_features(features, weight, None, *rest), scale, shift, residual, eps, relu
             )
     convolved = point_conv(features, weight, geometry, None, groups, backend=backend)
@@ -350,8 +350,8 @@ class _ConvNorm(torch.autograd.Function):
     ) -> Tensor:
         triplets = geometry.forward
         module, request = choose_backend_module(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-        convolved = module.multiply_triplets(request, features.contiguous(), weight.contiguous(), None, triplets)
-        out = layer_norm.forward(convolved, scale, shift, residual, eps, relu)
+        convolved = module.convolve_triplets(request, features.contiguous(), weight.contiguous(), None, triplets)
+        out = layer_norm.normalize_forward(convolved, scale, shift, residual, eps, relu)
         ctx.save_for_backward(features, weight, scale, shift, convolved, out if relu else None)
         ctx.geometry, ctx.backend, ctx.eps = geometry, backend, eps
         ctx.module, ctx.request = module, request
@@ -369,12 +369,12 @@ class _ConvNorm(torch.autograd.Function):
             rest = (*geometry.list_directions(), geometry.mirrored, request.groups, ctx.backend)
 
             def recompute(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-                return point_norm(convolve(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
+                return point_norm(convolve_points(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
 
             return *recompute_norm_gradients(
                 recompute, (features, weight, scale, shift), out, grad, requested[:5]
             ), *nothing
-        gradients = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
+        gradients = layer_norm.normalize_backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
         grad_convolved, grad_scale, grad_shift, grad_residual = gradients
         one = two = None
         with disable_autocast_and_grad(grad.device.type):

@@ -12,34 +12,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_refusal
+from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
 from fullfield._kernels.threads import run_chunks
-from fullfield.ops.point_conv.protocol import Request
-from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, counts_to_offsets, is_packed
+from fullfield.ops.point_conv.protocol import ConvRequest
+from fullfield.ops.point_conv.triplets import Triplets, convert_counts_to_offsets, count_index_bits, is_packed
 
 LANES = 16
 # The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
 _SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: ConvRequest) -> str | None:
     """Return None if the CPU kernels can serve the request, else the reason."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return explain_refusal()
+    return explain_missing_numba()
 
 
 def explain_triplets_unsupported(device: torch.device) -> str | None:
     """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
-    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_refusal()
+    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_missing_numba()
 
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
-def _run_in_parallel(count: int, grain: int, task: Any) -> None:
+def _run_on_threads(count: int, grain: int, task: Any) -> None:
     run_chunks(count, grain, torch.get_num_threads(), task)
 
 
@@ -53,7 +53,7 @@ def _unpack_triplets_and_index_bits(triplets: Triplets, cells: int) -> tuple[Any
     return rows, entries.view(np.uint32), side_cells, count_index_bits(cells)
 
 
-def _choose_joined_groups(request: Request) -> tuple[int, int]:
+def _choose_joined_groups(request: ConvRequest) -> tuple[int, int]:
     """Return the number of groups, and how many of the request's form one: enough to fill a vector."""
     each = request.channels[1] // request.groups
     joined = 1
@@ -82,13 +82,13 @@ def _pack_weight(weight: Tensor) -> Tensor:
     return torch.cat(panels, dim=2).flatten()
 
 
-def multiply_triplets(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
+def convolve_triplets(
+    request: ConvRequest, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
 ) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     from fullfield.ops.point_conv._cpu_kernels import TILE
 
-    kernel = _kernels().multiply_tiles
+    kernel = _kernels().convolve_row_tiles
     outputs = request.channels[1]
     out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
@@ -99,15 +99,15 @@ def multiply_triplets(
     arrays = (_as_float_array(features), flat, added, *_unpack_triplets_and_index_bits(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
-    _run_in_parallel(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
+    _run_on_threads(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
     return out.to(request.dtype)
 
 
-def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
-    kernel = _kernels().add_outer_products
+    kernel = _kernels().add_outer_products_of_tiles
     groups, joined = _choose_joined_groups(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
@@ -130,14 +130,14 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
             kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
 
     if sums.numel():
-        _run_in_parallel(segments * groups * blocks, 1, task)
+        _run_on_threads(segments * groups * blocks, 1, task)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
     own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)
     return own.permute(2, 3, 0, 1, 4).flatten(2).to(request.dtype)
 
 
-def assemble_triplets(
+def build_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -145,7 +145,7 @@ def assemble_triplets(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    kernel = _kernels().assemble_rows
+    kernel = _kernels().build_row_entries
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
     triplets = _allocate_triplets(rows.contiguous(), points.shape[0], indices.numel(), count)
@@ -158,7 +158,7 @@ def assemble_triplets(
         np.float32(grid),
     )
     sides = np.array(kernel_size, np.int64)
-    _run_in_parallel(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
+    _run_on_threads(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
     return triplets
 
 
@@ -167,11 +167,11 @@ def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets
     kernels = _kernels()
     rows, entries, cell_array, bits = _unpack_triplets_and_index_bits(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
-    kernels.count_entries(entries, cell_array, bits, counts.numpy())
-    out = _allocate_triplets(counts_to_offsets(counts), len(rows) - 1, len(entries), cells)
+    kernels.count_entries_per_index(entries, cell_array, bits, counts.numpy())
+    out = _allocate_triplets(convert_counts_to_offsets(counts), len(rows) - 1, len(entries), cells)
     others = _unpack_triplets_and_index_bits(out, cells)
     kernels.transpose_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
-    _run_in_parallel(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
+    _run_on_threads(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
     return out
 
 

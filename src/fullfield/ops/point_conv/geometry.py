@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.api import MAX_NEIGHBORS, knn_search_in_clouds, run_radius_searches
+from fullfield.ops.neighbors.api import MAX_NEIGHBORS, run_radius_searches, search_knn_in_clouds
 from fullfield.ops.neighbors.ragged import (
     Cloud,
     check_and_build_cloud,
@@ -21,8 +21,8 @@ from fullfield.ops.neighbors.ragged import (
     convert_clouds_to_float32,
 )
 from fullfield.ops.point_conv import protocol, reference
-from fullfield.ops.point_conv.protocol import Transposition, TripletRequest, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, counts_to_offsets, expand_row_offsets, unpack_triplets
+from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest, expand_kernel_size
+from fullfield.ops.point_conv.triplets import Triplets, convert_counts_to_offsets, expand_row_offsets, unpack_triplets
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class PointGeometry:
 
 def kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
     """Return the radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for sides 3, 5, 7."""
-    sides = kernel_sides(kernel_size)
+    sides = expand_kernel_size(kernel_size)
     return float(grid * math.pow(3.0 * math.prod(sides) / (4.0 * math.pi), 1.0 / 3.0))
 
 
@@ -135,7 +135,7 @@ def radius_geometry(
         InputError: if coordinates are not finite, grid or radius are not from 1e-18 to 1e18, or offsets do not fit.
     """
     check_distance(grid, "grid")
-    sides = kernel_sides(kernel_size)
+    sides = expand_kernel_size(kernel_size)
     search_radius = kernel_radius(grid, sides) if radius is None else radius
     check_distance(search_radius, "radius")
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
@@ -166,10 +166,10 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
         TripletRequest(neighbors, *pair, r.grid, r.sides)
         for r, pair, neighbors in zip(requests, pairs, every, strict=True)
     ]
-    triplets = _assemble_requested_triplets(assemblies)
+    triplets = _build_requested_triplets(assemblies)
     del every, assemblies  # before the other direction takes its memory
     directions = [
-        _Directions(r.points, r.centers, r.sides, r.centers is r.points and _has_odd_sides(r.sides), r.gradient)
+        _GeometrySettings(r.points, r.centers, r.sides, r.centers is r.points and _has_odd_sides(r.sides), r.gradient)
         for r in requests
     ]
     return _build_geometries(triplets, directions)
@@ -188,13 +188,13 @@ def knn_geometry(
 ) -> PointGeometry:
     """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
     check_distance(grid, "grid")
-    sides = kernel_sides(kernel_size)
+    sides = expand_kernel_size(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     pair = convert_clouds_to_float32(*clouds)
-    neighbors = knn_search_in_clouds(*clouds, pair, int(k))
-    triplets = _assemble_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
-    return _build_geometries(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
+    neighbors = search_knn_in_clouds(*clouds, pair, int(k))
+    triplets = _build_requested_triplets([TripletRequest(neighbors, *pair, float(grid), sides)])
+    return _build_geometries(triplets, [_GeometrySettings(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -216,11 +216,11 @@ def voxel_geometry(
         InputError: as :func:`radius_geometry`, and if voxels are so small that their numbers exceed 62 bits.
     """
     _check.number(grid, "grid", above=0.0)
-    sides = kernel_sides(kernel_size)
+    sides = expand_kernel_size(kernel_size)
     cloud, center_cloud = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
     return _build_geometries(
-        [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
+        [triplets], [_GeometrySettings(cloud, center_cloud, sides, centers is None and _has_odd_sides(sides), gradient)]
     )[0]
 
 
@@ -240,7 +240,7 @@ def triplet_geometry(
     Raises:
         InputError: for a number out of range, or a pair (i, j) that comes twice.
     """
-    sides = kernel_sides(kernel_size)
+    sides = expand_kernel_size(kernel_size)
     _check.require(len(sizes) == 2, "sizes", "two, of centres and of points", repr(sizes))
     for size in sizes:
         _check.number(size, "sizes", integer=True, low=0)
@@ -262,7 +262,7 @@ def triplet_geometry(
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort_triplets(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _build_geometries([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
+    return _build_geometries([triplets], [_GeometrySettings(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
 def geometry_from_sorted_triplets(
@@ -275,7 +275,7 @@ def geometry_from_sorted_triplets(
 ) -> PointGeometry:
     """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
     cloud = Cloud(points, offsets)
-    return _build_geometries([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
+    return _build_geometries([triplets], [_GeometrySettings(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
 def _check_or_build_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
@@ -294,7 +294,7 @@ def _check_and_build_point_and_center_clouds(
     return check_and_build_cloud_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
-class _Directions(NamedTuple):
+class _GeometrySettings(NamedTuple):
     """Settings that the directions of a geometry depend on."""
 
     points: Cloud
@@ -304,24 +304,24 @@ class _Directions(NamedTuple):
     gradient: bool
 
 
-def _assemble_requested_triplets(requests: Sequence[TripletRequest]) -> list[Triplets]:
+def _build_requested_triplets(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
     build: Any = protocol.choose_triplet_backend(requests[0].points.device)
-    if hasattr(build, "assemble_all_triplets"):
-        triplets: list[Triplets] = build.assemble_all_triplets(requests)
+    if hasattr(build, "build_triplets_of_requests"):
+        triplets: list[Triplets] = build.build_triplets_of_requests(requests)
         return triplets
-    return [build.assemble_triplets(*one) for one in requests]
+    return [build.build_triplets(*one) for one in requests]
 
 
-def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
+def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_GeometrySettings]) -> list[PointGeometry]:
     """Return the geometry, with the rows of the other side if they are requested."""
     counts = [int(direction.points.offsets[-1]) for direction in directions]
     indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
-    transpositions = [Transposition(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
+    transpositions = [TranspositionRequest(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
     build: Any = protocol.choose_triplet_backend(triplets[0].rows.device)
-    several = hasattr(build, "transpose_all_triplets") and bool(transpositions)
+    several = hasattr(build, "transpose_triplets_of_requests") and bool(transpositions)
     transposed = (
-        build.transpose_all_triplets(transpositions)
+        build.transpose_triplets_of_requests(transpositions)
         if several
         else [build.transpose_triplets(*one) for one in transpositions]
     )
@@ -360,8 +360,8 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
         c = (corner - low).to(torch.int64)
         return ((batch * int(shape[0]) + c[:, 0]) * y + c[:, 1]) * z + c[:, 2]
 
-    stock, order = torch.sort(keys(spots, cloud.batch_index()), stable=True)
-    center_keys = keys(center_cells, center_cloud.batch_index())
+    stock, order = torch.sort(keys(spots, cloud.compute_batch_index()), stable=True)
+    center_keys = keys(center_cells, center_cloud.compute_batch_index())
     row, index, cell = [], [], []
     every = torch.arange(center_cells.shape[0], device=device)
     for k in range(math.prod(sides)):
@@ -370,7 +370,7 @@ def _build_voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides:
         first = torch.searchsorted(stock, center_keys + step)
         counts = torch.searchsorted(stock, center_keys + step, right=True) - first
         row.append(torch.repeat_interleave(every, counts))
-        within = torch.arange(row[-1].numel(), device=device) - counts_to_offsets(counts)[:-1][row[-1]]
+        within = torch.arange(row[-1].numel(), device=device) - convert_counts_to_offsets(counts)[:-1][row[-1]]
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
     size = (center_cells.shape[0], spots.shape[0])

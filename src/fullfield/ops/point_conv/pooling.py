@@ -53,8 +53,8 @@ def point_pool(
     if mode == "max":
         if is_eager(features):
             if not (torch.is_grad_enabled() and features.requires_grad):
-                return _pool_max(features, *directions)[0]
-            pooled: Tensor = _Max.apply(features, *directions)  # type: ignore[no-untyped-call]
+                return _compute_max_pool(features, *directions)[0]
+            pooled: Tensor = _MaxPooling.apply(features, *directions)  # type: ignore[no-untyped-call]
             return pooled
         out = _MAX(features, *directions)[0]
         return out
@@ -69,10 +69,10 @@ def _count_entries_per_chunk(features: Tensor) -> int:
     return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
 
 
-def _pool_sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+def _compute_sum_pool(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
     if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.sum_per_row(features, triplets, cells)
+        return kernels.sum_features_per_row(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
         index, _ = unpack_triplets(triplets, cells, start, end)
@@ -82,15 +82,20 @@ def _pool_sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], c
     return out
 
 
-def _pool_sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
+def _compute_sum_pool_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, features.shape[1])
 
 
-def _pool_max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _compute_max_pool(
+    features: Tensor,
+    forward: list[Tensor],
+    backward: list[Tensor],  # noqa: ARG001
+    cells: int,
+) -> tuple[Tensor, Tensor]:
     """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
     if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
-        return kernels.max_per_row(features, triplets, cells)
+        return kernels.max_features_per_row(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
@@ -109,8 +114,8 @@ def _pool_max(features: Tensor, forward: list[Tensor], backward: list[Tensor], c
     return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
 
 
-def _pool_max_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    out = _pool_sum_fake(features, forward)
+def _compute_max_pool_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    out = _compute_sum_pool_fake(features, forward)
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
@@ -160,7 +165,7 @@ def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) ->
     ctx.count = len(inputs[2])
 
 
-def _compute_second_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _differentiate_max_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Differentiate the backward pass, which is linear in its gradient: gather at the points of the maxima."""
     (winners,) = ctx.saved_tensors
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
@@ -169,24 +174,24 @@ def _compute_second_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 _SUM = register_operator_for_torch_func(
     "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
-    _pool_sum, _pool_sum_fake, _save_for_backward, _compute_sum_gradient,
+    _compute_sum_pool, _compute_sum_pool_fake, _save_for_backward, _compute_sum_gradient,
 )  # fmt: skip
 _MAX = register_operator_for_torch_func(
     "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
-    _pool_max, _pool_max_fake, _save_for_backward, _compute_max_gradient,
+    _compute_max_pool, _compute_max_pool_fake, _save_for_backward, _compute_max_gradient,
 )  # fmt: skip
 _COLLECT = register_operator_for_torch_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
-    _backpropagate_max, _backpropagate_max_fake, _save_for_double_backward, _compute_second_gradient,
+    _backpropagate_max, _backpropagate_max_fake, _save_for_double_backward, _differentiate_max_gradient,
 )  # fmt: skip
 
 
-class _Max(torch.autograd.Function):
+class _MaxPooling(torch.autograd.Function):
     """The maximum without the dispatcher, whose way through a registered operator takes the host long."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
-        out, winners = _pool_max(features, forward, backward, cells)
+        out, winners = _compute_max_pool(features, forward, backward, cells)
         ctx.save_for_backward(winners)
         ctx.backward_rows, ctx.cells = backward, cells
         return out

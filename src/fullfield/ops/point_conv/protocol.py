@@ -6,19 +6,20 @@ A backend is a module with
     As :class:`fullfield.ops._backends.Backends` asks.
 ``explain_triplets_unsupported(device) -> str | None``
     The same question about making triplets there.
-``multiply_triplets(request, features, weight, bias, triplets) -> Tensor``
+``convolve_triplets(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
 ``TRANSPOSES``
-    True where ``multiply_triplets`` also takes ``transposed``: 1 for the weights of the other direction, whose
+    True where ``convolve_triplets`` also takes ``transposed``: 1 for the weights of the other direction, whose
     :func:`transpose_weight` it multiplies with, 2 for the same with the cells mirrored.
 ``sum_outer_products(request, features, grad, triplets) -> Tensor``
     VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
-``assemble_triplets(neighbors, points, centers, grid, kernel_size) -> Triplets``
+``build_triplets(neighbors, points, centers, grid, kernel_size) -> Triplets``
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
 ``transpose_triplets(triplets, columns, cells) -> Triplets``
     The rows of the other side.
-``assemble_all_triplets(requests) -> list[Triplets]``, ``transpose_all_triplets(requests) -> list[Triplets]``
+``build_triplets_of_requests(requests) -> list[Triplets]``, ``transpose_triplets_of_requests(requests) ->
+list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
 Features, weights and bias arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded.
@@ -41,7 +42,7 @@ FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class TripletRequest(NamedTuple):
-    """Request of ``assemble_triplets``."""
+    """Request of ``build_triplets``."""
 
     neighbors: tuple[Tensor, Tensor]
     points: Tensor
@@ -50,7 +51,7 @@ class TripletRequest(NamedTuple):
     kernel_size: tuple[int, int, int]
 
 
-class Transposition(NamedTuple):
+class TranspositionRequest(NamedTuple):
     """Request of ``transpose_triplets``."""
 
     triplets: Triplets
@@ -58,7 +59,7 @@ class Transposition(NamedTuple):
     cells: int
 
 
-class Request(NamedTuple):
+class ConvRequest(NamedTuple):
     """Everything that decides which backend serves a call."""
 
     device: torch.device
@@ -87,7 +88,7 @@ class Request(NamedTuple):
 MAX_CELLS_PER_AXIS = 8  # so that a cell has nine bits
 
 
-def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
+def expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
     """Return a kernel size, one number or one per axis, as three numbers."""
     sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
     _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
@@ -105,7 +106,7 @@ def check_conv(
     if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
         rows, weight_shape, dtype = features.shape, weight.shape, features.dtype
         is_valid = (
-            len(rows) == 2 and len(weight_shape) == 3 and is_same_count(rows[0], points) and weight_shape[0] == cells
+            len(rows) == 2 and len(weight_shape) == 3 and is_equal_count(rows[0], points) and weight_shape[0] == cells
         )
         is_valid = is_valid and rows[1] == weight_shape[1] * groups and weight_shape[2] % groups == 0
         same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
@@ -127,12 +128,12 @@ def check_conv(
 
 def check_feature_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
     """Check that features have one row per point."""
-    is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_same_count(features.shape[0], points)
+    is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_equal_count(features.shape[0], points)
     rows = None if is_valid else int(points)
     _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
 
 
-def is_same_count(rows: int, points: int) -> bool:
+def is_equal_count(rows: int, points: int) -> bool:
     """Return whether the numbers are equal, by two inequalities.
 
     After an equation torch.compile would write sizes of other tensors as sums with ``points``, which Inductor then does

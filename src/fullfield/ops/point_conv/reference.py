@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield.ops.point_conv.protocol import FEATURES, Request
+from fullfield.ops.point_conv.protocol import FEATURES, ConvRequest
 from fullfield.ops.point_conv.triplets import (
     Triplets,
-    counts_to_offsets,
+    convert_counts_to_offsets,
     expand_row_offsets,
     pack_triplets,
     split_rows_into_chunks,
@@ -23,7 +23,7 @@ from fullfield.ops.point_conv.triplets import (
 CHUNK_BYTES = 16 << 20
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: ConvRequest) -> str | None:
     """Return None if the features are floating point, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs floating point features, got {request.dtype}"
@@ -35,7 +35,7 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:  # noqa: A
     return None
 
 
-def _split_into_chunks(request: Request, rows: Tensor) -> list[tuple[int, int, int, int]]:
+def _split_into_chunks(request: ConvRequest, rows: Tensor) -> list[tuple[int, int, int, int]]:
     width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
     return split_rows_into_chunks(rows, CHUNK_BYTES // width)
 
@@ -53,8 +53,8 @@ def _split_groups(rows: Tensor, groups: int) -> Tensor:
     return rows.view(rows.shape[0], groups, -1).transpose(0, 1)
 
 
-def multiply_triplets(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
+def convolve_triplets(
+    request: ConvRequest, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets
 ) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
@@ -72,7 +72,7 @@ def multiply_triplets(
     return out
 
 
-def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
@@ -87,7 +87,7 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     return out.transpose(1, 2).flatten(2).to(features.dtype)
 
 
-def assemble_triplets(
+def build_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -118,5 +118,5 @@ def sort_triplets(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, in
     """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
     order = order[torch.argsort((row * cells + cell)[order], stable=True)]
-    rows = counts_to_offsets(torch.bincount(row, minlength=shape[0]))
+    rows = convert_counts_to_offsets(torch.bincount(row, minlength=shape[0]))
     return pack_triplets(rows, index[order], cell[order], shape[1], cells)

@@ -53,7 +53,7 @@ def expand_row_offsets(row_offsets: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(row_offsets.numel() - 1, device=row_offsets.device), row_offsets.diff())
 
 
-def counts_to_offsets(counts: Tensor) -> Tensor:
+def convert_counts_to_offsets(counts: Tensor) -> Tensor:
     """Return row offsets [R + 1] from the number of entries of each row [R]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 

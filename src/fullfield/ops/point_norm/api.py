@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops._backends import is_usable_or_warn
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, wants_gradient
+from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.reference import Running, normalize
 
@@ -68,9 +68,9 @@ def point_norm(
         return normalize(features, weight, bias, kind, eps, sizes, running, residual, relu)
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
-    if wants_gradient(features, weight, bias, residual):
+    if needs_gradient(features, weight, bias, residual):
         return _apply(features, weight, bias, residual, eps, relu)
-    return cuda.forward(features, weight, bias, residual, eps, relu)
+    return cuda.normalize_forward(features, weight, bias, residual, eps, relu)
 
 
 def _check_norm(
@@ -116,7 +116,7 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool
     ) -> Tensor:
-        out = cuda.forward(features, weight, bias, residual, eps, relu)
+        out = cuda.normalize_forward(features, weight, bias, residual, eps, relu)
         ctx.eps = eps
         ctx.save_for_backward(features, weight, bias, out if relu else None)
         return out
@@ -135,7 +135,7 @@ class _Norm(torch.autograd.Function):
                 None,
                 None,
             )
-        return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, requested[3]), None, None
+        return *cuda.normalize_backward(features, out, weight, grad.contiguous(), ctx.eps, requested[3]), None, None
 
 
 _apply = get_apply_without_functorch(_Norm)

@@ -41,11 +41,11 @@ def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual
         return "needs parameters of one dtype, and a residual of the rows' dtype, on one device"
     if not (weight.is_contiguous() and bias.is_contiguous()):
         return "needs contiguous parameters"
-    return _launching.explain_refusal(device)
+    return _launching.explain_unsupported_device(device)
 
 
 @functools.cache
-def norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
+def generate_norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
     """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
     vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _choose_lanes_and_loads(channels, vector)
@@ -59,11 +59,13 @@ def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) ->
     for at in addresses:
         together |= at or 0
     return _launching.load_kernels(
-        LIBRARIES, norm_source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
+        LIBRARIES, generate_norm_source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device()
     )
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool) -> Tensor:
+def normalize_forward(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool
+) -> Tensor:
     """Return the result [N, C]; features and residual are contiguous."""
     out = torch.empty_like(x)
     p = _Params()
@@ -75,7 +77,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, ep
     return out
 
 
-def backward(
+def normalize_backward(
     x: Tensor, y: Tensor | None, weight: Tensor, grad: Tensor, eps: float, wants_residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of features, weight, bias and residual (if requested).

@@ -13,39 +13,52 @@ from torch.autograd import forward_ad
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients, register_operator, wants_gradient
-from fullfield.ops.spatial_correlation.protocol import FEATURES, SAMPLERS, Pair, Request, Window, choose_backend
+from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients, register_operator
+from fullfield.ops.spatial_correlation.protocol import (
+    FEATURES,
+    SAMPLERS,
+    DisplacementWindow,
+    Pair,
+    WindowRequest,
+    choose_backend,
+)
 from fullfield.ops.spatial_correlation.reference import correlate
 
 _FLOATS = (*FEATURES, torch.float64)
 
 
-def _window_from_numbers(numbers: Sequence[int]) -> Window:
+def _convert_numbers_to_window(numbers: Sequence[int]) -> DisplacementWindow:
     pairs = [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
-    return Window(*pairs)
+    return DisplacementWindow(*pairs)
 
 
-def _window_to_numbers(window: Window) -> list[int]:
+def _convert_window_to_numbers(window: DisplacementWindow) -> list[int]:
     return [*window.patch, *window.dilation_patch, *window.stride, *window.padding]
 
 
 def _correlate(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
-    parsed = _window_from_numbers(window)
-    out: Tensor = choose_backend(parsed, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), parsed)
+    parsed = _convert_numbers_to_window(window)
+    out: Tensor = choose_backend(parsed, fmap1, backend).compute_correlation(
+        fmap1.contiguous(), fmap2.contiguous(), parsed
+    )
     return out
 
 
 def _correlate_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
-    parsed = _window_from_numbers(window)
-    return fmap1.new_empty((fmap1.shape[0], *parsed.patch, *parsed.out_size((fmap1.shape[2], fmap1.shape[3]))))
+    parsed = _convert_numbers_to_window(window)
+    return fmap1.new_empty(
+        (fmap1.shape[0], *parsed.patch, *parsed.compute_output_size((fmap1.shape[2], fmap1.shape[3])))
+    )
 
 
 def _compute_gradients(
     fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, requested: list[bool]
 ) -> list[Tensor]:
-    parsed = _window_from_numbers(window)
+    parsed = _convert_numbers_to_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).backward(*maps, parsed, (requested[0], requested[1]))
+    grads: list[Tensor] = choose_backend(parsed, fmap1, backend).compute_correlation_gradients(
+        *maps, parsed, (requested[0], requested[1])
+    )
     return grads
 
 
@@ -62,7 +75,7 @@ def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        recompute = partial(correlate, window=_window_from_numbers(ctx.window))
+        recompute = partial(correlate, window=_convert_numbers_to_window(ctx.window))
         return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
@@ -81,12 +94,12 @@ register_operator(
 )  # fmt: skip
 
 
-class _Correlation(torch.autograd.Function):
+class _SpatialCorrelation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Any) -> Any:
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow, module: Any) -> Any:
         ctx.window, ctx.module = window, module
         ctx.save_for_backward(fmap1, fmap2)
-        return module.forward(fmap1, fmap2, window)
+        return module.compute_correlation(fmap1, fmap2, window)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -95,11 +108,11 @@ class _Correlation(torch.autograd.Function):
         if torch.is_grad_enabled():  # for gradients of the gradient
             recompute = partial(correlate, window=ctx.window)
             return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
-        left = iter(ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
+        left = iter(ctx.module.compute_correlation_gradients(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
         return *(next(left) if is_requested else None for is_requested in requested), None, None
 
 
-_apply = get_apply_without_functorch(_Correlation)
+_apply = get_apply_without_functorch(_SpatialCorrelation)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
@@ -107,7 +120,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
 
     The answer is for PWC-Net's windows of 9×9.
     """
-    request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
+    request = WindowRequest(DisplacementWindow((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
     return SAMPLERS.list_refusals(request)
 
 
@@ -152,27 +165,29 @@ def spatial_correlation(
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return correlate(fmap1, fmap2, window)
-        result: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _window_to_numbers(window), backend)
+        result: Tensor = torch.ops.fullfield.spatial_correlation(
+            fmap1, fmap2, _convert_window_to_numbers(window), backend
+        )
         return result
     module = choose_backend(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
-    if wants_gradient(fmap1, fmap2):
+    if needs_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, window, module)
-    out: Tensor = module.forward(fmap1, fmap2, window)
+    out: Tensor = module.compute_correlation(fmap1, fmap2, window)
     return out
 
 
 def _check_and_build_window(
     patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair
-) -> Window:
+) -> DisplacementWindow:
     """Check the arguments and return the window, which is kept for later calls."""
     sizes = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in sizes)
     return (_cached_window if keeps else _build_window)(*sizes)
 
 
-def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
-    return Window(
+def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> DisplacementWindow:
+    return DisplacementWindow(
         _check_and_expand_integer_pair(patch_size, "patch_size", 1),
         _check_and_expand_integer_pair(dilation_patch, "dilation_patch", 1),
         _check_and_expand_integer_pair(stride, "stride", 1),
@@ -180,7 +195,7 @@ def _build_window(patch_size: object, dilation_patch: object, stride: object, pa
     )
 
 
-_cached_window: Callable[..., Window] = functools.lru_cache(256)(_build_window)
+_cached_window: Callable[..., DisplacementWindow] = functools.lru_cache(256)(_build_window)
 
 
 def _check_and_expand_integer_pair(value: object, name: str, minimum: int) -> Pair:

@@ -21,7 +21,7 @@ FEATURES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Window:
+class DisplacementWindow:
     """The pairs that are compared."""
 
     patch: Pair
@@ -35,7 +35,7 @@ class Window:
         height, width = (d * (p - 1) // 2 for d, p in zip(self.dilation_patch, self.patch, strict=True))
         return height, width
 
-    def out_size(self, size: Pair) -> Pair:
+    def compute_output_size(self, size: Pair) -> Pair:
         """Return the height and width of the result for maps of this size."""
         height, width = (
             max((n + 2 * p - 1) // s + 1, 0) for n, p, s in zip(size, self.padding, self.stride, strict=True)
@@ -49,10 +49,10 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Request:
+class WindowRequest:
     """One call, as far as backends ask about it."""
 
-    window: Window
+    window: DisplacementWindow
     size: Pair
     dtype: torch.dtype
     device: torch.device
@@ -63,13 +63,13 @@ BACKENDS = ("cuda", "reference")
 SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
 
-def choose_backend(window: Window, fmap: Tensor, backend: str | None) -> Any:
+def choose_backend(window: DisplacementWindow, fmap: Tensor, backend: str | None) -> Any:
     """Return the backend's module for maps like this one; InputError if the named ``backend`` cannot serve them."""
     return _choose_backend_cached(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
 
 
 @functools.lru_cache(256)
 def _choose_backend_cached(
-    window: Window, size: tuple[int, int], dtype: torch.dtype, device: torch.device, backend: str | None
+    window: DisplacementWindow, size: tuple[int, int], dtype: torch.dtype, device: torch.device, backend: str | None
 ) -> Any:
-    return SAMPLERS.load(SAMPLERS.choose(backend, Request(window, size, dtype, device)))
+    return SAMPLERS.load(SAMPLERS.choose(backend, WindowRequest(window, size, dtype, device)))

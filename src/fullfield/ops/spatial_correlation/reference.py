@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.spatial_correlation.protocol import Request, Window
+from fullfield.ops.spatial_correlation.protocol import DisplacementWindow, WindowRequest
 
 
-def explain_unsupported(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
+def explain_unsupported(request: WindowRequest) -> str | None:  # noqa: ARG001 - the others' signature
     """Return None: the reference serves every request."""
     return None
 
 
-def correlate(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+def correlate(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """Compute the correlation of checked arguments, one displacement at a time."""
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
-    (height, width), (ph, pw) = window.out_size((fmap1.shape[2], fmap1.shape[3])), window.padding
+    (height, width), (ph, pw) = window.compute_output_size((fmap1.shape[2], fmap1.shape[3])), window.padding
     (sy, sx), (dy, dx), (ry, rx) = window.stride, window.dilation_patch, window.radius
     (rows, columns) = window.patch
     if height == 0 or width == 0:
@@ -36,12 +36,14 @@ def correlate(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     return torch.stack(lines, 1).to(fmap1.dtype)  # no view, so that callers may change it in place
 
 
-def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
     return correlate(fmap1, fmap2, window)
 
 
-def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
+def compute_correlation_gradients(
+    fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: DisplacementWindow, requested: tuple[bool, bool]
+) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]

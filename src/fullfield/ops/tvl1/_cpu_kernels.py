@@ -49,168 +49,206 @@ _helper = create_helper_jit(CACHE)
 
 
 @_helper
-def _update_u_row(s, size, start, stop, up, bound, theta):
+def _update_flow_row_segment(planes, plane_size, start, stop, row_above_offset, bound, theta):
     """Update u <- v + theta div p on one row segment; v is from the clamped data step."""
     high = splat(bound)
     low = splat(-bound)
     weight = splat(theta)
     for i in range(start, stop, 16):
-        u = load(s, i + U * size)
-        v = load(s, i + V * size)
-        gx = load(s, i + GX * size)
-        gy = load(s, i + GY * size)
-        residual = gx * u + gy * v + load(s, i + RHO * size)
-        step = minimum(maximum(residual * load(s, i + INV * size), low), high)
-        p = i + P11 * size
-        q = i + P12 * size
+        u = load(planes, i + U * plane_size)
+        v = load(planes, i + V * plane_size)
+        gx = load(planes, i + GX * plane_size)
+        gy = load(planes, i + GY * plane_size)
+        residual = gx * u + gy * v + load(planes, i + RHO * plane_size)
+        step = minimum(maximum(residual * load(planes, i + INV * plane_size), low), high)
+        p = i + P11 * plane_size
+        q = i + P12 * plane_size
         store(
-            s,
-            i + U * size,
-            u - step * gx + weight * ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up))),
+            planes,
+            i + U * plane_size,
+            u
+            - step * gx
+            + weight
+            * ((load(planes, p) - load(planes, p - 1)) + (load(planes, q) - load(planes, q - row_above_offset))),
         )
-        p = i + P21 * size
-        q = i + P22 * size
+        p = i + P21 * plane_size
+        q = i + P22 * plane_size
         store(
-            s,
-            i + V * size,
-            v - step * gy + weight * ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up))),
+            planes,
+            i + V * plane_size,
+            v
+            - step * gy
+            + weight
+            * ((load(planes, p) - load(planes, p - 1)) + (load(planes, q) - load(planes, q - row_above_offset))),
         )
 
 
 @_helper
-def _update_p_row(s, size, start, stop, down, slope):
+def _update_dual_row_segment(planes, plane_size, start, stop, row_below_offset, slope):
     """Update p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
     one = splat(np.float32(1.0))
     k = splat(slope)
     for i in range(start, stop, 16):
-        u = load(s, i + U * size)
-        ux = load(s, i + U * size + 1) - u
-        uy = load(s, i + U * size + down) - u
-        v = load(s, i + V * size)
-        vx = load(s, i + V * size + 1) - v
-        vy = load(s, i + V * size + down) - v
+        u = load(planes, i + U * plane_size)
+        ux = load(planes, i + U * plane_size + 1) - u
+        uy = load(planes, i + U * plane_size + row_below_offset) - u
+        v = load(planes, i + V * plane_size)
+        vx = load(planes, i + V * plane_size + 1) - v
+        vy = load(planes, i + V * plane_size + row_below_offset) - v
         nu = one / (one + k * sqrt(ux * ux + uy * uy))
         nv = one / (one + k * sqrt(vx * vx + vy * vy))
-        store(s, i + P11 * size, (load(s, i + P11 * size) + k * ux) * nu)
-        store(s, i + P12 * size, (load(s, i + P12 * size) + k * uy) * nu)
-        store(s, i + P21 * size, (load(s, i + P21 * size) + k * vx) * nv)
-        store(s, i + P22 * size, (load(s, i + P22 * size) + k * vy) * nv)
+        store(planes, i + P11 * plane_size, (load(planes, i + P11 * plane_size) + k * ux) * nu)
+        store(planes, i + P12 * plane_size, (load(planes, i + P12 * plane_size) + k * uy) * nu)
+        store(planes, i + P21 * plane_size, (load(planes, i + P21 * plane_size) + k * vx) * nv)
+        store(planes, i + P22 * plane_size, (load(planes, i + P22 * plane_size) + k * vy) * nv)
 
 
 @_helper
-def _update_guided_u_row(s, size, start, stop, up, slowness):
+def _update_guided_flow_row_segment(planes, plane_size, start, stop, row_above_offset, slowness):
     """Update u <- M (u / tau + div p) + B on one row segment."""
     k = splat(slowness)
     for i in range(start, stop, 16):
-        p = i + P11 * size
-        q = i + P12 * size
-        ru = k * load(s, i + U * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
-        p = i + P21 * size
-        q = i + P22 * size
-        rv = k * load(s, i + V * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
-        m = load(s, i + M12 * size)
-        store(s, i + U * size, load(s, i + M11 * size) * ru + m * rv + load(s, i + B1 * size))
-        store(s, i + V * size, m * ru + load(s, i + M22 * size) * rv + load(s, i + B2 * size))
+        p = i + P11 * plane_size
+        q = i + P12 * plane_size
+        ru = k * load(planes, i + U * plane_size) + (
+            (load(planes, p) - load(planes, p - 1)) + (load(planes, q) - load(planes, q - row_above_offset))
+        )
+        p = i + P21 * plane_size
+        q = i + P22 * plane_size
+        rv = k * load(planes, i + V * plane_size) + (
+            (load(planes, p) - load(planes, p - 1)) + (load(planes, q) - load(planes, q - row_above_offset))
+        )
+        m = load(planes, i + M12 * plane_size)
+        store(
+            planes,
+            i + U * plane_size,
+            load(planes, i + M11 * plane_size) * ru + m * rv + load(planes, i + B1 * plane_size),
+        )
+        store(
+            planes,
+            i + V * plane_size,
+            m * ru + load(planes, i + M22 * plane_size) * rv + load(planes, i + B2 * plane_size),
+        )
 
 
 @_helper
-def _update_guided_p_row(s, size, start, stop, down, sigma):
+def _update_guided_dual_row_segment(planes, plane_size, start, stop, row_below_offset, sigma):
     """Update p <- p + sigma grad u, projected to |p| <= edge, on one row segment."""
     k = splat(sigma)
     minimum = splat(np.float32(1e-6))
     for i in range(start, stop, 16):
-        edge = load(s, i + EDGE * size)
-        u = load(s, i + U * size)
-        a = load(s, i + P11 * size) + k * (load(s, i + U * size + 1) - u)
-        b = load(s, i + P12 * size) + k * (load(s, i + U * size + down) - u)
+        edge = load(planes, i + EDGE * plane_size)
+        u = load(planes, i + U * plane_size)
+        a = load(planes, i + P11 * plane_size) + k * (load(planes, i + U * plane_size + 1) - u)
+        b = load(planes, i + P12 * plane_size) + k * (load(planes, i + U * plane_size + row_below_offset) - u)
         shrink = edge / maximum(maximum(edge, minimum), sqrt(a * a + b * b))
-        store(s, i + P11 * size, a * shrink)
-        store(s, i + P12 * size, b * shrink)
-        u = load(s, i + V * size)
-        a = load(s, i + P21 * size) + k * (load(s, i + V * size + 1) - u)
-        b = load(s, i + P22 * size) + k * (load(s, i + V * size + down) - u)
+        store(planes, i + P11 * plane_size, a * shrink)
+        store(planes, i + P12 * plane_size, b * shrink)
+        u = load(planes, i + V * plane_size)
+        a = load(planes, i + P21 * plane_size) + k * (load(planes, i + V * plane_size + 1) - u)
+        b = load(planes, i + P22 * plane_size) + k * (load(planes, i + V * plane_size + row_below_offset) - u)
         shrink = edge / maximum(maximum(edge, minimum), sqrt(a * a + b * b))
-        store(s, i + P21 * size, a * shrink)
-        store(s, i + P22 * size, b * shrink)
+        store(planes, i + P21 * plane_size, a * shrink)
+        store(planes, i + P22 * plane_size, b * shrink)
 
 
 @_helper
-def _segment_columns(panel, columns, k):
+def _compute_panel_columns(panel, columns, iteration):
     """Return the columns [x0, x1) of a panel in iteration k: shifted left by 16 per iteration, see README."""
-    x0 = max(0, panel * PANEL - _SKEW * k)
-    x1 = columns if (panel + 1) * PANEL >= columns else max(0, (panel + 1) * PANEL - _SKEW * k)
+    x0 = max(0, panel * PANEL - _SKEW * iteration)
+    x1 = columns if (panel + 1) * PANEL >= columns else max(0, (panel + 1) * PANEL - _SKEW * iteration)
     return x0, x1
 
 
 @_helper
-def _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
-    x0, x1 = _segment_columns(panel, columns, k)
+def _update_flow_in_panel_row(
+    planes, plane_size, pitch, width, columns, panel, iteration, y, iteration_kind, step_constants
+):
+    x0, x1 = _compute_panel_columns(panel, columns, iteration)
     if x0 < x1:
         row = (y + 1) * pitch + LEFT
-        if kind == GUIDED:
-            _update_guided_u_row(s, size, row + x0, row + x1, pitch, rule[0])
+        if iteration_kind == GUIDED:
+            _update_guided_flow_row_segment(planes, plane_size, row + x0, row + x1, pitch, step_constants[0])
         else:
-            _update_u_row(s, size, row + x0, row + x1, pitch if kind == ADJOINT or y > 0 else 0, rule[0], rule[1])
+            _update_flow_row_segment(
+                planes,
+                plane_size,
+                row + x0,
+                row + x1,
+                pitch if iteration_kind == ADJOINT or y > 0 else 0,
+                step_constants[0],
+                step_constants[1],
+            )
         if x1 == columns:  # the forward difference vanishes at the right border
-            s[row + width + U * size] = s[row + width - 1 + U * size]
-            s[row + width + V * size] = s[row + width - 1 + V * size]
+            planes[row + width + U * plane_size] = planes[row + width - 1 + U * plane_size]
+            planes[row + width + V * plane_size] = planes[row + width - 1 + V * plane_size]
 
 
 @_helper
-def _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
-    x0, x1 = _segment_columns(panel, columns, k + 1)
+def _update_dual_in_panel_row(
+    planes, plane_size, pitch, height, columns, panel, iteration, y, iteration_kind, step_constants
+):
+    x0, x1 = _compute_panel_columns(panel, columns, iteration + 1)
     if x0 < x1:
         row = (y + 1) * pitch + LEFT
         down = pitch if y < height - 1 else 0
-        if kind == GUIDED:
-            _update_guided_p_row(s, size, row + x0, row + x1, down, rule[1])
+        if iteration_kind == GUIDED:
+            _update_guided_dual_row_segment(planes, plane_size, row + x0, row + x1, down, step_constants[1])
         else:
-            _update_p_row(s, size, row + x0, row + x1, down, rule[2])
-        if x0 == 0 and kind == CLAMP:
-            s[row - 1 + P11 * size] = s[row + P11 * size]
-            s[row - 1 + P21 * size] = s[row + P21 * size]
+            _update_dual_row_segment(planes, plane_size, row + x0, row + x1, down, step_constants[2])
+        if x0 == 0 and iteration_kind == CLAMP:
+            planes[row - 1 + P11 * plane_size] = planes[row + P11 * plane_size]
+            planes[row - 1 + P21 * plane_size] = planes[row + P21 * plane_size]
 
 
 @_jit
-def sweep_strip(s, size, pitch, height, width, top, bottom, depth, kind, rule):
-    """Run ``depth`` iterations of rows [top, bottom) in one pass, as far as the strip's own rows allow.
+def iterate_strip(planes, plane_size, pitch, height, width, top, bottom, iterations, iteration_kind, step_constants):
+    """Run ``iterations`` on rows [top, bottom) in one pass, as far as the strip's own rows allow.
 
-    Inner borders recede by a row per iteration; ``sweep_seam`` fills what is left. In place and free of
-    redundant work: every value a seam needs is still there when all strips are done. ``kind``: of the iteration, and
-    ``rule`` its constants: (bound, theta, slope), of GUIDED (slowness, sigma, 0).
+    Inner borders recede by a row per iteration; ``iterate_seam`` fills what is left. In place and free of
+    redundant work: every value a seam needs is still there when all strips are done. ``step_constants`` are (bound,
+    theta, slope), of the kind GUIDED (slowness, sigma, 0).
     """
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
     first = top == 0
     final = bottom == height
     for panel in range(panels):
-        for step in range(top, bottom + depth):
-            for k in range(depth):
+        for step in range(top, bottom + iterations):
+            for k in range(iterations):
                 y = step - k
                 low = top if first else top + k
                 if y < low:
                     break
                 if y < (bottom if final else bottom - k):
-                    _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
+                    _update_flow_in_panel_row(
+                        planes, plane_size, pitch, width, columns, panel, k, y, iteration_kind, step_constants
+                    )
                 if low <= y - 1 < (bottom if final else bottom - 1 - k):
-                    _update_p_segment(s, size, pitch, height, columns, panel, k, y - 1, kind, rule)
+                    _update_dual_in_panel_row(
+                        planes, plane_size, pitch, height, columns, panel, k, y - 1, iteration_kind, step_constants
+                    )
 
 
 @_jit
-def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
+def iterate_seam(planes, plane_size, pitch, height, width, seam, iterations, iteration_kind, step_constants):
     """Update the rows around ``seam``, the first row of the lower strip, after both strips have finished."""
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
     for panel in range(panels):
-        for k in range(depth):
+        for k in range(iterations):
             for y in range(seam - k, seam + k):
-                _update_u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
+                _update_flow_in_panel_row(
+                    planes, plane_size, pitch, width, columns, panel, k, y, iteration_kind, step_constants
+                )
             for y in range(seam - k - 1, seam + k):
-                _update_p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule)
+                _update_dual_in_panel_row(
+                    planes, plane_size, pitch, height, columns, panel, k, y, iteration_kind, step_constants
+                )
 
 
 @_helper
-def _central_differences(image, height, width, y, x):
+def _compute_central_differences(image, height, width, y, x):
     """Return central differences, borders replicated."""
     half = np.float32(0.5)
     return (
@@ -220,34 +258,39 @@ def _central_differences(image, height, width, y, x):
 
 
 @_jit
-def write_first_frame(s, size, pitch, height, width, top, bottom, image):
+def write_first_frame_and_gradient(planes, plane_size, pitch, height, width, top, bottom, image):
     """Write the first frame and its gradient to planes I1, I1X, I1Y."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):
-            s[row + x + I1 * size] = image[y, x]
-            s[row + x + I1X * size], s[row + x + I1Y * size] = _central_differences(image, height, width, y, x)
+            planes[row + x + I1 * plane_size] = image[y, x]
+            planes[row + x + I1X * plane_size], planes[row + x + I1Y * plane_size] = _compute_central_differences(
+                image, height, width, y, x
+            )
 
 
 @_jit
-def pack_second_frame(image, packed, height, width, top, bottom):
+def interleave_second_frame_and_gradient(image, interleaved_frame, height, width, top, bottom):
     """Interleave (I, dI/dx, dI/dy, 0) of the second frame, with one replicated pixel before and two behind.
 
-    ``image`` is [height, width]; ``packed`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it are written.
+    ``image`` is [height, width]; ``interleaved_frame`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it
+    are written.
     """
     for row in range(top, bottom):
         y = min(max(row - 1, 0), height - 1)
         out = row * (width + 3) * 4
         for column in range(width + 3):
             x = min(max(column - 1, 0), width - 1)
-            packed[out] = image[y, x]
-            packed[out + 1], packed[out + 2] = _central_differences(image, height, width, y, x)
-            packed[out + 3] = np.float32(0.0)
+            interleaved_frame[out] = image[y, x]
+            interleaved_frame[out + 1], interleaved_frame[out + 2] = _compute_central_differences(
+                image, height, width, y, x
+            )
+            interleaved_frame[out + 3] = np.float32(0.0)
             out += 4
 
 
 @_helper
-def _store_cubic_weights(weights_out, at, t):
+def _store_cubic_weights(weights_out, first, fractions):
     """Store Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
     half = splat(np.float32(0.5))
     one = splat(np.float32(1.0))
@@ -255,14 +298,14 @@ def _store_cubic_weights(weights_out, at, t):
     three = splat(np.float32(3.0))
     four = splat(np.float32(4.0))
     five = splat(np.float32(5.0))
-    store(weights_out, at, half * t * (t * (two - t) - one))
-    store(weights_out, at + 16, half * (t * t * (three * t - five) + two))
-    store(weights_out, at + 32, half * t * (t * (four - three * t) + one))
-    store(weights_out, at + 48, half * t * t * (t - one))
+    store(weights_out, first, half * fractions * (fractions * (two - fractions) - one))
+    store(weights_out, first + 16, half * (fractions * fractions * (three * fractions - five) + two))
+    store(weights_out, first + 32, half * fractions * (fractions * (four - three * fractions) + one))
+    store(weights_out, first + 48, half * fractions * fractions * (fractions - one))
 
 
 @_helper
-def _locate_targets(u, v, x, y, right, low, weights_out, corners_out):
+def _locate_flow_targets(u, v, x, y, right, low, weights_out, corners_out):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + lane_numbers() + u
@@ -280,18 +323,23 @@ def _locate_targets(u, v, x, y, right, low, weights_out, corners_out):
 
 
 @_helper
-def _sample_packed(packed, stride, weights, corners, n):
-    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_targets`` put lane ``n``."""
-    at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
-    taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
-    taps = taps + (
-        splat(weights[96 + n]) * load(packed, at + 2 * stride) + splat(weights[112 + n]) * load(packed, at + 3 * stride)
+def _sample_interleaved_bicubic(interleaved_frame, stride, weights, corners, lane):
+    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_flow_targets`` put lane ``lane``."""
+    at = np.intp(corners[16 + lane]) * stride + np.intp(corners[lane]) * 4
+    taps = splat(weights[64 + lane]) * load(interleaved_frame, at) + splat(weights[80 + lane]) * load(
+        interleaved_frame, at + stride
     )
-    return sum_weighted_quarters(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
+    taps = taps + (
+        splat(weights[96 + lane]) * load(interleaved_frame, at + 2 * stride)
+        + splat(weights[112 + lane]) * load(interleaved_frame, at + 3 * stride)
+    )
+    return sum_weighted_quarters(taps, weights[lane], weights[16 + lane], weights[32 + lane], weights[48 + lane])
 
 
 @_jit
-def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights_scratch, corners_scratch):
+def linearise_residual_rows(
+    planes, plane_size, pitch, height, width, top, bottom, interleaved_frame, blend, weights_scratch, corners_scratch
+):
     """Write the data term, linearised around the present flow.
 
     Samples the second frame and its gradient at x + u (bicubic), mixes in the first frame's gradient by ``blend``,
@@ -308,48 +356,61 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
         row = (y + 1) * pitch + LEFT
         for x in range(0, width, 16):
             i = row + x
-            u = load(s, i + U * size)
-            v = load(s, i + V * size)
-            inside = _locate_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
+            u = load(planes, i + U * plane_size)
+            v = load(planes, i + V * plane_size)
+            inside = _locate_flow_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for k in range(16):
-                value, gx, gy, _ = _sample_packed(packed, stride, weights_scratch, corners_scratch, k)
-                s[i + k + RHO * size] = value
-                s[i + k + GX * size] = gx
-                s[i + k + GY * size] = gy
-            gx16 = load(s, i + GX * size)
-            gy16 = load(s, i + GY * size)
-            gx16 = inside * (gx16 + blend_weight * (load(s, i + I1X * size) - gx16))
-            gy16 = inside * (gy16 + blend_weight * (load(s, i + I1Y * size) - gy16))
-            difference = load(s, i + RHO * size) - load(s, i + I1 * size)
-            store(s, i + GX * size, gx16)
-            store(s, i + GY * size, gy16)
-            store(s, i + RHO * size, inside * (difference - (gx16 * u + gy16 * v)))
-            store(s, i + INV * size, reciprocal_where(gx16 * gx16 + gy16 * gy16, floor_))
+                value, gx, gy, _ = _sample_interleaved_bicubic(
+                    interleaved_frame, stride, weights_scratch, corners_scratch, k
+                )
+                planes[i + k + RHO * plane_size] = value
+                planes[i + k + GX * plane_size] = gx
+                planes[i + k + GY * plane_size] = gy
+            gx16 = load(planes, i + GX * plane_size)
+            gy16 = load(planes, i + GY * plane_size)
+            gx16 = inside * (gx16 + blend_weight * (load(planes, i + I1X * plane_size) - gx16))
+            gy16 = inside * (gy16 + blend_weight * (load(planes, i + I1Y * plane_size) - gy16))
+            difference = load(planes, i + RHO * plane_size) - load(planes, i + I1 * plane_size)
+            store(planes, i + GX * plane_size, gx16)
+            store(planes, i + GY * plane_size, gy16)
+            store(planes, i + RHO * plane_size, inside * (difference - (gx16 * u + gy16 * v)))
+            store(planes, i + INV * plane_size, reciprocal_where(gx16 * gx16 + gy16 * gy16, floor_))
 
 
 @_jit
 def resample_rows(
-    source, source_pitch, width_in, target, target_pitch, width_out, tables_y, tables_x, scale, line, top, bottom
+    source,
+    source_pitch,
+    width_in,
+    target,
+    target_pitch,
+    width_out,
+    tables_y,
+    tables_x,
+    scale,
+    line_scratch,
+    top,
+    bottom,
 ):
     """Resample rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
 
-    ``source`` and ``target`` are flat and begin at their pixel (0, 0); ``line`` holds one source row.
+    ``source`` and ``target`` are flat and begin at their pixel (0, 0); ``line_scratch`` holds one source row.
     """
     index_y, weight_y = tables_y
     index_x, weight_x = tables_x
     for y in range(top, bottom):
         for x in range(width_in):
-            line[x] = np.float32(0.0)
+            line_scratch[x] = np.float32(0.0)
         for t in range(index_y.shape[1]):
             w = weight_y[y, t] * scale
             row = index_y[y, t] * source_pitch
             for x in range(width_in):
-                line[x] += w * source[row + x]
+                line_scratch[x] += w * source[row + x]
         out = y * target_pitch
         for x in range(width_out):
             value = np.float32(0.0)
             for t in range(index_x.shape[1]):
-                value += weight_x[x, t] * line[index_x[x, t]]
+                value += weight_x[x, t] * line_scratch[index_x[x, t]]
             target[out + x] = value
 
 
@@ -370,19 +431,19 @@ _inner4 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
 
 
 @_helper
-def _median3(a, b, c):
+def _compute_median_of_3(a, b, c):
     return maximum(minimum(a, b), minimum(maximum(a, b), c))
 
 
 @_helper
-def _replicate_borders(s, row, width, margin):
+def _replicate_borders(planes, row, width, margin):
     for d in range(1, margin + 1):
-        s[row - d] = s[row]
-        s[row + width - 1 + d] = s[row + width - 1]
+        planes[row - d] = planes[row]
+        planes[row + width - 1 + d] = planes[row + width - 1]
 
 
 @_helper
-def _median3x3(s, target, plane, pitch, height, width, top, bottom, line_scratch):
+def _filter_rows_by_median3x3(planes, target, plane, pitch, height, width, top, bottom, line_scratch):
     """Write the 3x3 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``."""
     for y in range(top, bottom):
         row = plane + (y + 1) * pitch + LEFT
@@ -390,7 +451,7 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line_scratch
         below = row + pitch if y < height - 1 else row
         n = pitch
         for x in range(0, width, 16):
-            a, b, c = _sort3((load(s, above + x), load(s, row + x), load(s, below + x)))
+            a, b, c = _sort3((load(planes, above + x), load(planes, row + x), load(planes, below + x)))
             store(line_scratch, LEFT + x, a)
             store(line_scratch, LEFT + x + n, b)
             store(line_scratch, LEFT + x + 2 * n, c)
@@ -400,19 +461,27 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line_scratch
             i = LEFT + x
             low = maximum(maximum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
             i += n
-            middle = _median3(load(line_scratch, i - 1), load(line_scratch, i), load(line_scratch, i + 1))
+            middle = _compute_median_of_3(load(line_scratch, i - 1), load(line_scratch, i), load(line_scratch, i + 1))
             i += n
             high = minimum(minimum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
-            store(target, row + x, _median3(low, middle, high))
+            store(target, row + x, _compute_median_of_3(low, middle, high))
 
 
 @_helper
-def _sort_five_neighbors(line, i):
-    return _sort5((load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2)))
+def _load_and_sort_five_neighbors(line_scratch, i):
+    return _sort5(
+        (
+            load(line_scratch, i - 2),
+            load(line_scratch, i - 1),
+            load(line_scratch, i),
+            load(line_scratch, i + 1),
+            load(line_scratch, i + 2),
+        )
+    )
 
 
 @_helper
-def _median5x5(s, target, plane, pitch, height, width, top, bottom, line_scratch):
+def _filter_rows_by_median5x5(planes, target, plane, pitch, height, width, top, bottom, line_scratch):
     """Write the 5x5 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``.
 
     Columns are sorted once and shared by five windows, then each rank is sorted along the row. Of the 25 values of a
@@ -427,7 +496,13 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line_scratch
         down2 = plane + (min(y + 2, height - 1) + 1) * pitch + LEFT
         for x in range(0, width, 16):
             a, b, c, d, e = _sort5(
-                (load(s, up2 + x), load(s, up1 + x), load(s, row + x), load(s, down1 + x), load(s, down2 + x))
+                (
+                    load(planes, up2 + x),
+                    load(planes, up1 + x),
+                    load(planes, row + x),
+                    load(planes, down1 + x),
+                    load(planes, down2 + x),
+                )
             )
             store(line_scratch, LEFT + x, a)
             store(line_scratch, LEFT + x + n, b)
@@ -438,27 +513,31 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line_scratch
             _replicate_borders(line_scratch, LEFT + rank * n, width, 2)
         for x in range(0, width, 16):
             i = LEFT + x
-            _, _, _, a3, a4 = _sort_five_neighbors(line_scratch, i)
-            _, _, b2, b3, b4 = _sort_five_neighbors(line_scratch, i + n)
-            _, c1, c2, c3, _ = _sort_five_neighbors(line_scratch, i + 2 * n)
-            d0, d1, d2, _, _ = _sort_five_neighbors(line_scratch, i + 3 * n)
-            e0, e1, _, _, _ = _sort_five_neighbors(line_scratch, i + 4 * n)
+            _, _, _, a3, a4 = _load_and_sort_five_neighbors(line_scratch, i)
+            _, _, b2, b3, b4 = _load_and_sort_five_neighbors(line_scratch, i + n)
+            _, c1, c2, c3, _ = _load_and_sort_five_neighbors(line_scratch, i + 2 * n)
+            d0, d1, d2, _, _ = _load_and_sort_five_neighbors(line_scratch, i + 3 * n)
+            e0, e1, _, _, _ = _load_and_sort_five_neighbors(line_scratch, i + 4 * n)
             p, q, r, t, w, z = _inner8((a3, a4, b2, b4, c2, d0, d2, e0))
             p, q, r, t, w = _inner7((p, q, r, t, w, z, b3))
             p, q, r, t = _inner6((p, q, r, t, w, c1))
             p, q, r = _inner5((p, q, r, t, c3))
             p, q = _inner4((p, q, r, d1))
-            store(target, row + x, _median3(p, q, e1))
+            store(target, row + x, _compute_median_of_3(p, q, e1))
 
 
 @_jit
-def median_rows(s, size, pitch, height, width, top, bottom, target, window, line_scratch):
-    """Filter both flow components by the median of ``window`` x ``window`` pixels (3 or 5) into ``target``."""
+def filter_rows_by_median(planes, plane_size, pitch, height, width, top, bottom, target, window_side, line_scratch):
+    """Write the median of each flow component over ``window_side``² pixels, side 3 or 5, to ``target``."""
     for plane in range(2):
-        if window == 3:
-            _median3x3(s, target, plane * size, pitch, height, width, top, bottom, line_scratch)
+        if window_side == 3:
+            _filter_rows_by_median3x3(
+                planes, target, plane * plane_size, pitch, height, width, top, bottom, line_scratch
+            )
         else:
-            _median5x5(s, target, plane * size, pitch, height, width, top, bottom, line_scratch)
+            _filter_rows_by_median5x5(
+                planes, target, plane * plane_size, pitch, height, width, top, bottom, line_scratch
+            )
 
 
 _f = types.float32
@@ -468,11 +547,11 @@ _image = types.float32[:, ::1]
 _table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
 
 ENTRY_POINTS = {
-    "sweep_strip": (sweep_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
-    "sweep_seam": (sweep_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
-    "write_first_frame": (write_first_frame, (_flat, *[_i] * 6, _image)),
-    "pack_second_frame": (pack_second_frame, (_image, _flat, *[_i] * 4)),
-    "warp_rows": (warp_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),
+    "iterate_strip": (iterate_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
+    "iterate_seam": (iterate_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
+    "write_first_frame_and_gradient": (write_first_frame_and_gradient, (_flat, *[_i] * 6, _image)),
+    "interleave_second_frame_and_gradient": (interleave_second_frame_and_gradient, (_image, _flat, *[_i] * 4)),
+    "linearise_residual_rows": (linearise_residual_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),
     "resample_rows": (resample_rows, (_flat, _i, _i, _flat, _i, _i, _table, _table, _f, _flat, _i, _i)),
-    "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),
+    "filter_rows_by_median": (filter_rows_by_median, (_flat, *[_i] * 6, _flat, _i, _flat)),
 }

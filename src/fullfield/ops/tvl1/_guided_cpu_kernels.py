@@ -20,13 +20,13 @@ from fullfield.ops.tvl1._cpu_kernels import (
     P22,  # noqa: F401
     U,
     V,
-    _central_differences,
-    _locate_targets,
-    _sample_packed,
-    median_rows,  # noqa: F401
-    pack_second_frame,  # noqa: F401
-    sweep_seam,  # noqa: F401
-    sweep_strip,  # noqa: F401
+    _compute_central_differences,
+    _locate_flow_targets,
+    _sample_interleaved_bicubic,
+    filter_rows_by_median,  # noqa: F401
+    interleave_second_frame_and_gradient,  # noqa: F401
+    iterate_seam,  # noqa: F401
+    iterate_strip,  # noqa: F401
 )
 from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
@@ -46,15 +46,15 @@ _helper = create_helper_jit(CACHE)
 
 
 @_jit
-def linearise_data_term_rows(
-    s,
-    size,
+def compute_linear_system_rows(
+    planes,
+    plane_size,
     pitch,
     height,
     width,
     top,
     bottom,
-    packed,
+    interleaved_frame,
     lambda_,
     epsilon,
     slowness,
@@ -64,8 +64,8 @@ def linearise_data_term_rows(
 ):
     """Compute the 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), at the current flow.
 
-    ``packed`` is the second frame in the layout of ``_cpu_kernels.pack_second_frame``, whose gradient is used;
-    ``weights_scratch`` (128 float32) and ``corners_scratch`` (32 int32) are scratch.
+    ``interleaved_frame`` is the second frame in the layout of ``_cpu_kernels.interleave_second_frame_and_gradient``,
+    whose gradient is used; ``weights_scratch`` (128 float32) and ``corners_scratch`` (32 int32) are scratch.
     """
     stride = (width + 3) * 4
     zero = splat(np.float32(0.0))
@@ -81,42 +81,44 @@ def linearise_data_term_rows(
         row = (y + 1) * pitch + LEFT
         for x in range(0, width, 16):
             i = row + x
-            u = load(s, i + U * size)
-            v = load(s, i + V * size)
-            inside = _locate_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
+            u = load(planes, i + U * plane_size)
+            v = load(planes, i + V * plane_size)
+            inside = _locate_flow_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for n in range(16):
-                _, gx, gy, _ = _sample_packed(packed, stride, weights_scratch, corners_scratch, n)
-                s[i + n + B1 * size] = gx
-                s[i + n + B2 * size] = gy
-            xx = load(s, i + AXX * size)
-            xy = load(s, i + AXY * size)
-            yy = load(s, i + AYY * size)
-            rx = load(s, i + B1 * size) - load(s, i + AX * size)
-            ry = load(s, i + B2 * size) - load(s, i + AY * size)
+                _, gx, gy, _ = _sample_interleaved_bicubic(
+                    interleaved_frame, stride, weights_scratch, corners_scratch, n
+                )
+                planes[i + n + B1 * plane_size] = gx
+                planes[i + n + B2 * plane_size] = gy
+            xx = load(planes, i + AXX * plane_size)
+            xy = load(planes, i + AXY * plane_size)
+            yy = load(planes, i + AYY * plane_size)
+            rx = load(planes, i + B1 * plane_size) - load(planes, i + AX * plane_size)
+            ry = load(planes, i + B2 * plane_size) - load(planes, i + AY * plane_size)
             data = inside * strength
             wx = data / sqrt(rx * rx + small)
             wy = data / sqrt(ry * ry + small)
-            store(s, i + FIT * size, inside * half_at / (half_at + (rx * rx + ry * ry)) + minimum_fit)
+            store(planes, i + FIT * plane_size, inside * half_at / (half_at + (rx * rx + ry * ry)) + minimum_fit)
             cx = xx * u + xy * v - rx
             cy = xy * u + yy * v - ry
-            fu = load(s, i + FU * size)
-            fv = load(s, i + FV * size)
-            c = load(s, i + COUPLING * size)
+            fu = load(planes, i + FU * plane_size)
+            fv = load(planes, i + FV * plane_size)
+            c = load(planes, i + COUPLING * plane_size)
             a = wx * xx * xx + wy * xy * xy + c + k
             b = wx * xx * xy + wy * xy * yy
             d = wx * xy * xy + wy * yy * yy + c + k
             inverse = one / (a * d - b * b)
             r1 = wx * xx * cx + wy * xy * cy + c * fu
             r2 = wx * xy * cx + wy * yy * cy + c * fv
-            store(s, i + M11 * size, d * inverse)
-            store(s, i + M12 * size, zero - b * inverse)
-            store(s, i + M22 * size, a * inverse)
-            store(s, i + B1 * size, (d * r1 - b * r2) * inverse)
-            store(s, i + B2 * size, (a * r2 - b * r1) * inverse)
+            store(planes, i + M11 * plane_size, d * inverse)
+            store(planes, i + M12 * plane_size, zero - b * inverse)
+            store(planes, i + M22 * plane_size, a * inverse)
+            store(planes, i + B1 * plane_size, (d * r1 - b * r2) * inverse)
+            store(planes, i + B2 * plane_size, (a * r2 - b * r1) * inverse)
 
 
 @_helper
-def _measure_row_jumps(s, size, pitch, height, width, y, jumps_out, at):
+def _compute_flow_jumps_of_row(planes, plane_size, pitch, height, width, y, jumps_out, at):
     """Write to jumps_out[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
@@ -125,18 +127,18 @@ def _measure_row_jumps(s, size, pitch, height, width, y, jumps_out, at):
         i = row + x
         largest = zero
         for _ in range(2):
-            u = load(s, i)
-            across = load(s, i + 1) - u
-            below = load(s, i + down) - u
+            u = load(planes, i)
+            across = load(planes, i + 1) - u
+            below = load(planes, i + down) - u
             largest = maximum(largest, maximum(maximum(across, zero - across), maximum(below, zero - below)))
-            i += size
+            i += plane_size
         store(jumps_out, at + x, largest)
     for x in range(at + width, at - LEFT + pitch):
         jumps_out[x] = np.float32(0.0)
 
 
 @_helper
-def _dilate_jumps(jumps, pitch, width, first, last, threshold, active_out):
+def _mark_pixels_near_flow_jumps(jumps, pitch, width, first, last, threshold, active_out):
     """Set active_out[x] to 1 if a jump above ``threshold`` in rows [first, last] is within RADIUS columns, else to 0.
 
     Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
@@ -160,8 +162,8 @@ def _dilate_jumps(jumps, pitch, width, first, last, threshold, active_out):
 
 @_jit
 def filter_by_weighted_median_rows(
-    s,
-    size,
+    planes,
+    plane_size,
     pitch,
     height,
     width,
@@ -190,25 +192,27 @@ def filter_by_weighted_median_rows(
         lines_scratch[x] = np.float32(0.0)
     for plane in range(2):
         for y in range(max(0, top - RADIUS), min(height, bottom + RADIUS)):
-            i = (y + 1) * pitch + LEFT + width + plane * size
-            s[i] = s[i - 1]
+            i = (y + 1) * pitch + LEFT + width + plane * plane_size
+            planes[i] = planes[i - 1]
     for y in range(max(0, top - RADIUS), min(height, top + RADIUS)):
-        _measure_row_jumps(s, size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
+        _compute_flow_jumps_of_row(planes, plane_size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         first = max(0, y - RADIUS)
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
-            _measure_row_jumps(s, size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
-        _dilate_jumps(jumps, pitch, width, first, last, threshold, active)
+            _compute_flow_jumps_of_row(
+                planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT
+            )
+        _mark_pixels_near_flow_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
             is_active = load(active, x)
-            u = load(s, i)
-            v = load(s, i + size)
+            u = load(planes, i)
+            v = load(planes, i + plane_size)
             if not is_any_above_zero(is_active):
                 store(flow_out, i, u)
-                store(flow_out, i + size, v)
+                store(flow_out, i + plane_size, v)
                 continue
             red = load(colours, i)
             k = 0
@@ -219,10 +223,14 @@ def filter_by_weighted_median_rows(
                     e = load(colours, j + dx) - red
                     d = e * e
                     for c in range(1, channels):
-                        e = load(colours, j + dx + c * size) - load(colours, i + c * size)
+                        e = load(colours, j + dx + c * plane_size) - load(colours, i + c * plane_size)
                         d = d + e * e
                     w = maximum(one - d * scale, zero)
-                    store(weights_scratch, k, splat(nearness[row_start + dx]) * w * w * load(s, j + dx + FIT * size))
+                    store(
+                        weights_scratch,
+                        k,
+                        splat(nearness[row_start + dx]) * w * w * load(planes, j + dx + FIT * plane_size),
+                    )
                     k += 16
             cu = u
             cv = v
@@ -239,8 +247,8 @@ def filter_by_weighted_median_rows(
                         continue
                     q = ((yy - first) * SPAN + column) * 16
                     for dx in range(j + column, j + SPAN, 2):
-                        a = load(s, dx)
-                        b = load(s, dx + size)
+                        a = load(planes, dx)
+                        b = load(planes, dx + plane_size)
                         du = a - cu
                         dv = b - cv
                         w = load(weights_scratch, q) * approximate_rsqrt(du * du + (dv * dv + e2))
@@ -252,7 +260,7 @@ def filter_by_weighted_median_rows(
                 cv = sv / sw
                 soft = soft * np.float32(0.5)
             store(flow_out, i, u + is_active * (cu - u))
-            store(flow_out, i + size, v + is_active * (cv - v))
+            store(flow_out, i + plane_size, v + is_active * (cv - v))
 
 
 @_jit
@@ -274,7 +282,7 @@ def blur_rows(source, blurred_out, height, width, top, bottom, kernel, line_scra
 
 
 @_jit
-def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, first_frame, prior):
+def write_second_derivatives_and_flow(planes, plane_size, pitch, height, width, top, bottom, first_frame, prior):
     """Write the derivatives of the first frame, and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
@@ -284,20 +292,24 @@ def write_first_frame_and_flow(s, size, pitch, height, width, top, bottom, first
         for x in range(width):
             left = max(x - 1, 0)
             right = min(x + 1, width - 1)
-            s[row + x + AX * size], s[row + x + AY * size] = _central_differences(first_frame, height, width, y, x)
-            rx, ry = _central_differences(first_frame, height, width, y, right)
-            lx, ly = _central_differences(first_frame, height, width, y, left)
-            _, by = _central_differences(first_frame, height, width, down, x)
-            _, ay = _central_differences(first_frame, height, width, up, x)
-            s[row + x + AXX * size] = half * (rx - lx)
-            s[row + x + AXY * size] = half * (ry - ly)
-            s[row + x + AYY * size] = half * (by - ay)
-            s[row + x + FU * size] = prior[0, y, x]
-            s[row + x + FV * size] = prior[1, y, x]
+            planes[row + x + AX * plane_size], planes[row + x + AY * plane_size] = _compute_central_differences(
+                first_frame, height, width, y, x
+            )
+            rx, ry = _compute_central_differences(first_frame, height, width, y, right)
+            lx, ly = _compute_central_differences(first_frame, height, width, y, left)
+            _, by = _compute_central_differences(first_frame, height, width, down, x)
+            _, ay = _compute_central_differences(first_frame, height, width, up, x)
+            planes[row + x + AXX * plane_size] = half * (rx - lx)
+            planes[row + x + AXY * plane_size] = half * (ry - ly)
+            planes[row + x + AYY * plane_size] = half * (by - ay)
+            planes[row + x + FU * plane_size] = prior[0, y, x]
+            planes[row + x + FV * plane_size] = prior[1, y, x]
 
 
 @_jit
-def write_coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
+def write_coupling_weight_rows(
+    planes, plane_size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance
+):
     """Write the coupling from the forward-backward distance of ``ops.consistency``.
 
     The coupling is ``base`` if ``backward`` has no rows.
@@ -324,11 +336,11 @@ def write_coupling_rows(s, size, pitch, height, width, top, bottom, prior, backw
                     residual = upper * (one - ty) + lower * ty + prior[n, y, x]
                     squared += residual * residual
                 weight += consistent / (one + squared * scale)
-            s[row + x + COUPLING * size] = weight
+            planes[row + x + COUPLING * plane_size] = weight
 
 
 @_jit
-def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide_out):
+def write_edge_weight_rows(planes, plane_size, pitch, height, width, top, bottom, colours, sensitivity, guide_out):
     """Write the weight of the smoothness, and the colours into the planes of ``guide_out``."""
     channels = colours.shape[0]
     channel_weight = np.float32(1.0) / np.float32(channels)
@@ -340,29 +352,31 @@ def write_edge_weight_rows(s, size, pitch, height, width, top, bottom, colours, 
             total = np.float32(0.0)
             for c in range(channels):
                 value = colours[c, y, x]
-                guide_out[row + x + c * size] = value
+                guide_out[row + x + c * plane_size] = value
                 across = colours[c, y, right] - value
                 below = colours[c, down, x] - value
                 total += across * across + below * below
-            s[row + x + EDGE * size] = max(np.exp(-sensitivity * np.sqrt(total * channel_weight)), np.float32(0.05))
+            planes[row + x + EDGE * plane_size] = max(
+                np.exp(-sensitivity * np.sqrt(total * channel_weight)), np.float32(0.05)
+            )
 
 
 @_jit
-def apply_flow_change_rows(s, size, pitch, width, top, bottom, damping_length_px, flow_out):
+def damp_large_flow_changes_in_rows(planes, plane_size, pitch, width, top, bottom, damping_length_px, flow_out):
     """Apply the change of the flow, and less of it where it is large; with ``damping_length_px`` 0 all of it."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):
             i = row + x
-            du = s[i + U * size] - s[i + FU * size]
-            dv = s[i + V * size] - s[i + FV * size]
+            du = planes[i + U * plane_size] - planes[i + FU * plane_size]
+            dv = planes[i + V * plane_size] - planes[i + FV * plane_size]
             remaining = (
                 np.exp(-(du * du + dv * dv) / (damping_length_px * damping_length_px))
                 if damping_length_px > 0
                 else np.float32(1.0)
             )
-            flow_out[0, y, x] = s[i + FU * size] + remaining * du
-            flow_out[1, y, x] = s[i + FV * size] + remaining * dv
+            flow_out[0, y, x] = planes[i + FU * plane_size] + remaining * du
+            flow_out[1, y, x] = planes[i + FV * plane_size] + remaining * dv
 
 
 _f = types.float32
@@ -372,16 +386,19 @@ _image = types.float32[:, ::1]
 _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
-    **{name: SOLVER[name] for name in ("pack_second_frame", "median_rows", "sweep_strip", "sweep_seam")},
-    "linearise_data_term_rows": (
-        linearise_data_term_rows,
+    **{
+        name: SOLVER[name]
+        for name in ("interleave_second_frame_and_gradient", "filter_rows_by_median", "iterate_strip", "iterate_seam")
+    },
+    "compute_linear_system_rows": (
+        compute_linear_system_rows,
         (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1]),
     ),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
-    "write_first_frame_and_flow": (write_first_frame_and_flow, (_flat, *[_i] * 6, _image, _stack)),
-    "write_coupling_rows": (write_coupling_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
+    "write_second_derivatives_and_flow": (write_second_derivatives_and_flow, (_flat, *[_i] * 6, _image, _stack)),
+    "write_coupling_weight_rows": (write_coupling_weight_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
     "write_edge_weight_rows": (write_edge_weight_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
-    "apply_flow_change_rows": (apply_flow_change_rows, (_flat, *[_i] * 5, _f, _stack)),
+    "damp_large_flow_changes_in_rows": (damp_large_flow_changes_in_rows, (_flat, *[_i] * 5, _f, _stack)),
     "filter_by_weighted_median_rows": (
         filter_by_weighted_median_rows,
         (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat),

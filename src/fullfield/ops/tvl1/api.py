@@ -69,7 +69,7 @@ class TVL1Solver:
             raise InputError(f"precision: expected 'float32', or an NVIDIA GPU as device, got {got}")
         self.backend = SOLVERS.choose(backend, self.device, dtype, self.config)
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._solver = SOLVERS.load(self.backend).make_solver(height, width, self.config, self.device, dtype)
+        self._solver = SOLVERS.load(self.backend).create_solver(height, width, self.config, self.device, dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}

@@ -15,11 +15,11 @@ from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import run_tasks, split_rows
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
-    Float32Table,
-    compute_progress,
-    gaussian_table,
-    level_sizes,
-    linear_table,
+    Float32TapTable,
+    compute_gaussian_tap_table,
+    compute_level_sizes,
+    compute_linear_tap_table,
+    compute_progress_and_level_text,
     solve_each_pair,
 )
 
@@ -42,10 +42,10 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if config.cuda_only_feature is not None:
         return f"has no {config.cuda_only_feature}"
-    return numba_cache.explain_refusal()
+    return numba_cache.explain_missing_numba()
 
 
-def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001
+def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001
     """Return a function of checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress, to the flow."""
     return Solver(height, width, config)
 
@@ -53,7 +53,7 @@ def make_solver(height: int, width: int, config: TVL1Config, device: torch.devic
 kernels = numba_cache.Kernels(f"{__package__}._cpu_kernels", "TV-L1 kernels")
 
 
-class _Level:
+class _LevelLayout:
     """Size and memory layout of one pyramid level."""
 
     def __init__(self, height: int, width: int, left: int) -> None:
@@ -63,7 +63,7 @@ class _Level:
         self.size = (height + 2) * self.pitch + 32  # of a plane, in floats
         self._left = left
 
-    def plane_offset(self, plane: int) -> int:
+    def get_plane_offset(self, plane: int) -> int:
         """Return the offset of pixel (0, 0) of a plane in the state."""
         return plane * self.size + self.pitch + self._left
 
@@ -87,8 +87,8 @@ class Solver:
     def __init__(self, height: int, width: int, config: TVL1Config) -> None:
         self._config = config
         self._k = kernels()
-        self._sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
-        self._levels = [_Level(h, w, self._k.LEFT) for h, w in sizes]
+        self._sizes = sizes = compute_level_sizes(height, width, config.scales, config.scale_factor)
+        self._levels = [_LevelLayout(h, w, self._k.LEFT) for h, w in sizes]
         # Level 0 is the caller's frame, put in its place at every call.
         self._pyramid1 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._pyramid2 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
@@ -96,52 +96,58 @@ class Solver:
         self._state = _allocate_aligned((self._scratch + 2) * self._levels[0].size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + self._k.LEFT, np.float32)
         self._threads = 1
-        self._tables: dict[tuple[str, int, int], Float32Table] = {}
+        self._tables: dict[tuple[str, int, int], Float32TapTable] = {}
 
-    def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
-        """Estimate the flow; see :func:`make_solver`."""
-        return solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, start, progress)
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
+    ) -> Tensor:
+        """Estimate the flow; see :func:`create_solver`."""
+        return solve_each_pair(self._solve_grey, torch.float32, frame1, frame2, initial_flow, progress)
 
-    def _solve_grey(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+    def _solve_grey(
+        self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
+    ) -> Tensor:
         """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from a start [2, H, W] or None."""
         self._threads = torch.get_num_threads()
         self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame.numpy()) for frame in (frame1, frame2))
         for pyramid in (self._pyramid1, self._pyramid2):
             for finer, coarser in pairwise(pyramid):
-                self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
+                self._resample_plane("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
         last = len(self._levels) - 1
-        flow_planes = None if start is None else [np.ascontiguousarray(component) for component in start.numpy()]
+        flow_planes = (
+            None if initial_flow is None else [np.ascontiguousarray(component) for component in initial_flow.numpy()]
+        )
         for number in range(last, -1, -1):
             level = self._levels[number]
             # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
             self._state[(0 if flow_planes is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
             if flow_planes is not None:
                 self._resample_flow_into_level(level, flow_planes, "linear" if number < last else "gaussian")
-            self._lay_out_level_frames(number)
+            self._write_level_frames_to_buffers(number)
             for warp in range(self._config.warps):
-                self._warp_and_iterate(level, filtered=warp > 0 and self._config.median > 0)
+                self._linearise_and_iterate(level, is_flow_in_scratch=warp > 0 and self._config.median > 0)
                 if self._config.median:
                     self._filter_flow_into_scratch(level)
                 if progress is not None:
-                    progress(*compute_progress(self._sizes, number, (warp + 1) / self._config.warps))
+                    progress(*compute_progress_and_level_text(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
             flow_planes = [level.view_plane(self._state, plane).copy() for plane in (flow, flow + 1)]
         self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
         assert flow_planes is not None  # there is at least one level
         return torch.from_numpy(np.stack(flow_planes))
 
-    def _run_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
+    def _run_kernel_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
         run_tasks([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
 
-    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
+    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32TapTable:
         key = (kind, size_in, size_out)
         if key not in self._tables:
-            make = gaussian_table if kind == "gaussian" else linear_table
+            make = compute_gaussian_tap_table if kind == "gaussian" else compute_linear_tap_table
             index, weight = make(size_in, size_out)
             self._tables[key] = (index, weight.astype(np.float32))
         return self._tables[key]
 
-    def _resample(
+    def _resample_plane(
         self, kind: str, source: Plane, target: Plane, size: tuple[int, ...], pitch: int, scale: float = 1.0
     ) -> None:
         """Resample ``source`` into flat ``target``, which begins at its pixel (0, 0), with ``pitch`` floats a row."""
@@ -156,73 +162,75 @@ class Solver:
             arguments = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
             self._k.resample_rows(*arguments, line, top, bottom)
 
-        self._run_over_row_strips(height, kernel)
+        self._run_kernel_over_row_strips(height, kernel)
 
-    def _resample_flow_into_level(self, level: _Level, planes: list[Plane], kind: str) -> None:
+    def _resample_flow_into_level(self, level: _LevelLayout, planes: list[Plane], kind: str) -> None:
         """Bring a flow of another size into the state of this level."""
         height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
         for plane, (source, ratio) in enumerate(zip(planes, ratios, strict=True)):
-            target = self._state[level.plane_offset(plane) :]
-            self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
+            target = self._state[level.get_plane_offset(plane) :]
+            self._resample_plane(kind, source, target, (level.height, level.width), level.pitch, ratio)
 
-    def _lay_out_level_frames(self, level_index: int) -> None:
+    def _write_level_frames_to_buffers(self, level_index: int) -> None:
         """Bring the level's frames into the kernels' layouts."""
         k, level, state, packed = self._k, self._levels[level_index], self._state, self._packed
         frame1, frame2 = self._pyramid1[level_index], self._pyramid2[level_index]
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
 
         def kernel(top: int, bottom: int) -> None:
-            k.write_first_frame(state, size, pitch, height, width, top, bottom, frame1)
+            k.write_first_frame_and_gradient(state, size, pitch, height, width, top, bottom, frame1)
             padded = bottom + 3 if bottom == height else bottom
-            k.pack_second_frame(frame2, packed, height, width, top, padded)
+            k.interleave_second_frame_and_gradient(frame2, packed, height, width, top, padded)
 
-        self._run_over_row_strips(height, kernel)
+        self._run_kernel_over_row_strips(height, kernel)
 
-    def _warp_and_iterate(self, level: _Level, filtered: bool) -> None:
-        """Linearise the data term and iterate on it; ``filtered``: the flow lies in the scratch."""
+    def _linearise_and_iterate(self, level: _LevelLayout, is_flow_in_scratch: bool) -> None:
+        """Linearise the data term and iterate on it; ``is_flow_in_scratch``: the flow lies in the scratch."""
         config = self._config
-        linearise = partial(self._linearise, level, filtered)
+        linearise = partial(self._linearise, level, is_flow_in_scratch)
         for start in range(0, config.iterations, DEPTH):
             self._run_iterations(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
-    def _linearise(self, level: _Level, filtered: bool, top: int, bottom: int) -> None:
+    def _linearise(self, level: _LevelLayout, is_flow_in_scratch: bool, top: int, bottom: int) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
-        if filtered:
+        if is_flow_in_scratch:
             for plane in (k.U, k.V):
                 start, stop = ((plane * size + row * pitch) for row in (top + 1, bottom + 1))
                 shift = self._scratch * size
                 state[start:stop] = state[start + shift : stop + shift]
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
         where = (size, pitch, level.height, level.width, top, bottom)
-        k.warp_rows(state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners)
+        k.linearise_residual_rows(
+            state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners
+        )
 
     def _run_iterations(
-        self, level: _Level, depth: int, run_before_strip: Callable[[int, int], None] | None = None
+        self, level: _LevelLayout, iterations: int, run_before_strip: Callable[[int, int], None] | None = None
     ) -> None:
-        """Run ``depth`` iterations; before them each strip runs ``run_before_strip`` on its own rows."""
+        """Run ``iterations`` iterations; before them each strip runs ``run_before_strip`` on its own rows."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
         constants = (config.lambda_ * config.theta, config.theta, config.tau / config.theta)
         kind = k.ADJOINT if config.borders == "adjoint" else k.CLAMP
-        rule = (depth, kind, tuple(map(np.float32, constants)))
+        rule = (iterations, kind, tuple(map(np.float32, constants)))
 
         def strip(top: int, bottom: int) -> None:
             if run_before_strip is not None:
                 run_before_strip(top, bottom)
-            k.sweep_strip(*size, top, bottom, *rule)
+            k.iterate_strip(*size, top, bottom, *rule)
 
-        strips = split_rows(level.height, self._threads, grain=2 * depth + 2)
+        strips = split_rows(level.height, self._threads, grain=2 * iterations + 2)
         run_tasks([partial(strip, top, bottom) for top, bottom in strips], self._threads)
-        run_tasks([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        run_tasks([partial(k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
-    def _filter_flow_into_scratch(self, level: _Level) -> None:
+    def _filter_flow_into_scratch(self, level: _LevelLayout) -> None:
         """Write the median of the flow into the scratch planes."""
         scratch = self._state[self._scratch * level.size :]
 
         def kernel(top: int, bottom: int) -> None:
             line = np.zeros(6 * level.pitch, np.float32)
             where = (level.size, level.pitch, level.height, level.width, top, bottom)
-            self._k.median_rows(self._state, *where, scratch, self._config.median, line)
+            self._k.filter_rows_by_median(self._state, *where, scratch, self._config.median, line)
 
-        self._run_over_row_strips(level.height, kernel)
+        self._run_kernel_over_row_strips(level.height, kernel)

@@ -34,11 +34,13 @@ def check_frame_size(height: int, width: int) -> None:
     _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
 
 
-def check_solver_arguments(height: int, width: int, config: object, kind: type, dtype: torch.dtype) -> None:
-    """Raise InputError for arguments of no prepared object; ``kind`` is the configuration's class."""
+def check_solver_arguments(height: int, width: int, config: object, config_class: type, dtype: torch.dtype) -> None:
+    """Raise InputError for arguments of no prepared object; ``config_class`` is the configuration's class."""
     check_frame_size(height, width)
     _check.choice(dtype, "dtype", (torch.float32, torch.float64))
-    _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe_value(config))
+    _check.require(
+        isinstance(config, config_class), "config", f"a {config_class.__name__}", _check.describe_value(config)
+    )
 
 
 def add_device_index(device: torch.device) -> torch.device:
@@ -84,14 +86,14 @@ def to_grey_255(frame: Tensor) -> Tensor:
 
 
 def solve_each_pair(
-    solve: PairSolver,
+    solve_pair: PairSolver,
     dtype: torch.dtype,
     frame1: Tensor,  # [B, C, H, W], as check_and_detach_frame lets pass
     frame2: Tensor,  # [B, C, H, W]
-    start: Tensor | None,  # [B, 2, H, W]
+    initial_flow: Tensor | None,  # [B, 2, H, W]
     progress: Progress | None,
 ) -> Tensor:  # [B, 2, H, W]
-    """Run ``solve`` on every pair of grey frames [H, W] of 0 ... 255 and its start [2, H, W], and return the flows.
+    """Run ``solve_pair`` on every pair of grey frames [H, W] of 0 ... 255 and its initial flow; return the flows.
 
     Raises:
         InputError: if values of frames, start or flow are out of range.
@@ -99,18 +101,20 @@ def solve_each_pair(
     frame1, frame2 = frame1.to(dtype), frame2.to(dtype)
     check_frame_values(frame1, "frame1")
     check_frame_values(frame2, "frame2")
-    if start is not None:
-        check_finite(start, "initial_flow")
+    if initial_flow is not None:
+        check_finite(initial_flow, "initial_flow")
     grey1, grey2 = to_grey_255(frame1), to_grey_255(frame2)
     flow = frame1.new_empty(len(frame1), 2, *frame1.shape[2:])
     for item in range(len(frame1)):
-        item_start = None if start is None else start[item]
-        flow[item] = solve(grey1[item], grey2[item], item_start, scale_item_progress(progress, item, len(frame1)))
+        item_start = None if initial_flow is None else initial_flow[item]
+        flow[item] = solve_pair(
+            grey1[item], grey2[item], item_start, create_batch_item_progress(progress, item, len(frame1))
+        )
     check_finite(flow, "flow", FINITE_FLOW)
     return flow
 
 
-def scale_item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
+def create_batch_item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
     """Return the progress callback of one pair of a batch."""
     if progress is None:
         return None
@@ -123,13 +127,13 @@ def scale_item_progress(progress: Progress | None, item: int, items: int) -> Pro
 
 SMALLEST_SIDE = 16
 # (index, weight), both [size_out, taps]: output = sum of weight * input[index]
-Table = tuple["NDArray[np.int32]", "NDArray[np.float64]"]
+TapTable = tuple["NDArray[np.int32]", "NDArray[np.float64]"]
 # (index of the first tap [size_out], weight [size_out, taps]); indices may lie outside
-Window = tuple["NDArray[np.int64]", "NDArray[np.float64]"]
-Float32Table = tuple["NDArray[np.int32]", "NDArray[np.float32]"]
+FirstTapsAndWeights = tuple["NDArray[np.int64]", "NDArray[np.float64]"]
+Float32TapTable = tuple["NDArray[np.int32]", "NDArray[np.float32]"]
 
 
-def level_sizes(height: int, width: int, scales: int | None, factor: float) -> list[tuple[int, int]]:
+def compute_level_sizes(height: int, width: int, scales: int | None, factor: float) -> list[tuple[int, int]]:
     """Return (height, width) of every level, finest first: rounded, and at least 16 except for level 0."""
     sizes = [(height, width)]
     while scales is None or len(sizes) < scales:
@@ -141,7 +145,9 @@ def level_sizes(height: int, width: int, scales: int | None, factor: float) -> l
     return sizes
 
 
-def compute_progress(sizes: list[tuple[int, int]], level_index: int, level_progress: float) -> tuple[float, str]:
+def compute_progress_and_level_text(
+    sizes: list[tuple[int, int]], level_index: int, level_progress: float
+) -> tuple[float, str]:
     """Return the finished share of all pixels' work, and where; of level ``level_index`` ``level_progress`` is done."""
     pixels = [h * w for h, w in sizes]
     finished_pixels = sum(pixels[level_index + 1 :]) + pixels[level_index] * level_progress
@@ -149,16 +155,16 @@ def compute_progress(sizes: list[tuple[int, int]], level_index: int, level_progr
     return finished_pixels / sum(pixels), f"level {len(sizes) - level_index} of {len(sizes)}, {width}×{height}"
 
 
-def _clamp_table(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:
+def _clamp_tap_indices(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> TapTable:
     index = first[:, None] + np.arange(weight.shape[1])
     return np.clip(index, 0, size - 1).astype(np.int32), weight
 
 
-def _align_centres(size_in: int, size_out: int) -> NDArray[np.float64]:
+def _compute_source_centres(size_in: int, size_out: int) -> NDArray[np.float64]:
     return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
 
 
-def gaussian_window(size_in: int, size_out: int) -> Window:
+def compute_gaussian_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     """Return a Gaussian low-pass with decimation by r: sigma = 0.6 sqrt(r^2 - 1) input pixels (IPOL 2013).
 
     Returns (index of the first tap [size_out], weight [size_out, taps]); taps beyond the border count for the pixel at
@@ -167,26 +173,26 @@ def gaussian_window(size_in: int, size_out: int) -> Window:
     ratio = size_in / size_out
     sigma = max(0.6 * math.sqrt(max(ratio * ratio - 1.0, 0.0)), 0.3)
     radius = math.ceil(3.0 * sigma)
-    centre = _align_centres(size_in, size_out)
+    centre = _compute_source_centres(size_in, size_out)
     first = np.floor(centre).astype(np.int64) - radius + 1
     distance = first[:, None] + np.arange(2 * radius) - centre[:, None]
     weight = np.exp(-0.5 * (distance / sigma) ** 2)
     return first, weight / weight.sum(axis=1, keepdims=True)
 
 
-def linear_window(size_in: int, size_out: int) -> Window:
-    """Return bilinear resampling, pixel centres aligned by area, borders clamped; as ``gaussian_window``, two taps."""
-    centre = np.clip(_align_centres(size_in, size_out), 0.0, size_in - 1.0)
+def compute_linear_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
+    """Return bilinear taps, pixel centres aligned by area, borders clamped; two taps, as ``compute_gaussian_taps``."""
+    centre = np.clip(_compute_source_centres(size_in, size_out), 0.0, size_in - 1.0)
     first = np.floor(centre).astype(np.int64)
     t = centre - first
     return first, np.stack([1.0 - t, t], axis=1)
 
 
-def gaussian_table(size_in: int, size_out: int) -> Table:
-    """Return ``gaussian_window`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
-    return _clamp_table(*gaussian_window(size_in, size_out), size_in)
+def compute_gaussian_tap_table(size_in: int, size_out: int) -> TapTable:
+    """Return ``compute_gaussian_taps`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
+    return _clamp_tap_indices(*compute_gaussian_taps(size_in, size_out), size_in)
 
 
-def linear_table(size_in: int, size_out: int) -> Table:
-    """Return ``linear_window`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
-    return _clamp_table(*linear_window(size_in, size_out), size_in)
+def compute_linear_tap_table(size_in: int, size_out: int) -> TapTable:
+    """Return ``compute_linear_taps`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
+    return _clamp_tap_indices(*compute_linear_taps(size_in, size_out), size_in)

@@ -111,7 +111,7 @@ class FlowRefiner:
             if self._cuda is None:
                 return self._refine_in_passes(first, second, prior, back)
             refined, flags = self._cuda(first, second, prior, back)
-            self._raise_flagged_error(int(flags))
+            self._raise_error_of_flags(int(flags))
             return refined
 
     def _refine_in_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
@@ -126,7 +126,7 @@ class FlowRefiner:
         refined, misfit = self._refine_without_blending(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
-            fraction.to(initial) for fraction in compute_change_weights(torch.cat(misfits, 1), self.config)
+            fraction.to(initial) for fraction in compute_change_blend_weights(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
@@ -146,7 +146,7 @@ class FlowRefiner:
             backward = None if back is None else back[item_slice]
             if self._cpu is None:
                 coupling = compute_coupling_weights(prior[item_slice], backward, config)[0]
-                pair = guided_reference.Pair(*frames, prior[item], coupling)
+                pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
                 refined[item], misfit[item] = guided_reference.refine_pair(pair, config)
             else:
                 colours, one, two = (plane.contiguous().numpy() for plane in frames)
@@ -156,7 +156,7 @@ class FlowRefiner:
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit
 
-    def _raise_flagged_error(self, flags: int) -> None:
+    def _raise_error_of_flags(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
         if not flags:
             return
@@ -196,7 +196,7 @@ def compute_coupling_weights(
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 
-def compute_change_weights(
+def compute_change_blend_weights(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1

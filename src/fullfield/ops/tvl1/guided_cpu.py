@@ -12,8 +12,8 @@ import torch
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run_tasks, split_rows
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cpu import _allocate_aligned, _Level
-from fullfield.ops.tvl1.guided_reference import compute_misfits, gaussian_kernel
+from fullfield.ops.tvl1.cpu import _allocate_aligned, _LevelLayout
+from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if device.type != "cpu":
         return Missing(f"runs on cpu only, got {device.type}")  # and no kernel runs there
-    return numba_cache.explain_refusal()
+    return numba_cache.explain_missing_numba()
 
 
 class Refiner:
@@ -44,12 +44,12 @@ class Refiner:
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
         self._k = k = kernels()
-        self._level = _Level(height, width, k.LEFT)
+        self._level = _LevelLayout(height, width, k.LEFT)
         self._state = _allocate_aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
         self._blurred = np.empty((2, height, width), np.float32)
         self._guide = np.empty(0, np.float32)
-        self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
+        self._kernel = np.array(compute_gaussian_kernel(config.blur), np.float32)
         steps = np.arange(-FILTER_RADIUS, FILTER_RADIUS + 1)
         squared = (steps[:, None] ** 2 + steps**2) / config.filter_reach**2
         self._nearness = np.maximum(1 - squared, 0).astype(np.float32).ravel()
@@ -73,13 +73,13 @@ class Refiner:
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._lay_out_pair(colours, first, second, prior, _NONE if backward is None else backward)
+        self._write_pair_to_buffers(colours, first, second, prior, _NONE if backward is None else backward)
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
-                self._run_over_row_strips(self._linearise)
+                self._run_kernel_over_row_strips(self._linearise)
                 if warp == 0 and turn < JUDGED:
-                    round_misfits.append(compute_misfits(fit[None] - LEAST_FIT))
+                    round_misfits.append(compute_mean_misfits(fit[None] - LEAST_FIT))
                 for start in range(0, config.iterations, _DEPTH):
                     self._run_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
@@ -87,16 +87,18 @@ class Refiner:
             self._filter_flow_in_place(partial(self._filter_by_weighted_median, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
-        self._run_over_row_strips(
-            lambda top, bottom: k.apply_flow_change_rows(*where, top, bottom, np.float32(config.trust), flow)
+        self._run_kernel_over_row_strips(
+            lambda top, bottom: k.damp_large_flow_changes_in_rows(*where, top, bottom, np.float32(config.trust), flow)
         )
         return flow, torch.cat(round_misfits)
 
-    def _run_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
+    def _run_kernel_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
         strips = split_rows(self._height, strips_per_thread * self._threads)
         run_tasks([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _lay_out_pair(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
+    def _write_pair_to_buffers(
+        self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane
+    ) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
         where = (level.size, level.pitch, self._height, self._width)
@@ -114,14 +116,16 @@ class Refiner:
                 k.blur_rows(source, target, self._height, self._width, top, bottom, self._kernel, line)
 
         def load(top: int, bottom: int) -> None:
-            k.write_first_frame_and_flow(state, *where, top, bottom, self._blurred[0], prior)
-            k.write_coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
+            k.write_second_derivatives_and_flow(state, *where, top, bottom, self._blurred[0], prior)
+            k.write_coupling_weight_rows(state, *where, top, bottom, prior, backward, *coupling)
             k.write_edge_weight_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
-            k.pack_second_frame(self._blurred[1], self._packed, self._height, self._width, top, padded)
+            k.interleave_second_frame_and_gradient(
+                self._blurred[1], self._packed, self._height, self._width, top, padded
+            )
 
-        self._run_over_row_strips(blur)
-        self._run_over_row_strips(load)
+        self._run_kernel_over_row_strips(blur)
+        self._run_kernel_over_row_strips(load)
         for plane in (k.U, k.V):
             level.view_plane(state, plane)[:] = level.view_plane(state, plane + k.FU - k.U)
 
@@ -130,27 +134,27 @@ class Refiner:
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
         constants = map(np.float32, (config.lambda_, config.epsilon, 1 / config.step, config.filter_residual))
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._k.linearise_data_term_rows(self._state, *where, self._packed, *constants, weights, corners)
+        self._k.compute_linear_system_rows(self._state, *where, self._packed, *constants, weights, corners)
 
-    def _run_iterations(self, depth: int) -> None:
+    def _run_iterations(self, iterations: int) -> None:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
-        rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
-        strips = split_rows(self._height, self._threads, grain=2 * depth + 2)
-        run_tasks([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
-        run_tasks([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+        rule = (iterations, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
+        strips = split_rows(self._height, self._threads, grain=2 * iterations + 2)
+        run_tasks([partial(self._k.iterate_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run_tasks([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_in_place(self, kernel: Callable[[Plane, int, int], None]) -> None:
         """Filter the flow into the scratch planes, and put it back."""
         level, k = self._level, self._k
         scratch = self._state[k.PLANES * level.size :]
-        self._run_over_row_strips(partial(kernel, scratch), strips_per_thread=4)
+        self._run_kernel_over_row_strips(partial(kernel, scratch), strips_per_thread=4)
         self._state[: 2 * level.size] = scratch[: 2 * level.size]
 
     def _filter_by_median(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._k.median_rows(self._state, *where, scratch, 5, line)
+        self._k.filter_rows_by_median(self._state, *where, scratch, 5, line)
 
     def _filter_by_weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config

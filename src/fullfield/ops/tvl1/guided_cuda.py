@@ -19,7 +19,7 @@ from fullfield.ops._launching import (
     COPIES,
     HALVES,
     VALUES,
-    Device,
+    GpuProperties,
     Kernels,
     Launch,
     get_address,
@@ -27,11 +27,11 @@ from fullfield.ops._launching import (
     raw_stream,
     read_source,
 )
-from fullfield.ops._recording import InOrder, record_graph
+from fullfield.ops._recording import SerializedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cuda.state import row_pitch
+from fullfield.ops.tvl1.cuda.state import compute_row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
 
 LIBRARIES = Libraries("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
@@ -50,7 +50,7 @@ PLANES = _BLOCK_FITS + 1
 
 
 @dataclass(frozen=True)
-class Shape:
+class IterationTile:
     """Shape of the iterating blocks.
 
     A tile has 64 columns and ``warps * rows`` rows, of which ``depth`` on every side are computed twice.
@@ -64,13 +64,13 @@ class Shape:
     blocks: int = 1
     """That a multiprocessor is to run at once."""
 
-    def get_output_size(self, iterations: int) -> tuple[int, int]:
+    def get_tile_output_size(self, iterations: int) -> tuple[int, int]:
         """Return the rows and columns that a block writes."""
         return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
 
 
 @dataclass(frozen=True)
-class Strips:
+class IterationStrips:
     """Shape of the strips that blocks iterate on row after row, 128 columns wide."""
 
     groups: int = 4
@@ -82,7 +82,9 @@ class Strips:
     min_rows: int = 24
     """Rows of a strip, without those that are computed twice, below which the frame is iterated on in tiles."""
 
-    def plan_strips_if_faster(self, iterations: int, frame_size: tuple[int, int], device: Device) -> Pass | None:
+    def plan_strips_if_faster(
+        self, iterations: int, frame_size: tuple[int, int], device: GpuProperties
+    ) -> StripPass | None:
         """Return the pass of ``iterations`` over a frame, or None if tiles take less time or the strip does not fit."""
         groups = min(self.groups, iterations)
         while iterations - (groups - 1) * -(-iterations // groups) < 1:
@@ -101,11 +103,11 @@ class Strips:
             return None
         text = read_source(HALVES, COPIES, *(_FOLDER / name for name in ("guided_steps.cuh", "guided_rows.cu")))
         options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return Pass(Source.with_macros(text, **options), columns, rows, 32 * groups, shared)
+        return StripPass(Source.with_macros(text, **options), columns, rows, 32 * groups, shared)
 
 
 @dataclass(frozen=True)
-class Pass:
+class StripPass:
     """Pass of several iterations over a frame in strips."""
 
     source: Source
@@ -117,38 +119,45 @@ class Pass:
     shared: int
 
 
-STRIPS = Strips()
-SHAPE = Shape()
-SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5, 1), Shape(8, 3, 5, 2))
+STRIPS = IterationStrips()
+SHAPE = IterationTile()
+SHAPES = (
+    SHAPE,
+    IterationTile(depth=5),
+    IterationTile(16, 3),
+    IterationTile(8, 4, 5, 2),
+    IterationTile(8, 5, 5, 1),
+    IterationTile(8, 3, 5, 2),
+)
 """The one in use, and others to measure."""
 
 
 def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return None if the kernels can compute with this dtype on ``device``, else the reason."""
-    reason = _launching.explain_refusal(device)
+    reason = _launching.explain_unsupported_device(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     return reason
 
 
-def refinement_source(shape: Shape) -> Source:
+def generate_refinement_source(shape: IterationTile) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
     return Source.with_macros(text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS)
 
 
-def count_planes(passes: int) -> int:
+def count_refiner_planes(passes: int) -> int:
     """Return the planes that a refiner keeps: its state, and the results of the passes that others follow."""
     return PLANES + 2 * min(passes - 1, 3)
 
 
 def count_buffer_bytes(height: int, width: int, passes: int = 1) -> int:
     """Return the bytes that a refiner keeps on the device."""
-    return count_planes(passes) * height * row_pitch(width, torch.float32) * 4
+    return count_refiner_planes(passes) * height * compute_row_pitch(width, torch.float32) * 4
 
 
-class _Recording(NamedTuple):
+class _RefinementGraphKey(NamedTuple):
     """What a recorded graph does."""
 
     channels: int
@@ -177,13 +186,13 @@ class Refiner:
         width: int,
         config: RefinementConfig,
         device: torch.device,
-        shape: Shape = SHAPE,
-        strips: Strips | None = STRIPS,
+        shape: IterationTile = SHAPE,
+        strips: IterationStrips | None = STRIPS,
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
         self._filter_name = f"guided_median_{config.filter_precision}"
-        self._about = about = _launching.gpu_from_device(device)
-        self._pitch = row_pitch(width, torch.float32)
+        self._about = about = _launching.get_gpu_properties_of_device(device)
+        self._pitch = compute_row_pitch(width, torch.float32)
         starts = range(0, config.iterations, shape.depth)
         self._depths = [min(shape.depth, config.iterations - start) for start in starts]
         depths = [] if strips is None else sorted(set(self._depths))
@@ -191,22 +200,22 @@ class Refiner:
             depth: strips.plan_strips_if_faster(depth, self._size, about) for depth in depths if strips is not None
         }
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
-        sources = [refinement_source(shape), *(one.source for one in self._passes.values())]
+        sources = [generate_refinement_source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
         self._pass_libraries: dict[int, Kernels] = dict(zip(self._passes, loaded, strict=True))
-        planes = count_planes(config.passes)
+        planes = count_refiner_planes(config.passes)
         self._planes = torch.empty((planes, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(7, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._misfits = torch.zeros(JUDGED, dtype=torch.float64, device=device)
         self._shares = torch.zeros(2, dtype=torch.float32, device=device)
-        self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
+        self._kernel = torch.tensor(compute_gaussian_kernel(config.blur), dtype=torch.float32, device=device)
         self.passes = (*[1] * (config.passes - 1), config.rounds)
         """Rounds of every pass, if there is a backward flow."""
-        self.launches: dict[_Recording, list[tuple[str, Launch]]] = {}
-        """The kernels that follow those of :meth:`_launch_pair_loading`, in order."""
-        self._graphs: dict[_Recording, torch.cuda.CUDAGraph] = {}
-        self._in_order = InOrder(device)
+        self.launches: dict[_RefinementGraphKey, list[tuple[str, Launch]]] = {}
+        """The kernels that follow those of :meth:`_launch_input_conversion`, in order."""
+        self._graphs: dict[_RefinementGraphKey, torch.cuda.CUDAGraph] = {}
+        self._in_order = SerializedCalls(device)
 
     def __call__(
         self,
@@ -217,63 +226,67 @@ class Refiner:
     ) -> tuple[Tensor, Tensor]:
         """Refine a flow by all passes; return what remains, [B, 2, H, W], with flags. Both are on the device."""
         passes = self.passes if backward is not None else self.passes[-1:]
-        return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], passes, blends=True))[:2]
+        return self._refine(frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], passes, blends=True))[
+            :2
+        ]
 
     def refine_without_blending(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, rounds: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return one pass's flow with all of its change, flags, and the misfits [B, N] of ``guided_reference``."""
         rounds = self._config.rounds if rounds is None else rounds
-        return self._refine(frame1, frame2, flow, backward, _Recording(frame1.shape[1], (rounds,), blends=False))
+        return self._refine(
+            frame1, frame2, flow, backward, _RefinementGraphKey(frame1.shape[1], (rounds,), blends=False)
+        )
 
     def _refine(
-        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, recording: _Recording
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None, graph_key: _RefinementGraphKey
     ) -> tuple[Tensor, Tensor, Tensor]:
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._iterate_tensors):
             self._flags.zero_()
-            misfit = torch.empty(len(flow), recording.misfit_count, dtype=torch.float64, device=self._device)
+            misfit = torch.empty(len(flow), graph_key.misfit_count, dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
-                self._launch_pair_loading((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run_or_replay(recording)
-                if not recording.blends:
-                    misfit[item] = self._misfits[: recording.misfit_count]
+                self._launch_input_conversion((frame1[item], frame2[item]), flow[item], back, refined[item])
+                self._run_or_replay_graph(graph_key)
+                if not graph_key.blends:
+                    misfit[item] = self._misfits[: graph_key.misfit_count]
             return refined, self._flags.clone(), misfit
 
     def _iterate_tensors(self) -> Iterator[Tensor]:
         yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits, self._shares)
 
-    def _run_or_replay(self, recording: _Recording) -> None:
-        launches, graph = self.launches.get(recording), self._graphs.get(recording)
+    def _run_or_replay_graph(self, graph_key: _RefinementGraphKey) -> None:
+        launches, graph = self.launches.get(graph_key), self._graphs.get(graph_key)
         if launches is None:
-            launches = self.launches[recording] = self._build_launches(recording)
-            self._launch_all(launches)
+            launches = self.launches[graph_key] = self._build_launches(graph_key)
+            self._launch_in_order(launches)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            self._launch_all(launches)
+            self._launch_in_order(launches)
             return
         if graph is None:
-            graph = self._graphs[recording] = record_graph(partial(self._launch_all, launches), self._device)
+            graph = self._graphs[graph_key] = record_cuda_graph(partial(self._launch_in_order, launches), self._device)
         graph.replay()
 
-    def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
+    def _launch_in_order(self, launches: list[tuple[str, Launch]]) -> None:
         stream = raw_stream(self._about.index)
         for _, launch in launches:
             launch(stream)
 
-    def _plane_address(self, plane: int) -> int:
+    def _get_plane_address(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
 
-    def _build_params(self, channels: int) -> ctypes.Structure:
+    def _build_kernel_params(self, channels: int) -> ctypes.Structure:
         config = self._config
         p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = get_address(self._inputs), get_address(self._flags), get_address(self._kernel)
         p.misfits = get_address(self._misfits)
         p.grey, p.system, p.edge, p.coupling, p.fit = (
-            self._plane_address(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT)
+            self._get_plane_address(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT)
         )
-        p.jumps = self._plane_address(_SYSTEM)  # free between the last iteration and the next linearisation
+        p.jumps = self._get_plane_address(_SYSTEM)  # free between the last iteration and the next linearisation
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
         p.height, p.width = self._size
         p.brightest, p.sensitivity = BRIGHTEST, config.edges
@@ -293,44 +306,44 @@ class Refiner:
         p.tiles = -(-p.width // tile[1])
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
-    def _launch_pair_loading(
+    def _launch_input_conversion(
         self, frames: tuple[Tensor, Tensor], flow: Tensor, backward: Tensor | None, refined_out: Tensor
     ) -> None:
         """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
         for name in ("guided_down", "guided_across", "guided_start"):
-            p = self._build_params(len(frames[0]))
+            p = self._build_kernel_params(len(frames[0]))
             for n, frame in enumerate(frames):
                 p.frames[n] = frame.data_ptr()
                 p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
             p.prior, p.backward, p.result = get_address(flow), get_address(backward), get_address(refined_out)
-            p.scratch, p.flow_out = self._plane_address(_DUALS[1]), self._plane_address(_FLOWS[0])
+            p.scratch, p.flow_out = self._get_plane_address(_DUALS[1]), self._get_plane_address(_FLOWS[0])
             self._build_launch(name, p, (1, 256))(stream)
 
     def _get_intermediate_result_address(self, pass_index: int) -> int:
         """Return the address of the result of a pass that another one follows."""
-        return self._plane_address(PLANES + (2 + (pass_index - 1) % 2 * 2 if pass_index else 0))
+        return self._get_plane_address(PLANES + (2 + (pass_index - 1) % 2 * 2 if pass_index else 0))
 
-    def _build_launches(self, recording: _Recording) -> list[tuple[str, Launch]]:
+    def _build_launches(self, graph_key: _RefinementGraphKey) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
         launches: list[tuple[str, Launch]] = []
         judged = 0
-        for number, rounds in enumerate(recording.passes):
+        for number, rounds in enumerate(graph_key.passes):
             is_last, start = (
-                number == len(recording.passes) - 1,
+                number == len(graph_key.passes) - 1,
                 self._get_intermediate_result_address(number - 1) if number else None,
             )
             flow_index = dual_index = 0
             if number:
-                p = self._build_pass_params(recording, start)
-                p.flow_out = self._plane_address(_FLOWS[0])
+                p = self._build_pass_params(graph_key, start)
+                p.flow_out = self._get_plane_address(_FLOWS[0])
                 launches.append(("loading", self._build_launch("guided_start", p, (1, 256))))
             for turn in range(rounds):
                 for warp in range(self._config.warps):
-                    p = self._build_pass_params(recording, start)
-                    p.flow, p.last = self._plane_address(_FLOWS[flow_index]), int(warp == self._config.warps - 1)
-                    if warp == 0 and judged < recording.misfit_count:
-                        p.fits = self._plane_address(_BLOCK_FITS) + judged * self._linearise_blocks * 8
+                    p = self._build_pass_params(graph_key, start)
+                    p.flow, p.last = self._get_plane_address(_FLOWS[flow_index]), int(warp == self._config.warps - 1)
+                    if warp == 0 and judged < graph_key.misfit_count:
+                        p.fits = self._get_plane_address(_BLOCK_FITS) + judged * self._linearisation_block_count * 8
                         judged += 1
                     launches.append(("linearise", self._build_launch("guided_linearise", p, _LINEARISED)))
                     for step, depth in enumerate(self._depths):
@@ -339,7 +352,7 @@ class Refiner:
                             (
                                 "iterate",
                                 self._build_iterations_launch(
-                                    recording, depth, flow_index, dual_index, zero_dual=zero_dual
+                                    graph_key, depth, flow_index, dual_index, zero_dual=zero_dual
                                 ),
                             )
                         )
@@ -347,14 +360,14 @@ class Refiner:
                     if warp < self._config.warps - 1:
                         launches.append(("median", self._build_plain_median_launch(flow_index)))
                         flow_index = 1 - flow_index
-                p = self._build_pass_params(recording, start)
-                p.flow = self._plane_address(_FLOWS[flow_index])
-                p.flow_out = self._plane_address(_FLOWS[1 - flow_index])
+                p = self._build_pass_params(graph_key, start)
+                p.flow = self._get_plane_address(_FLOWS[flow_index])
+                p.flow_out = self._get_plane_address(_FLOWS[1 - flow_index])
                 flow_index = 1 - flow_index
                 p.last = int(turn == rounds - 1)
                 if p.last and is_last:
-                    launches.append(("judging", self._build_judging_launch(recording)))
-                    p.shares = get_address(self._shares) if recording.blends else None
+                    launches.append(("judging", self._build_misfit_launch(graph_key)))
+                    p.shares = get_address(self._shares) if graph_key.blends else None
                     p.after_first = self._get_intermediate_result_address(0) if number else None
                 elif p.last:
                     p.refined = self._get_intermediate_result_address(number)
@@ -363,41 +376,43 @@ class Refiner:
                 launches.append(("weighted median", self._build_launch(self._filter_name, p, (_DOWN, _ACROSS))))
         return launches
 
-    def _build_pass_params(self, recording: _Recording, start: int | None) -> ctypes.Structure:
+    def _build_pass_params(self, graph_key: _RefinementGraphKey, start: int | None) -> ctypes.Structure:
         """Return the parameters of a pass that starts from the flow at an address; None: from the caller's."""
-        p = self._build_params(recording.channels)
+        p = self._build_kernel_params(graph_key.channels)
         p.given = start
         return p
 
     @property
-    def _linearise_blocks(self) -> int:
+    def _linearisation_block_count(self) -> int:
         """Blocks of a linearisation."""
         return math.prod(-(-side // tile) for side, tile in zip(self._size, _LINEARISED, strict=True))
 
-    def _build_judging_launch(self, recording: _Recording) -> Launch:
-        p = self._build_params(recording.channels)
+    def _build_misfit_launch(self, graph_key: _RefinementGraphKey) -> Launch:
+        p = self._build_kernel_params(graph_key.channels)
         p.fits, p.fit_blocks, p.judged = (
-            self._plane_address(_BLOCK_FITS),
-            self._linearise_blocks,
-            recording.misfit_count,
+            self._get_plane_address(_BLOCK_FITS),
+            self._linearisation_block_count,
+            graph_key.misfit_count,
         )
-        p.shares = get_address(self._shares) if recording.blends else None
+        p.shares = get_address(self._shares) if graph_key.blends else None
         return Launch(self._library, "guided_judge", 1, 1024, p)
 
     def _build_iterations_launch(
-        self, recording: _Recording, depth: int, flow_index: int, dual_index: int, *, zero_dual: bool
+        self, graph_key: _RefinementGraphKey, depth: int, flow_index: int, dual_index: int, *, zero_dual: bool
     ) -> Launch:
         """Return ``depth`` iterations that read the sets of planes with these indices and write the others."""
         one = self._passes.get(depth)
-        p: ctypes.Structure = self._build_params(recording.channels) if one is None else _Rows()
-        p.flow, p.dual = self._plane_address(_FLOWS[flow_index]), self._plane_address(_DUALS[dual_index])
-        p.flow_out = self._plane_address(_FLOWS[1 - flow_index])
-        p.dual_out = self._plane_address(_DUALS[1 - dual_index])
+        p: ctypes.Structure = self._build_kernel_params(graph_key.channels) if one is None else _Rows()
+        p.flow, p.dual = self._get_plane_address(_FLOWS[flow_index]), self._get_plane_address(_DUALS[dual_index])
+        p.flow_out = self._get_plane_address(_FLOWS[1 - flow_index])
+        p.dual_out = self._get_plane_address(_DUALS[1 - dual_index])
         p.zero_dual = int(zero_dual)
         if one is None:
             p.iterations = depth
-            return self._build_launch("guided_iterate", p, self._shape.get_output_size(depth), 32 * self._shape.warps)
-        p.system, p.plane, p.pitch = self._plane_address(_SYSTEM), self._planes.stride(0), self._pitch
+            return self._build_launch(
+                "guided_iterate", p, self._shape.get_tile_output_size(depth), 32 * self._shape.warps
+            )
+        p.system, p.plane, p.pitch = self._get_plane_address(_SYSTEM), self._planes.stride(0), self._pitch
         p.height, p.width = self._size
         p.rows, p.columns = one.rows, one.columns
         p.slowness, p.sigma = 1 / self._config.step, 0.25 / self._config.step
@@ -407,8 +422,8 @@ class Refiner:
     def _build_plain_median_launch(self, source_index: int) -> Launch:
         height, width = self._size
         p = _Median()
-        p.flow = self._plane_address(_FLOWS[source_index])
-        p.target = self._plane_address(_FLOWS[1 - source_index])
+        p.flow = self._get_plane_address(_FLOWS[source_index])
+        p.target = self._get_plane_address(_FLOWS[1 - source_index])
         p.plane = p.target_plane = self._planes.stride(0)
         p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
         p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
+from fullfield.ops.tvl1.reference import (
+    compute_central_gradient,
+    compute_divergence,
+    compute_forward_gradient,
+    median_filter,
+    warp_bicubic,
+)
 
 
 def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
@@ -20,7 +26,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-class Pair(NamedTuple):
+class RefinementInput(NamedTuple):
     """Frames and flow to refine."""
 
     colours: Tensor  # [C, H, W], first frame, 0 ... 255
@@ -30,49 +36,52 @@ class Pair(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine_pair(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
+def refine_pair(pair: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = pair
-    edge = edge_weights(colours, config.edges)
-    first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
-    one, two = torch.stack(image_gradient(first)), torch.stack(image_gradient(second))
-    xx, xy = image_gradient(one[0])
-    yy = image_gradient(one[1])[1]
+    edge = compute_edge_weights(colours, config.edges)
+    first, second = apply_gaussian_blur(first, config.blur), apply_gaussian_blur(second, config.blur)
+    one, two = torch.stack(compute_central_gradient(first)), torch.stack(compute_central_gradient(second))
+    xx, xy = compute_central_gradient(one[0])
+    yy = compute_central_gradient(one[1])[1]
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
     round_maps = []
     for turn in range(config.rounds):
         for warp in range(config.warps):
-            *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
+            *system, fit = compute_linear_systems_and_fit(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
                 round_maps.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
-                flow, dual = run_iteration(flow, dual, tuple(system), edge, config)
+                flow, dual = update_flow_and_dual(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
         flow = filter_by_weighted_median(flow, colours, fit, config)
-    return apply_flow_change(prior, flow, config.trust), compute_misfits(torch.stack(round_maps))
+    return damp_large_flow_changes(prior, flow, config.trust), compute_mean_misfits(torch.stack(round_maps))
 
 
-def compute_misfits(round_maps: Tensor) -> Tensor:
-    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``round_maps`` [N, H, W].
+def compute_mean_misfits(gradient_agreements: Tensor) -> Tensor:
+    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, of maps [N, H, W].
 
     Those are 0 where the target lies outside.
     """
     # Row by row: no number of threads changes the order, and nothing of the planes' size is made.
-    total, seen = (rows.double().sum(1) for rows in (round_maps.sum(2), torch.linalg.vector_norm(round_maps, 0, 2)))
+    total, seen = (
+        rows.double().sum(1)
+        for rows in (gradient_agreements.sum(2), torch.linalg.vector_norm(gradient_agreements, 0, 2))
+    )
     return 1 - total / seen.clamp_min(1)
 
 
-def gaussian_kernel(sigma: float) -> list[float]:
+def compute_gaussian_kernel(sigma: float) -> list[float]:
     """Return the weights at -r ... r, r = ceil(3 sigma); they sum to 1."""
     radius = math.ceil(3 * sigma)
     weights = [math.exp(-0.5 * (i / sigma) ** 2) if sigma else 1.0 for i in range(-radius, radius + 1)]
     return [w / sum(weights) for w in weights]
 
 
-def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
+def apply_gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     """Blur [H, W], borders replicated."""
-    kernel = gaussian_kernel(sigma)
+    kernel = compute_gaussian_kernel(sigma)
     margin = len(kernel) // 2
     height, width = image.shape
     padded = pad(image[None, None], (0, 0, margin, margin), mode="replicate")[0, 0]
@@ -81,18 +90,18 @@ def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     return sum(w * padded[:, i : i + width] for i, w in enumerate(kernel))  # type: ignore[return-value]
 
 
-def edge_weights(colours: Tensor, sensitivity: float) -> Tensor:
+def compute_edge_weights(colours: Tensor, sensitivity: float) -> Tensor:
     """Return [H, W]: 1 where the first frame [C, H, W] is flat; at least 0.05."""
     squared = torch.zeros_like(colours[0])
     for plane in colours:
-        across, down = forward_gradient(plane)
+        across, down = compute_forward_gradient(plane)
         squared = squared + across * across + down * down
     return torch.exp(-sensitivity * torch.sqrt(squared / len(colours))).clamp_min(0.05)
 
 
-def linearise(
-    first: Tensor,
-    second: Tensor,
+def compute_linear_systems_and_fit(
+    first_gradient: Tensor,
+    second_gradient: Tensor,
     second_derivatives: tuple[Tensor, Tensor, Tensor],
     flow: Tensor,
     prior: Tensor,
@@ -103,9 +112,9 @@ def linearise(
 
     ``fit``: how well the gradients say that the flow is right, for the weighted median.
     """
-    (sampled_x, sampled_y), inside = warp_bicubic(second, flow)
+    (sampled_x, sampled_y), inside = warp_bicubic(second_gradient, flow)
     xx, xy, yy = second_derivatives
-    rx, ry = sampled_x - first[0], sampled_y - first[1]
+    rx, ry = sampled_x - first_gradient[0], sampled_y - first_gradient[1]
     data = inside.to(flow.dtype) * config.lambda_
     wx = data / torch.sqrt(rx * rx + config.epsilon**2)
     wy = data / torch.sqrt(ry * ry + config.epsilon**2)
@@ -120,19 +129,23 @@ def linearise(
     return d * inverse, -b * inverse, a * inverse, (d * r1 - b * r2) * inverse, (a * r2 - b * r1) * inverse, fit
 
 
-def run_iteration(
-    flow: Tensor, dual: Tensor, system: tuple[Tensor, ...], edge: Tensor, config: RefinementConfig
+def update_flow_and_dual(
+    flow: Tensor,
+    dual: Tensor,
+    linear_system: tuple[Tensor, ...],
+    edge_weights: Tensor,
+    config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:
     """Run one iteration on flow [2, H, W] and dual [4, H, W]."""
-    m11, m12, m22, b1, b2, *_ = system
-    ru, rv = (flow[n] / config.step + divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
+    m11, m12, m22, b1, b2, *_ = linear_system
+    ru, rv = (flow[n] / config.step + compute_divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
     flow = torch.stack([m11 * ru + m12 * rv + b1, m12 * ru + m22 * rv + b2])
     sigma = 0.25 / config.step
     new_dual = []
     for n in range(2):
-        across, down = forward_gradient(flow[n])
+        across, down = compute_forward_gradient(flow[n])
         a, b = dual[2 * n] + sigma * across, dual[2 * n + 1] + sigma * down
-        shrink = edge / torch.maximum(edge, torch.sqrt(a * a + b * b))
+        shrink = edge_weights / torch.maximum(edge_weights, torch.sqrt(a * a + b * b))
         new_dual += [a * shrink, b * shrink]
     return flow, torch.stack(new_dual)
 
@@ -145,7 +158,7 @@ def filter_by_weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config
     """
     radius = FILTER_RADIUS
     _, height, width = flow.shape
-    jump = torch.stack([abs(d) for component in flow for d in forward_gradient(component)]).amax(0)
+    jump = torch.stack([abs(d) for component in flow for d in compute_forward_gradient(component)]).amax(0)
     span = 2 * radius + 1
     active = max_pool2d(jump[None, None], span, 1, radius)[0, 0] > config.filter_threshold
     weights, flows, offsets = [], [], list[tuple[int, int]]()
@@ -175,9 +188,9 @@ def filter_by_weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config
     return torch.where(active, present, flow)
 
 
-def apply_flow_change(prior: Tensor, flow: Tensor, trust: float) -> Tensor:
+def damp_large_flow_changes(prior: Tensor, flow: Tensor, damping_length_px: float) -> Tensor:
     """Apply the change of the flow, and less of it where it is large."""
-    if trust == 0:
+    if damping_length_px == 0:
         return flow
     change = flow - prior
-    return prior + torch.exp(-(change * change).sum(0) / trust**2) * change
+    return prior + torch.exp(-(change * change).sum(0) / damping_length_px**2) * change

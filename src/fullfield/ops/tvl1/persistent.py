@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import InOrder, record_graph
+from fullfield.ops._recording import SerializedCalls, record_cuda_graph
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
@@ -92,13 +92,13 @@ class PersistentSolver:
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _check_and_resolve_cuda_device(device, self.config)
         batch, _, height, width = self.shape
-        self._lock, self._in_order = threading.Lock(), InOrder(self.device)
+        self._lock, self._in_order = threading.Lock(), SerializedCalls(self.device)
         self._previous: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
-            self._engine = self._make_engine(batch, height, width)
+            self._engine = self._create_engine(batch, height, width)
             self._warm_up()
-            self._pair = record_graph(partial(self._compute_flow, 0, 2), self.device)
-            self._steps = [record_graph(partial(self._compute_flow, index, 1), self.device) for index in (0, 1)]
+            self._pair = record_cuda_graph(partial(self._compute_flow, 0, 2), self.device)
+            self._steps = [record_cuda_graph(partial(self._compute_flow, index, 1), self.device) for index in (0, 1)]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 
@@ -113,11 +113,11 @@ class PersistentSolver:
         frames = self._check_and_detach_frame(frame1, "frame1"), self._check_and_detach_frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.iterate_tensors):
             flow = self._check_or_create_out(out)
-            start = self._record_start()
+            start = self._start_timing()
             self._engine.start.zero_()
-            self._engine.read_frames(frames, 0, flow)
+            self._engine.load_frames_as_grey(frames, 0, flow)
             self._pair.replay()
-            self._record_end(start)
+            self._stop_timing(start)
             self._previous = 1
         return flow
 
@@ -131,15 +131,15 @@ class PersistentSolver:
             if self._previous is None:
                 self._previous = 0
                 self._engine.start.zero_()
-                self._engine.read_frames((tensor,), 0, None)
+                self._engine.load_frames_as_grey((tensor,), 0, None)
                 self._engine.build_pyramid(0)
                 return None
             flow = self._check_or_create_out(out)
-            start = self._record_start()
+            start = self._start_timing()
             self._previous = 1 - self._previous
-            self._engine.read_frames((tensor,), self._previous, flow)
+            self._engine.load_frames_as_grey((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
-            self._record_end(start)
+            self._stop_timing(start)
         return flow
 
     def restart(self) -> None:
@@ -183,14 +183,14 @@ class PersistentSolver:
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
 
-    def _record_start(self) -> torch.cuda.Event:
+    def _start_timing(self) -> torch.cuda.Event:
         at = self._count % _REMEMBERED
         if at == len(self._times):
             self._times.append((_create_timing_event(), _create_timing_event()))
         self._times[at][0].record()
         return self._times[at][1]
 
-    def _record_end(self, event: torch.cuda.Event) -> None:
+    def _stop_timing(self, event: torch.cuda.Event) -> None:
         event.record()
         self._count += 1
 
@@ -201,9 +201,9 @@ class PersistentSolver:
         self._engine.build_pyramid(index, frame_count)
         self._engine.solve(0 if frame_count == 2 else 1 - index)
         if self.warm_start:
-            self._engine.set_start_flow_to_last()
+            self._engine.set_initial_flow_to_last_result()
 
-    def _make_engine(self, batch: int, height: int, width: int) -> Engine:
+    def _create_engine(self, batch: int, height: int, width: int) -> Engine:
         """Return the engine; benchmarks override this to use another schedule."""
         return Engine(batch, height, width, self.config, self.device)
 
@@ -211,7 +211,7 @@ class PersistentSolver:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._check_or_create_out(None)
-        self._engine.read_frames((frame, frame), 0, flow)
+        self._engine.load_frames_as_grey((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
             self._compute_flow(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written

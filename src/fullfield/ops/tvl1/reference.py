@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, TVL1Config
 from fullfield.ops.tvl1.frames import (
-    Table,
-    compute_progress,
-    gaussian_table,
-    level_sizes,
-    linear_table,
+    TapTable,
+    compute_gaussian_tap_table,
+    compute_level_sizes,
+    compute_linear_tap_table,
+    compute_progress_and_level_text,
     solve_each_pair,
 )
 
@@ -31,7 +31,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
     return None if config.cuda_only_feature is None else f"has no {config.cuda_only_feature}"
 
 
-def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return a function of checked frames, a start and a progress to the flow."""
     return partial(solve_each_pair, partial(solve, config=config), dtype)
 
@@ -41,27 +41,32 @@ def solve(
 ) -> Tensor:
     """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from an initial flow [2, H, W] or None."""
     height, width = frame1.shape
-    sizes = level_sizes(height, width, config.scales, config.scale_factor)
+    sizes = compute_level_sizes(height, width, config.scales, config.scale_factor)
     pyramid = [(frame1, frame2)]
     for size in sizes[1:]:
         first, second = pyramid[-1]
-        pyramid.append((resample_plane(first, size, gaussian_table), resample_plane(second, size, gaussian_table)))
+        pyramid.append(
+            (
+                resample_plane(first, size, compute_gaussian_tap_table),
+                resample_plane(second, size, compute_gaussian_tap_table),
+            )
+        )
     last = len(sizes) - 1
     flow = initial_flow
     for number in range(last, -1, -1):
         first, second = pyramid[number]
-        kind = linear_table if number < last else gaussian_table
+        kind = compute_linear_tap_table if number < last else compute_gaussian_tap_table
         flow = _resize_flow(flow, first, kind)
         dual = first.new_zeros(4, *sizes[number])
         for warp in range(config.warps):
-            flow, dual = _warp_and_iterate(first, second, flow, dual, config)
+            flow, dual = _linearise_and_iterate(first, second, flow, dual, config)
             if progress is not None:
-                progress(*compute_progress(sizes, number, (warp + 1) / config.warps))
+                progress(*compute_progress_and_level_text(sizes, number, (warp + 1) / config.warps))
     assert flow is not None  # there is at least one level
     return flow
 
 
-def _resample_rows(plane: Tensor, table: Table) -> Tensor:
+def _resample_vertically(plane: Tensor, table: TapTable) -> Tensor:
     """Resample rows [H, W] to [H', W] tap by tap: a matrix product would sum in an order that depends on threads."""
     index, weight = (torch.from_numpy(array).to(plane.device) for array in table)
     weight = weight.to(plane.dtype)
@@ -71,28 +76,30 @@ def _resample_rows(plane: Tensor, table: Table) -> Tensor:
     return out
 
 
-def resample_plane(plane: Tensor, size: tuple[int, int], make_table: Callable[[int, int], Table]) -> Tensor:
-    """Resample [H, W] to [H', W'] along both axes with the tables of ``make_table``."""
+def resample_plane(plane: Tensor, size: tuple[int, int], compute_tap_table: Callable[[int, int], TapTable]) -> Tensor:
+    """Resample [H, W] to [H', W'] along both axes with the tables of ``compute_tap_table``."""
     height, width = plane.shape
-    rows = _resample_rows(plane, make_table(height, size[0]))
-    return _resample_rows(rows.T, make_table(width, size[1])).T.contiguous()
+    rows = _resample_vertically(plane, compute_tap_table(height, size[0]))
+    return _resample_vertically(rows.T, compute_tap_table(width, size[1])).T.contiguous()
 
 
-def _resize_flow(flow: Tensor | None, like: Tensor, make_table: Callable[[int, int], Table]) -> Tensor:
+def _resize_flow(flow: Tensor | None, like: Tensor, compute_tap_table: Callable[[int, int], TapTable]) -> Tensor:
     height, width = like.shape
     if flow is None:
         return like.new_zeros(2, height, width)
     ratios = (width / flow.shape[2], height / flow.shape[1])
-    return torch.stack([resample_plane(c, (height, width), make_table) * r for c, r in zip(flow, ratios, strict=True)])
+    return torch.stack(
+        [resample_plane(c, (height, width), compute_tap_table) * r for c, r in zip(flow, ratios, strict=True)]
+    )
 
 
-def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
+def compute_central_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
     """Return central differences of [H, W], borders replicated."""
     p = pad(image[None, None], (1, 1, 1, 1), mode="replicate")[0, 0]
     return (p[1:-1, 2:] - p[1:-1, :-2]) / 2, (p[2:, 1:-1] - p[:-2, 1:-1]) / 2
 
 
-def _cubic_weights(t: Tensor) -> Tensor:
+def _compute_cubic_weights(t: Tensor) -> Tensor:
     """Return Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for fractions t: [4, ...]."""
     return 0.5 * torch.stack(
         [t * (t * (2 - t) - 1), t * t * (3 * t - 5) + 2, t * (t * (4 - 3 * t) + 1), t * t * (t - 1)]
@@ -107,7 +114,7 @@ def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
     x, y = torch.where(inside, x, 0), torch.where(inside, y, 0)
     column, row = x.floor(), y.floor()
-    weights_x, weights_y = _cubic_weights(x - column), _cubic_weights(y - row)
+    weights_x, weights_y = _compute_cubic_weights(x - column), _compute_cubic_weights(y - row)
     column, row = column.long(), row.long()
     out = torch.zeros_like(planes)
     for j in range(4):
@@ -118,24 +125,24 @@ def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     return out, inside
 
 
-def _warp_and_iterate(
+def _linearise_and_iterate(
     first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config
 ) -> tuple[Tensor, Tensor]:
-    (value, gx, gy), inside = warp_bicubic(torch.stack([second, *image_gradient(second)]), flow)
-    ax, ay = image_gradient(first)
+    (value, gx, gy), inside = warp_bicubic(torch.stack([second, *compute_central_gradient(second)]), flow)
+    ax, ay = compute_central_gradient(first)
     gx = torch.where(inside, gx + config.gradient_blend * (ax - gx), 0)
     gy = torch.where(inside, gy + config.gradient_blend * (ay - gy), 0)
     constant = torch.where(inside, value - first - (gx * flow[0] + gy * flow[1]), 0)
     squared = gx * gx + gy * gy
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
     for _ in range(config.iterations):
-        flow, dual = run_iteration(flow, dual, (gx, gy, constant, inverse), config)
+        flow, dual = update_flow_and_dual(flow, dual, (gx, gy, constant, inverse), config)
     if config.median:
         flow = median_filter(flow, config.median)
     return flow, dual
 
 
-def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
+def compute_divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
     """Return backward differences of (across, down) [H, W]; 0 (adjoint) or its own value precedes the first pixel."""
     mode = "constant" if borders == "adjoint" else "replicate"
     a = pad(across[None, None], (1, 0, 0, 0), mode=mode)[0, 0]
@@ -143,33 +150,33 @@ def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
     return (a[:, 1:] - a[:, :-1]) + (d[1:] - d[:-1])
 
 
-def forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+def compute_forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
     """Return forward differences of [H, W], zero at the far border."""
     p = pad(u[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
     return p[:-1, 1:] - u, p[1:, :-1] - u
 
 
-def run_iteration(
-    flow: Tensor, dual: Tensor, data: tuple[Tensor, Tensor, Tensor, Tensor], config: TVL1Config
+def update_flow_and_dual(
+    flow: Tensor, dual: Tensor, linearised_residual: tuple[Tensor, Tensor, Tensor, Tensor], config: TVL1Config
 ) -> tuple[Tensor, Tensor]:
     """Run one iteration on flow [2, H, W], dual [4, H, W]; data: gradient x, y, residual constant, 1/|gradient|²."""
-    gx, gy, constant, inverse = data
+    gx, gy, constant, inverse = linearised_residual
     bound, slope = config.lambda_ * config.theta, config.tau / config.theta
     step = ((gx * flow[0] + gy * flow[1] + constant) * inverse).clamp(-bound, bound)
     new_flow, new_dual = [], []
     for component, g in enumerate((gx, gy)):
         across, down = dual[2 * component], dual[2 * component + 1]
-        u = flow[component] - step * g + config.theta * divergence(across, down, config.borders)
-        ux, uy = forward_gradient(u)
+        u = flow[component] - step * g + config.theta * compute_divergence(across, down, config.borders)
+        ux, uy = compute_forward_gradient(u)
         shrink = 1 / (1 + slope * torch.sqrt(ux * ux + uy * uy))
         new_flow.append(u)
         new_dual += [(across + slope * ux) * shrink, (down + slope * uy) * shrink]
     return torch.stack(new_flow), torch.stack(new_dual)
 
 
-def median_filter(flow: Tensor, side: int) -> Tensor:
-    """Return the median over ``side`` x ``side`` pixels of each plane of [N, H, W], borders replicated."""
-    margin = side // 2
+def median_filter(flow: Tensor, window_side: int) -> Tensor:
+    """Return the median over ``window_side``² pixels of each plane of [N, H, W], borders replicated."""
+    margin = window_side // 2
     padded = pad(flow[None], (margin, margin, margin, margin), mode="replicate")[0]
-    windows = padded.unfold(1, side, 1).unfold(2, side, 1)
+    windows = padded.unfold(1, window_side, 1).unfold(2, window_side, 1)
     return windows.flatten(-2).median(dim=-1).values

@@ -39,7 +39,7 @@ def choose_precision(device: torch.device) -> str:
     """Return the precision of training where none is given: the fastest whose products the device computes."""
     if device.type != "cuda":
         return "float32"
-    return "bfloat16" if _launching.explain_no_bfloat16(device) is None else "float16"
+    return "bfloat16" if _launching.explain_missing_bfloat16(device) is None else "float16"
 
 
 class AveragedWeights:

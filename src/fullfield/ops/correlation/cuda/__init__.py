@@ -11,7 +11,7 @@ are rounded to the same types, float16 after scaling by a power of two.
 
 from __future__ import annotations
 
-from fullfield.ops.correlation.cuda.launch import allocate_state as allocate_state
+from fullfield.ops.correlation.cuda.launch import allocate_pair_state as allocate_pair_state
 from fullfield.ops.correlation.cuda.launch import explain_unsupported as explain_unsupported
 from fullfield.ops.correlation.cuda.launch import prepare_pair as prepare_pair
 from fullfield.ops.correlation.cuda.launch import restore_pair as restore_pair

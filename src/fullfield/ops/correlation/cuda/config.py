@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source, wgmma_source
-from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
-from fullfield.ops.correlation.protocol import Request
+from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, GpuProperties, read_source
+from fullfield.ops.correlation.protocol import LookupRequest
 
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
@@ -34,12 +34,12 @@ _LARGE_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Config:
+class KernelConfig:
     """Macros of one compilation."""
 
     radius: int
-    cblk: int
-    kb: int
+    block_channels: int
+    channel_blocks: int
     split: bool
     bf16: bool
     hopper: bool
@@ -66,7 +66,7 @@ class Config:
     @property
     def padded_channels(self) -> int:
         """Number of channels of a padded vector."""
-        return self.cblk * self.kb
+        return self.block_channels * self.channel_blocks
 
     @property
     def row_length(self) -> int:
@@ -91,14 +91,14 @@ class Config:
     def build_source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
         """Return the source with the macros of every kernel and ``macros``."""
         return Source.with_macros(
-            text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
-            WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
-            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, OUT=out,
-            CLAST=channels_last, **macros,
+            text, RADIUS=self.radius, CBLK=self.block_channels, KB=self.channel_blocks, SPLIT=self.split,
+            BF16=self.bf16, NCOL=self.columns, WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths),
+            GROUPS=self.groups, STAGES=self.stages, BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed,
+            OUT=out, CLAST=channels_last, **macros,
         )  # fmt: skip
 
 
-def _list_chunk_widths(radius: int, block: int) -> tuple[int, ...]:
+def _list_allowed_chunk_widths(radius: int, block: int) -> tuple[int, ...]:
     widest = (_COLUMNS,) if radius > 5 else ()
     return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
@@ -108,59 +108,61 @@ def count_padded_pixels(height: int, width: int) -> int:
     return height * (-(-width // 8) * 8)
 
 
-def _split_channels(channels: int, max_channels: int) -> tuple[int, int]:
+def _split_channels_into_blocks(channels: int, max_channels: int) -> tuple[int, int]:
     """Return the channels of a block, a multiple of 64 up to ``max_channels``, and the number of blocks."""
     padded = -(-channels // 64) * 64
     kb = -(-padded // max_channels)
     return -(-padded // (kb * 64)) * 64, kb
 
 
-def is_split_into_float16_pairs(request: Request) -> bool:
+def is_split_into_float16_pairs(request: LookupRequest) -> bool:
     """Return whether features are pairs of float16."""
     return request.dtype == torch.float32 and request.precision == "highest"
 
 
-def is_scaled_to_float16(request: Request, config: Config) -> bool:
+def is_scaled_to_float16(request: LookupRequest, config: KernelConfig) -> bool:
     """Return whether powers of two bring the features into float16's range."""
     return request.dtype != torch.float16 and not config.bf16
 
 
-def choose_forward_config(request: Request, device: Device) -> Config:
+def choose_forward_config(request: LookupRequest, device: GpuProperties) -> KernelConfig:
     """Return how the lookup multiplies: 16-bit features as they are, float32 as its precision says.
 
     Where tensor cores do not multiply bfloat16, operands are float16, which hold every bfloat16 down to 2⁻²⁸ of the
     map's largest magnitude.
     """
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
-    cblk, kb = _split_channels(request.channels, 256)
+    cblk, kb = _split_channels_into_blocks(request.channels, 256)
     split = is_split_into_float16_pairs(request)
-    return Config(
+    return KernelConfig(
         radius=request.radius,
-        cblk=cblk,
-        kb=kb,
+        block_channels=cblk,
+        channel_blocks=kb,
         split=split,
         bf16=bf16 and device.multiplies_bfloat16,
         hopper=device.is_hopper,
         columns=_COLUMNS,
-        widths=_list_chunk_widths(request.radius, 16),
+        widths=_list_allowed_chunk_widths(request.radius, 16),
         groups=2 if split or not device.is_hopper else 1,
         block=16,
         levels=request.levels,
     )
 
 
-def derive_gradient_config(forward: Config) -> Config:
+def derive_gradient_config(forward: KernelConfig) -> KernelConfig:
     """Return the configuration of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
     return replace(forward, groups=1, block=8)
 
 
-def choose_patch_side(config: Config, shared_bytes: int) -> int:
+def choose_gradient_patch_side(config: KernelConfig, shared_bytes: int) -> int:
     """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared_bytes``."""
     window = 2 * config.radius + 2
-    return next((side for side in (window + 2, window + 1) if collect_shared_bytes(side) <= shared_bytes), window)
+    return next(
+        (side for side in (window + 2, window + 1) if compute_collect_kernel_shared_bytes(side) <= shared_bytes), window
+    )
 
 
-def choose_multiply_blocks(config: Config, shared_bytes: int) -> tuple[int, int]:
+def choose_multiply_kernel_blocks(config: KernelConfig, shared_bytes: int) -> tuple[int, int]:
     """Return the channels that a block of ``multiply_out`` takes, and how many chunks it holds, 2 or 1.
 
     It fits in ``shared_bytes`` if any form does.
@@ -169,18 +171,23 @@ def choose_multiply_blocks(config: Config, shared_bytes: int) -> tuple[int, int]
         (block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.padded_channels % block == 0
     ]
     return next(
-        (candidate for candidate in candidates if multiply_shared_bytes(config, *candidate) <= shared_bytes), (64, 1)
+        (
+            candidate
+            for candidate in candidates
+            if compute_multiply_kernel_shared_bytes(config, *candidate) <= shared_bytes
+        ),
+        (64, 1),
     )
 
 
 # ---- shared memory, in bytes
 
 
-def _stage_bytes(config: Config) -> int:
-    return config.columns * config.cblk * 2 * config.parts_per_feature
+def _compute_stage_bytes(config: KernelConfig) -> int:
+    return config.columns * config.block_channels * 2 * config.parts_per_feature
 
 
-def lookup_shared_bytes(config: Config, out_code: int, channels_last: bool) -> int:
+def compute_lookup_shared_bytes(config: KernelConfig, out_code: int, channels_last: bool) -> int:
     """Return the bytes of a block of the lookup that writes the type with code ``out_code``."""
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
@@ -188,20 +195,20 @@ def lookup_shared_bytes(config: Config, out_code: int, channels_last: bool) -> i
     if channels_last:
         warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out_code == 0 else 2) + 15) // 16 * 16
     if not config.hopper:
-        return _stage_bytes(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
-    team = (_stage_bytes(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
+        return _compute_stage_bytes(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
+    team = (_compute_stage_bytes(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
     return team * config.teams + 64 + 1024
 
 
-def choose_pipeline_stages(config: Config, out_code: int, channels_last: bool) -> Config:
+def choose_pipeline_stages(config: KernelConfig, out_code: int, channels_last: bool) -> KernelConfig:
     """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
-    free = _HOPPER_BLOCK - lookup_shared_bytes(replace(config, stages=0), out_code, channels_last)
-    return replace(config, stages=min(_MAX_STAGES, free // ((_stage_bytes(config) + 48) * config.teams)))
+    free = _HOPPER_BLOCK - compute_lookup_shared_bytes(replace(config, stages=0), out_code, channels_last)
+    return replace(config, stages=min(_MAX_STAGES, free // ((_compute_stage_bytes(config) + 48) * config.teams)))
 
 
 def fit_lookup_config(
-    config: Config, out_code: int, channels_last: bool, shared_bytes: int, pixels: int = _SMALL_PIXELS
-) -> Config | None:
+    config: KernelConfig, out_code: int, channels_last: bool, shared_bytes: int, pixels: int = _SMALL_PIXELS
+) -> KernelConfig | None:
     """Return the configuration of one kind of result if a block may take ``shared_bytes``; None if it does not fit.
 
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
@@ -209,7 +216,7 @@ def fit_lookup_config(
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out_code == 0) else 16
-        widths = _list_chunk_widths(config.radius, block)
+        widths = _list_allowed_chunk_widths(config.radius, block)
         tiled = replace(config, block=block, widths=widths, streamed=pixels >= _LARGE_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
@@ -218,26 +225,26 @@ def fit_lookup_config(
                 return wider
         config = replace(config, hopper=False, groups=2)
     for smaller in _yield_smaller_configs(config):
-        if lookup_shared_bytes(smaller, out_code, channels_last) <= shared_bytes:
+        if compute_lookup_shared_bytes(smaller, out_code, channels_last) <= shared_bytes:
             return smaller
     return None
 
 
-def _yield_smaller_configs(config: Config) -> Iterator[Config]:
+def _yield_smaller_configs(config: KernelConfig) -> Iterator[KernelConfig]:
     """Yield configurations that take less and less shared memory."""
-    for cblk in (config.cblk, 192, 128, 64):
-        if cblk <= config.cblk and config.padded_channels % cblk == 0:
+    for cblk in (config.block_channels, 192, 128, 64):
+        if cblk <= config.block_channels and config.padded_channels % cblk == 0:
             for groups in (config.groups, 1):
-                yield replace(config, groups=groups, cblk=cblk, kb=config.padded_channels // cblk)
+                yield replace(config, groups=groups, block_channels=cblk, channel_blocks=config.padded_channels // cblk)
 
 
-def collect_shared_bytes(side: int) -> int:
+def compute_collect_kernel_shared_bytes(side: int) -> int:
     """Return the bytes of shared memory of a block of ``collect``."""
     return side * side * 256
 
 
-def multiply_shared_bytes(config: Config, block: int, chunks: int) -> int:
-    """Return the bytes of shared memory of a block of ``multiply_out``; arguments as :func:`choose_multiply_blocks`."""
+def compute_multiply_kernel_shared_bytes(config: KernelConfig, block: int, chunks: int) -> int:
+    """Return the shared bytes of a block of ``multiply_out``; arguments as :func:`choose_multiply_kernel_blocks`."""
     return (
         chunks * (config.parts_per_feature * 64 * block * 2 + 64 * 64 * 4)
         + config.parts_per_feature * 64 * 64 * 2
@@ -246,15 +253,15 @@ def multiply_shared_bytes(config: Config, block: int, chunks: int) -> int:
     )
 
 
-def coords_shared_bytes(config: Config) -> int:
+def compute_coords_kernel_shared_bytes(config: KernelConfig) -> int:
     """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
-def count_resident_blocks(config: Config, out_code: int, channels_last: bool) -> int:
+def count_resident_blocks(config: KernelConfig, out_code: int, channels_last: bool) -> int:
     """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
-    two_fit = lookup_shared_bytes(config, out_code, channels_last) <= 99 << 10
+    two_fit = compute_lookup_shared_bytes(config, out_code, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
 
 
@@ -269,7 +276,7 @@ def _read_sources(*names: str) -> str:
 
 
 @functools.lru_cache(64)
-def lookup_source(config: Config, out_code: int, channels_last: bool) -> Source:
+def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: bool) -> Source:
     """Return ``lookup`` that writes the type with code ``out_code``; ``config`` from :func:`fit_lookup_config`."""
     shared = _read_sources("dots.cuh", "sample.cuh")
     build_lookup_source = functools.partial(config.build_source, out=out_code, channels_last=channels_last)
@@ -287,21 +294,21 @@ def lookup_source(config: Config, out_code: int, channels_last: bool) -> Source:
 
 
 @functools.lru_cache(64)
-def prepare_source(config: Config, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool) -> Source:
+def generate_prepare_source(config: KernelConfig, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool) -> Source:
     """Return the kernels that lay out features of type ``dtype_code``; ``is_f1_laid_out_as_f2``: both maps are."""
     built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=scaled)
     return built._replace(options=(*built.options, "-DF1_PLAIN")) if is_f1_laid_out_as_f2 else built
 
 
 @functools.lru_cache(64)
-def collect_source(config: Config, grad_code: int, side: int) -> Source:
+def generate_collect_source(config: KernelConfig, grad_code: int, side: int) -> Source:
     """Return ``collect`` for gradients of type ``grad_code``; ``config`` from :func:`derive_gradient_config`."""
     return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=side)
 
 
 @functools.lru_cache(64)
-def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
-    """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_blocks`."""
+def generate_multiply_source(config: KernelConfig, side: int, block: int, chunks: int) -> Source:
+    """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_kernel_blocks`."""
     text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.build_source(
         text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2
@@ -309,6 +316,6 @@ def multiply_source(config: Config, side: int, block: int, chunks: int) -> Sourc
 
 
 @functools.lru_cache(64)
-def coords_source(config: Config, grad_code: int) -> Source:
+def generate_coords_gradient_source(config: KernelConfig, grad_code: int) -> Source:
     """Return ``coords_gradient`` for gradients of the type with code ``grad_code``, from the forward's layout."""
     return config.build_source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad_code)

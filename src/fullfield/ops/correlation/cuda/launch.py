@@ -15,12 +15,12 @@ from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Launch, current_device, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda.config import Config
+from fullfield.ops.correlation.cuda.config import KernelConfig
 from fullfield.ops.correlation.cuda.launch_backward import (
     FeatureGradients,
     GradientSums,
     compute_coords_gradient,
-    gradient_sources,
+    generate_gradient_sources,
 )
 from fullfield.ops.correlation.cuda.structs import (
     LIBRARIES,
@@ -31,10 +31,10 @@ from fullfield.ops.correlation.cuda.structs import (
     encode_tensor_maps,
     fill_lookup_params,
     get_lookup_counters,
-    split_levels_into_items,
+    split_levels_into_work_items,
 )
-from fullfield.ops.correlation.prepared import pool_levels
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, convert_output
+from fullfield.ops.correlation.prepared import pool_pyramid_levels
+from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, PreparedPair, convert_lookup_output
 
 # Levels that the kernel pools; all are pooled in float32.
 MAX_POOLED_LEVELS = 4
@@ -44,9 +44,9 @@ SMALL_TILE_COUNT = 1200
 SMALL_ITEMS = 9
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: LookupRequest) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
-    reason = _launching.explain_refusal(request.device)
+    reason = _launching.explain_unsupported_device(request.device)
     if reason is not None:
         return reason
     if request.dtype not in _launching.CODES:
@@ -59,36 +59,36 @@ def explain_unsupported(request: Request) -> str | None:
     return _explain_too_large(request)
 
 
-def _explain_too_large(request: Request) -> str | None:
+def _explain_too_large(request: LookupRequest) -> str | None:
     pixels = request.size1[0] * request.size1[1]
     max_pixels = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > max_pixels:
         return f"needs a first map of at most {max_pixels} pixels, got {pixels}"
-    device = _launching.gpu_from_device(request.device)
+    device = _launching.get_gpu_properties_of_device(request.device)
     config, shared = shapes.choose_forward_config(request, device), device.shared
     own, less = shapes.derive_gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
-    if shapes.collect_shared_bytes(shapes.choose_patch_side(own, shared)) > shared:
+    if shapes.compute_collect_kernel_shared_bytes(shapes.choose_gradient_patch_side(own, shared)) > shared:
         return f"a radius of {request.radius} needs {less}"
     used_bytes = max(
-        shapes.coords_shared_bytes(config),
-        shapes.multiply_shared_bytes(own, *shapes.choose_multiply_blocks(own, shared)),
+        shapes.compute_coords_kernel_shared_bytes(config),
+        shapes.compute_multiply_kernel_shared_bytes(own, *shapes.choose_multiply_kernel_blocks(own, shared)),
     )
     if used_bytes > shared or shapes.fit_lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 
 
-def choose_config(request: Request) -> Config:
+def choose_config(request: LookupRequest) -> KernelConfig:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.choose_forward_config(request, _launching.gpu_from_device(request.device))
+    return shapes.choose_forward_config(request, _launching.get_gpu_properties_of_device(request.device))
 
 
-def count_source_pixels(request: Request) -> int:
+def count_source_pixels(request: LookupRequest) -> int:
     """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
 
-def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, ...]:
     """Return an empty state.
 
     It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
@@ -109,8 +109,8 @@ def allocate_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 # ---- preparing
 
 
-def _lay_out_features(
-    request: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
+def _convert_features_to_kernel_layout(
+    request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
 ) -> None:
     """Write f1, all levels of f2 (pooled if ``maps`` is one, more than four in PyTorch) and the products' factor.
 
@@ -119,9 +119,9 @@ def _lay_out_features(
     config = choose_config(request)
     scaled = shapes.is_scaled_to_float16(request, config)
     if f2 is not None and len(maps) < request.levels and request.levels > MAX_POOLED_LEVELS:
-        fmap1, maps = fmap1.float(), pool_levels(maps[0].float(), request.levels)
-    source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = _launching.load_kernels(LIBRARIES, source, _launching.gpu_from_device(request.device).index)
+        fmap1, maps = fmap1.float(), pool_pyramid_levels(maps[0].float(), request.levels)
+    source = shapes.generate_prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
+    kernels = _launching.load_kernels(LIBRARIES, source, _launching.get_gpu_properties_of_device(request.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [
         _build_prepare_params(request, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale)
@@ -139,7 +139,7 @@ def _lay_out_features(
 
 
 def _build_prepare_params(
-    request: Request, config: Config, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
+    request: LookupRequest, config: KernelConfig, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
     f2: Tensor | None, scale: Tensor,
 ) -> Any:  # fmt: skip
     params, begins = PrepareParams(), compute_level_offsets(request, config)
@@ -160,31 +160,34 @@ def _build_prepare_params(
     return params
 
 
-def list_common_sources(request: Request) -> list[Source]:
+def list_common_sources(request: LookupRequest) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
-    device, config = _launching.gpu_from_device(request.device), choose_config(request)
+    device, config = _launching.get_gpu_properties_of_device(request.device), choose_config(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
-    sources = [shapes.prepare_source(config, pooled, scaled, False)]
+    sources = [shapes.generate_prepare_source(config, pooled, scaled, False)]
     usual = shapes.fit_lookup_config(config, 0, False, device.shared, count_source_pixels(request))
     if usual is not None:
-        sources.append(shapes.lookup_source(usual, 0, False))
+        sources.append(shapes.generate_lookup_source(usual, 0, False))
     if request.grad:
-        sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
+        sources += [
+            shapes.generate_prepare_source(config, dtype, scaled, True),
+            *generate_gradient_sources(config, 0, device.shared),
+        ]
     return sources
 
 
-def prepare_pair(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> CudaPair:
     """Lay out a pair, after compiling its kernels where needed."""
-    device = _launching.gpu_from_device(request.device)
+    device = _launching.get_gpu_properties_of_device(request.device)
     with torch.cuda.device(device.index):
         _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
-        state = allocate_state(request, fmap1)
+        state = allocate_pair_state(request, fmap1)
         f1, f2, scale, *rest = state
-        _lay_out_features(request, fmap1, maps, f1, f2, scale)
+        _convert_features_to_kernel_layout(request, fmap1, maps, f1, f2, scale)
         if rest:
-            _lay_out_features(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
-        return Cuda(request, state)
+            _convert_features_to_kernel_layout(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
+        return CudaPair(request, state)
 
 
 # ---- lookups
@@ -194,18 +197,18 @@ class _LookupLaunch:
     """Prepared launch of one kind of result; its parameters are shared, hence the lock."""
 
     def __init__(
-        self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
+        self, request: LookupRequest, config: KernelConfig, out: int, channels_last: bool, state: Sequence[Tensor]
     ) -> None:
-        device = _launching.gpu_from_device(request.device)
-        source = shapes.lookup_source(config, out, channels_last)
+        device = _launching.get_gpu_properties_of_device(request.device)
+        source = shapes.generate_lookup_source(config, out, channels_last)
         self.params = Params()
         fill_lookup_params(self.params, request, config, state[0], state[1])
         self.params.scale = state[2].data_ptr()
         tiles, teams = self.params.tiles, device.processors * config.teams
         if config.hopper:
-            split_levels_into_items(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
+            split_levels_into_work_items(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
         else:
-            split_levels_into_items(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
+            split_levels_into_work_items(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
@@ -216,18 +219,18 @@ class _LookupLaunch:
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.active_teams = blocks * config.teams
         kernels = _launching.load_kernels(LIBRARIES, source, device.index)
-        shared = shapes.lookup_shared_bytes(config, out, channels_last)
+        shared = shapes.compute_lookup_shared_bytes(config, out, channels_last)
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
 
 
-class Cuda(Prepared):
-    """Pair in the kernels' layout; see :func:`allocate_state` for its state, :class:`GradientSums` for its sums."""
+class CudaPair(PreparedPair):
+    """Pair in the kernels' layout: :func:`allocate_pair_state` describes its state, :class:`GradientSums` its sums."""
 
-    def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
+    def __init__(self, request: LookupRequest, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        self._device = _launching.gpu_from_device(request.device)
+        self._device = _launching.get_gpu_properties_of_device(request.device)
         self._config = choose_config(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
         self._counters = get_lookup_counters(request.device, self._device.index)
@@ -235,7 +238,7 @@ class Cuda(Prepared):
         self._streams = {stream}
         self._features: FeatureGradients | None = None
 
-    def _record_stream(self, stream: int) -> None:
+    def _record_stream_on_state(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
         if stream not in self._streams:
             current = torch.cuda.current_stream(self._device.index)
@@ -265,14 +268,14 @@ class Cuda(Prepared):
         kind = (out_dtype, channels_last)
         call = self._launches[kind] if kind in self._launches else self._build_lookup_launch(*kind)
         if call is None:  # no kernel writes this kind
-            return convert_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
+            return convert_lookup_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         out = torch.empty(call.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
         if call.launch.blocks == 0:
             return out
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._record_stream(stream)
+            self._record_stream_on_state(stream)
         counters, own = self._counters.take_zeroed_counters(stream) if call.persistent else (None, None)
         params = call.params
         with call.lock:
@@ -289,20 +292,22 @@ class Cuda(Prepared):
             self._features = FeatureGradients(self.request, self._config, self._device, self.state)
         return self._features
 
-    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> Gradients:
+    def allocate_accumulators(self, needs_fmap1: bool, needs_levels: bool) -> GradientAccumulators:
         """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
             return self._get_feature_gradients().allocate_sums(needs_fmap1, needs_levels)
 
-    def collect_gradients(self, grads: Gradients) -> Gradients:
+    def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Multiply out what a pass has left."""
         if not isinstance(grads, GradientSums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
-            self._record_stream(raw_stream(self._device.index))
+            self._record_stream_on_state(raw_stream(self._device.index))
             return self._get_feature_gradients().finish_gradients(grads)
 
-    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, needs_coords_grad: bool) -> Tensor | None:
+    def backward(
+        self, grad_out: Tensor, coords: Tensor, grads: GradientAccumulators, needs_coords_grad: bool
+    ) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         index = self._device.index
         if current_device() != index:
@@ -312,7 +317,7 @@ class Cuda(Prepared):
             grad_out = grad_out.to(torch.float32)
         stream = raw_stream(index)
         if stream not in self._streams:
-            self._record_stream(stream)
+            self._record_stream_on_state(stream)
         if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, GradientSums):
                 raise TypeError("these accumulators were not made by the cuda backend")
@@ -322,4 +327,4 @@ class Cuda(Prepared):
         return compute_coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
 
 
-restore_pair = Cuda
+restore_pair = CudaPair

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, Device, Launch, raw_stream
+from fullfield.ops._launching import CODES, GpuProperties, Launch, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda.config import MAX_LEVELS, Config
+from fullfield.ops.correlation.cuda.config import MAX_LEVELS, KernelConfig
 from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill_lookup_params
-from fullfield.ops.correlation.protocol import Gradients, Request
+from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest
 
 # ``mode`` of gradients.cuh.
 FIRST_LOOKUP, ADD, END = range(3)
@@ -23,15 +23,18 @@ MIN_SPLITS = 4  # splits of everything where there is little to do, as in multip
 WORK = 5 + MAX_LEVELS  # integers of ``Work``
 
 
-def gradient_sources(config: Config, grad_code: int, shared_bytes: int) -> tuple[Source, Source]:
+def generate_gradient_sources(config: KernelConfig, grad_code: int, shared_bytes: int) -> tuple[Source, Source]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared_bytes`` per block."""
     own = shapes.derive_gradient_config(config)
-    side, blocks = shapes.choose_patch_side(own, shared_bytes), shapes.choose_multiply_blocks(own, shared_bytes)
-    return shapes.collect_source(own, grad_code, side), shapes.multiply_source(own, side, *blocks)
+    side, blocks = (
+        shapes.choose_gradient_patch_side(own, shared_bytes),
+        shapes.choose_multiply_kernel_blocks(own, shared_bytes),
+    )
+    return shapes.generate_collect_source(own, grad_code, side), shapes.generate_multiply_source(own, side, *blocks)
 
 
 @dataclass
-class GradientSums(Gradients):
+class GradientSums(GradientAccumulators):
     """Sums of one pass.
 
     What is already multiplied with the features is padded, flat float32 in the layout of f2 (``levels`` is a list of
@@ -55,18 +58,20 @@ class GradientSums(Gradients):
 class FeatureGradients:
     """Launches of one pair; whatever changes between passes is in their :class:`GradientSums`."""
 
-    def __init__(self, request: Request, config: Config, device: Device, state: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, request: LookupRequest, config: KernelConfig, device: GpuProperties, state: tuple[Tensor, ...]
+    ) -> None:
         if len(state) < 4:
             raise TypeError("the pair was prepared without gradients")
         self.request, self.device = request, device
         self._config, self._forward = shapes.derive_gradient_config(config), config
         self._state = state
         side, multiply_blocks = (
-            shapes.choose_patch_side(self._config, device.shared),
-            shapes.choose_multiply_blocks(self._config, device.shared),
+            shapes.choose_gradient_patch_side(self._config, device.shared),
+            shapes.choose_multiply_kernel_blocks(self._config, device.shared),
         )
-        self._collect_shared = shapes.collect_shared_bytes(side)
-        self._multiply_shared = shapes.multiply_shared_bytes(self._config, *multiply_blocks)
+        self._collect_shared = shapes.compute_collect_kernel_shared_bytes(side)
+        self._multiply_shared = shapes.compute_multiply_kernel_shared_bytes(self._config, *multiply_blocks)
         self._side = side
         pair = GradientParams()
         fill_lookup_params(pair.p, request, self._config, state[3], state[1])
@@ -75,7 +80,7 @@ class FeatureGradients:
         self._collected = pair.p.tiles * request.levels
         self._fill_targets_and_splits(pair)
         self._pair = pair
-        source = gradient_sources(config, 0, device.shared)[1]
+        source = generate_gradient_sources(config, 0, device.shared)[1]
         self._kernels = _launching.load_kernels(LIBRARIES, source, device.index)
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
@@ -151,7 +156,7 @@ class FeatureGradients:
         else:
             self._launch_collect_and_multiply(sums, ADD, stream)
 
-    def finish_gradients(self, sums: GradientSums) -> Gradients:
+    def finish_gradients(self, sums: GradientSums) -> GradientAccumulators:
         """Multiply out what is left; return the gradients as views [B, C, H, W]."""
         r = self.request
         stream = raw_stream(self.device.index)
@@ -162,13 +167,13 @@ class FeatureGradients:
             raise TypeError("these accumulators were not made by the cuda backend")
         first = self._view_unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
         if not sums.requested[1]:
-            return Gradients(first, None, sums.requested)
+            return GradientAccumulators(first, None, sums.requested)
         rest, start = [], 0
         for size in r.sizes2:
             count = r.batch * size[0] * size[1] * self._config.padded_channels
             rest.append(self._view_unpadded(sums.levels[0][start : start + count], size))
             start += count
-        return Gradients(first, rest, sums.requested)
+        return GradientAccumulators(first, rest, sums.requested)
 
     def _view_unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
         """Return a view [B, C, H, W] of [B, H, W, padded channels]."""
@@ -183,7 +188,7 @@ class FeatureGradients:
 
     def _build_collect_launch(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
-        source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
+        source = generate_gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
         kernels = _launching.load_kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
@@ -198,14 +203,19 @@ class FeatureGradients:
 
 
 def compute_coords_gradient(
-    request: Request, config: Config, device: Device, state: tuple[Tensor, ...], grad_out: Tensor, coords: Tensor
+    request: LookupRequest,
+    config: KernelConfig,
+    device: GpuProperties,
+    state: tuple[Tensor, ...],
+    grad_out: Tensor,
+    coords: Tensor,
 ) -> Tensor:
     """Return the gradient [B, 2, H, W] float32 of one lookup's coordinates."""
     grad_coords = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
     blocks = request.batch * request.size1[0] * -(-request.size1[1] // 8)
     if blocks == 0:
         return grad_coords
-    source = shapes.coords_source(config, CODES[grad_out.dtype])
+    source = shapes.generate_coords_gradient_source(config, CODES[grad_out.dtype])
     params = CoordsParams()
     fill_lookup_params(params.p, request, config, state[0], state[1])
     params.p.scale = state[2].data_ptr()
@@ -213,7 +223,7 @@ def compute_coords_gradient(
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
     params.grad_coords = grad_coords.data_ptr()
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
-    kernels.launch("coords_gradient", blocks, 256, params, shapes.coords_shared_bytes(config))
+    kernels.launch("coords_gradient", blocks, 256, params, shapes.compute_coords_kernel_shared_bytes(config))
     return grad_coords
 
 

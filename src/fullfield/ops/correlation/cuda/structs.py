@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, encode_tensor_map, get_capture_id
 from fullfield.ops._launching import parse_structures
-from fullfield.ops.correlation.cuda.config import Config
-from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.correlation.cuda.config import KernelConfig
+from fullfield.ops.correlation.protocol import LookupRequest
 
 LIBRARIES = Libraries("correlation kernels")
 _FOLDER = Path(__file__).parent
@@ -31,7 +31,7 @@ def find_current_capture_id(stream: int) -> int:
     return get_capture_id(stream) if capturing else 0
 
 
-def compute_level_offsets(request: Request, config: Config) -> list[int]:
+def compute_level_offsets(request: LookupRequest, config: KernelConfig) -> list[int]:
     """Return the first 16-bit element of every level."""
     starts, offset = [], 0
     for height, width in request.sizes2:
@@ -40,7 +40,9 @@ def compute_level_offsets(request: Request, config: Config) -> list[int]:
     return starts
 
 
-def fill_lookup_params(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
+def fill_lookup_params(
+    params: ctypes.Structure, request: LookupRequest, config: KernelConfig, f1: Tensor, f2: Tensor
+) -> None:
     """Fill in the parameters that lookups of one pair have in common."""
     params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
     params.batch, params.levels = request.batch, request.levels
@@ -53,7 +55,7 @@ def fill_lookup_params(params: ctypes.Structure, request: Request, config: Confi
     params.tiles = params.batch * params.tiles_x * params.tiles_y
 
 
-def split_levels_into_items(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
+def split_levels_into_work_items(params: ctypes.Structure, levels: int, item_count: int, full_tiles: int = 0) -> None:
     """Divide every tile's levels into ``item_count`` items (1 to 4): the finest levels apart, the others together.
 
     The first ``full_tiles`` tiles are one item each.

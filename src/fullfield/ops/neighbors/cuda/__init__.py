@@ -33,7 +33,7 @@ _Radii = _launching.build_batch_structure(_Radius)
 
 def explain_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels run on ``device``, else the reason."""
-    return _launching.explain_refusal(device)
+    return _launching.explain_unsupported_device(device)
 
 
 def _read_sources(*files: Path) -> str:
@@ -41,21 +41,21 @@ def _read_sources(*files: Path) -> str:
 
 
 @functools.cache
-def radius_source() -> Source:
+def generate_radius_search_source() -> Source:
     """Return the source of the radius search."""
     text = _read_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
     return Source.with_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
 @functools.cache
-def tree_source(k: int) -> Source:
+def generate_tree_search_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
     return Source.with_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
-def thin_source() -> Source:
+def generate_downsampling_source() -> Source:
     """Return the source of the grid downsampling."""
     return Source(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
 
@@ -75,7 +75,7 @@ def _count_sum_blocks(numbers: int) -> int:
     return -(-numbers // _launching.SUMMED)
 
 
-class _Tables:
+class _CellTables:
     """Points by cells as wide as a radius: a table for every pair of a cloud and a radius."""
 
     def __init__(self) -> None:
@@ -113,23 +113,23 @@ class _Tables:
         return zeros, ordered
 
 
-class _Searches:
+class _RadiusSearchLaunch:
     """At most so many searches as fit a launch."""
 
-    def __init__(self, searches: Sequence[Search], sort: bool) -> None:
+    def __init__(self, searches: Sequence[Search], sort_indices: bool) -> None:
         self.like = like = searches[0][0]
-        self.kernels = _launching.load_kernels(LIBRARIES, radius_source(), like.get_device())
+        self.kernels = _launching.load_kernels(LIBRARIES, generate_radius_search_source(), like.get_device())
         query_counts = [search[1].shape[0] for search in searches]
         sum_counts = [_count_sum_blocks(count + 1) for count in query_counts]
         self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in query_counts]
         self.totals = like.new_empty(len(query_counts), dtype=torch.int64)
-        tables, self.batch = _Tables(), _Radii()
+        tables, self.batch = _CellTables(), _Radii()
         self._arguments: list[object] = []
         numbers = []
         for number, search in enumerate(searches):
             p = self.batch.each[number]
             self._fill_search_params(p, search)
-            p.sort = sort
+            p.sort = sort_indices
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
             numbers.append(tables.add_table(search, p))
         filled = tables.fill_tables(self.kernels, like, len(query_counts) + sum(sum_counts))
@@ -165,20 +165,20 @@ class _Searches:
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
-def run_radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
+def run_radius_searches(searches: Sequence[Search], *, sort_indices: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     results: list[Neighbors] = []
     for start in range(0, len(searches), _launching.MAX_PROBLEMS):
-        some = _Searches(searches[start : start + _launching.MAX_PROBLEMS], sort)
+        some = _RadiusSearchLaunch(searches[start : start + _launching.MAX_PROBLEMS], sort_indices)
         results += some.write_indices(some.totals.tolist())
     return results
 
 
 def radius_search(
-    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
+    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort_indices: bool = True
 ) -> Neighbors:
     """Find the points within a radius; waits for the device once, for the number of pairs."""
-    return run_radius_searches([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
+    return run_radius_searches([(points, queries, offsets, query_offsets, radius)], sort_indices=sort_indices)[0]
 
 
 def _compute_knn_offsets(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
@@ -218,7 +218,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     p.rows, p.indices = rows.data_ptr(), indices.data_ptr()
     p.count, p.asked, p.batches, p.own, p.k = count, query_count, offsets.numel() - 1, own, k
     p.bits = min(21, (63 - (offsets.numel() - 2).bit_length()) // 3)
-    kernels = _launching.load_kernels(LIBRARIES, tree_source(k), points.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, generate_tree_search_source(k), points.get_device())
     kernels.launch("make_keys", -(-count // 256), 256, p)
     order = torch.argsort(keys, stable=True)
     p.order = order.data_ptr()
@@ -227,18 +227,18 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         p.level = number
         below = p.size[number - 1] if number else count
         kernels.launch("make_boxes", -(-below // (_WARPS * 32)), 256, p)
-    kernels.launch("find_nearest", -(-query_count // _WARPS), 256, p)
+    kernels.launch("find_k_nearest", -(-query_count // _WARPS), 256, p)
     return Neighbors(rows, indices)
 
 
-class Thinned(NamedTuple):
+class DownsampledCloud(NamedTuple):
     """A cloud that was thinned."""
 
     kept: Tensor  # [K] int64, rising: which points of the one before
     cloud: Cloud
 
 
-def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
+def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[DownsampledCloud]]:
     """Thin the cloud repeatedly; also return the largest magnitude of a coordinate, NaN if one is NaN.
 
     Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.
@@ -255,7 +255,7 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[T
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
     p.largest = counters.data_ptr() + 8 * (size - 1)
-    kernels = _launching.load_kernels(LIBRARIES, thin_source(), points.get_device())
+    kernels = _launching.load_kernels(LIBRARIES, generate_downsampling_source(), points.get_device())
     levels = []
     for number, cell in enumerate(cells):
         table.fill_(-1)
@@ -275,5 +275,5 @@ def thin_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[T
     thinned = []
     for (indices, fewer), offsets in zip(levels, ends[:-1].view(len(cells), batches + 1), strict=True):
         size = int(offsets[-1])
-        thinned.append(Thinned(indices[:size], Cloud(fewer[:size], offsets, largest)))
+        thinned.append(DownsampledCloud(indices[:size], Cloud(fewer[:size], offsets, largest)))
     return largest, thinned

@@ -11,20 +11,20 @@ from __future__ import annotations
 import torch
 
 from fullfield.ops import _launching
-from fullfield.ops.point_conv.cuda.launch import multiply_triplets as multiply_triplets
+from fullfield.ops.point_conv.cuda.launch import convolve_triplets as convolve_triplets
 from fullfield.ops.point_conv.cuda.launch import sum_outer_products as sum_outer_products
-from fullfield.ops.point_conv.cuda.triplets import assemble_all_triplets as assemble_all_triplets
-from fullfield.ops.point_conv.cuda.triplets import assemble_triplets as assemble_triplets
+from fullfield.ops.point_conv.cuda.triplets import build_triplets as build_triplets
+from fullfield.ops.point_conv.cuda.triplets import build_triplets_of_requests as build_triplets_of_requests
 from fullfield.ops.point_conv.cuda.triplets import explain_triplets_unsupported as explain_triplets_unsupported
-from fullfield.ops.point_conv.cuda.triplets import transpose_all_triplets as transpose_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import transpose_triplets as transpose_triplets
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.cuda.triplets import transpose_triplets_of_requests as transpose_triplets_of_requests
+from fullfield.ops.point_conv.protocol import ConvRequest
 
 TRANSPOSES = True
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: ConvRequest) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return _launching.explain_refusal(request.device)
+    return _launching.explain_unsupported_device(request.device)

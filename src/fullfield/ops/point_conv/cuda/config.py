@@ -9,8 +9,18 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source, wgmma_source
-from fullfield.ops._launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops._launching import (
+    BARRIERS,
+    CODES,
+    COPIES,
+    HALVES,
+    PRODUCTS,
+    VALUES,
+    WARPS,
+    GpuProperties,
+    read_source,
+)
+from fullfield.ops.point_conv.protocol import ConvRequest
 
 _FOLDER = Path(__file__).parent
 _SIDE_BY_SIDE = 0x8  # descriptor of weights that lie as 8x8 matrices, those of the same inputs side by side
@@ -25,7 +35,7 @@ _BANDS = 1
 
 
 @dataclass(frozen=True)
-class Operands:
+class OperandFormat:
     """Form in which values are multiplied."""
 
     code: int
@@ -53,7 +63,7 @@ class Operands:
 
 
 @dataclass(frozen=True)
-class Channels:
+class GroupChannels:
     """Channels of groups that are multiplied as one."""
 
     joined: int
@@ -73,14 +83,14 @@ class Channels:
         return -(-self.outputs // 8) * 8
 
 
-def choose_operands(request: Request, has_cells: bool) -> Operands:
+def choose_operands(request: ConvRequest, has_cells: bool) -> OperandFormat:
     """Return the operands' form for a request."""
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
-    return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", has_cells)
+    return OperandFormat(CODES[request.dtype], bf16, exact and request.precision == "highest", has_cells)
 
 
-def replace_bfloat16_by_float32(request: Request) -> Request:
+def replace_bfloat16_by_float32(request: ConvRequest) -> ConvRequest:
     """Return the request that takes this one's place on a GPU whose tensor cores do not multiply bfloat16.
 
     Features become float32 and operands float16, which hold every bfloat16 down to 2⁻²⁸ of the largest magnitude.
@@ -90,13 +100,13 @@ def replace_bfloat16_by_float32(request: Request) -> Request:
     return request
 
 
-def join_and_pad_channels(request: Request) -> Channels:
+def join_and_pad_channels(request: ConvRequest) -> GroupChannels:
     """Return the channels of the kernels' groups, which may join several of the request's."""
     inputs, outputs = (count // request.groups for count in request.channels)
     joined = 1
     while joined < request.groups and (joined * min(inputs, outputs) < _FULL or request.groups % joined):
         joined += 1
-    return Channels(joined, request.groups // joined, joined * inputs, joined * outputs)
+    return GroupChannels(joined, request.groups // joined, joined * inputs, joined * outputs)
 
 
 def _choose_block_channels(channels: int) -> int:
@@ -107,7 +117,7 @@ class _Variant:
     """Form of a product, as plain values."""
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
-    def build_source(self, operands: Operands) -> Source:
+    def build_source(self, operands: OperandFormat) -> Source:
         text, flags = self._get_text_and_macros(operands.bf16)
         return Source.with_macros(text, *operands.options, **flags)
 
@@ -129,7 +139,7 @@ class _Forward(_Variant):
 
 
 @dataclass(frozen=True)
-class Multiply(_Forward):
+class MultiplyVariant(_Forward):
     """The forward product with mma.sync."""
 
     tiles: int
@@ -166,7 +176,7 @@ class Multiply(_Forward):
 
 
 @dataclass(frozen=True)
-class MultiplyHopper(_Forward):
+class HopperMultiplyVariant(_Forward):
     """The forward product with wgmma."""
 
     depth: int
@@ -213,14 +223,16 @@ def _read_sources(*names: str) -> str:
     return read_source(*shared, *(_FOLDER / name for name in names))
 
 
-def _count_units_per_multiprocessor(request: Request, device: Device) -> int:
+def _count_units_per_multiprocessor(request: ConvRequest, device: GpuProperties) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
     channels = join_and_pad_channels(request)
     blocks = channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
 
-def choose_hopper_multiply_if_faster(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
+def choose_hopper_multiply_if_faster(
+    request: ConvRequest, operands: OperandFormat, device: GpuProperties
+) -> HopperMultiplyVariant | None:
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.is_hopper or not (operands.code or operands.split):
         return None
@@ -231,13 +243,15 @@ def choose_hopper_multiply_if_faster(request: Request, operands: Operands, devic
     groups, stages, registers = 4, 6, 104
     if operands.code and channels.outputs > 64:
         columns, groups, stages, registers = 128, 3, 4, 144
-    shape = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
+    shape = HopperMultiplyVariant(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
     is_large = request.rows * blocks >= _BANDS * operands.parts_per_value * shape.rows_at_a_time * device.processors
     return shape if is_large and shape.shared_bytes(request.cells, operands.parts_per_value) <= device.shared else None
 
 
-def choose_multiply(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
+def choose_multiply_variant(
+    request: ConvRequest, operands: OperandFormat, device: GpuProperties
+) -> MultiplyVariant | HopperMultiplyVariant:
     """Return the kernel of the multiplication for a request on a device."""
     hopper = choose_hopper_multiply_if_faster(request, operands, device)
     if hopper is not None:
@@ -246,18 +260,20 @@ def choose_multiply(request: Request, operands: Operands, device: Device) -> Mul
     columns, slabs = _choose_block_channels(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
-    config = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
+    config = MultiplyVariant(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
     if units >= 12 * _UNITS and config.shared_bytes(request.cells, operands.parts_per_value) <= device.shared:
         return config
     slab_parts, cell_parts = _split_slabs_and_cells(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
     if sharing == 1:
-        return Multiply(columns, slabs, tiles, False, 128, 2 if needs_registers else 3)
+        return MultiplyVariant(columns, slabs, tiles, False, 128, 2 if needs_registers else 3)
     blocks = max(1, (16 if operands.code else 12) // sharing)
-    return Multiply(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
+    return MultiplyVariant(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
 
 
-def _split_slabs_and_cells(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
+def _split_slabs_and_cells(
+    request: ConvRequest, operands: OperandFormat, slabs: int, device: GpuProperties
+) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
     channels = join_and_pad_channels(request)
     tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _choose_block_channels(channels.outputs))
@@ -269,7 +285,7 @@ def _split_slabs_and_cells(request: Request, operands: Operands, slabs: int, dev
 
 
 @dataclass(frozen=True)
-class Outer(_Variant):
+class OuterProductVariant(_Variant):
     """The weights' gradient."""
 
     cells: int
@@ -305,7 +321,7 @@ class Outer(_Variant):
 
 
 @dataclass(frozen=True)
-class OuterHopper(_Variant):
+class HopperOuterProductVariant(_Variant):
     """The weights' gradient with wgmma."""
 
     cells: int = 9
@@ -323,11 +339,11 @@ class OuterHopper(_Variant):
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        text = _read_sources("outer.cuh") + _wgmma_source(bf16) + read_source(_FOLDER / "outer_hopper.cu")
+        text = _read_sources("outer.cuh") + _generate_wgmma_source(bf16) + read_source(_FOLDER / "outer_hopper.cu")
         return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
-def _wgmma_source(bf16: bool) -> str:
+def _generate_wgmma_source(bf16: bool) -> str:
     """Return wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
     kind = "bf16" if bf16 else "f16"
     d = ", ".join(f"%{i}" for i in range(96))
@@ -345,20 +361,24 @@ def _wgmma_source(bf16: bool) -> str:
     )
 
 
-def choose_hopper_outer_if_faster(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
+def choose_hopper_outer_product_if_faster(
+    request: ConvRequest, operands: OperandFormat, device: GpuProperties
+) -> HopperOuterProductVariant | None:
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.is_hopper or not operands.code:
         return None
-    channels, outer = join_and_pad_channels(request), OuterHopper()
+    channels, outer = join_and_pad_channels(request), HopperOuterProductVariant()
     if min(channels.inputs, channels.outputs) <= 32:
         return None
     blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // outer.cells)
     return outer if request.rows * blocks >= 1024 * _BANDS * device.processors else None
 
 
-def choose_outer(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
+def choose_outer_product_variant(
+    request: ConvRequest, operands: OperandFormat, device: GpuProperties
+) -> OuterProductVariant | HopperOuterProductVariant:
     """Return the kernel of the outer products for a request on a device."""
-    hopper = choose_hopper_outer_if_faster(request, operands, device)
+    hopper = choose_hopper_outer_product_if_faster(request, operands, device)
     if hopper is not None:
         return hopper
     channels = join_and_pad_channels(request)
@@ -368,7 +388,7 @@ def choose_outer(request: Request, operands: Operands, device: Device) -> Outer 
     for max_cells in range(_MAX_CELLS, 0, -1):
         cells = -(-request.cells // -(-request.cells // max_cells))  # as equal as can be
         for tile in (512, 256, 128):
-            config = Outer(cells, halves, tile, inputs // halves, outputs, buffers)
+            config = OuterProductVariant(cells, halves, tile, inputs // halves, outputs, buffers)
             if config.shared_bytes(operands.parts_per_value) <= device.shared:
                 return config
     raise ValueError(f"no block of the weights' gradient fits {device.shared} bytes of shared memory")

@@ -11,19 +11,19 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import MAX_BLOCKS, Device, Kernels, get_address, parse_structures
+from fullfield.ops._launching import MAX_BLOCKS, GpuProperties, Kernels, get_address, parse_structures
 from fullfield.ops.point_conv.cuda.config import (
-    Channels,
-    Multiply,
-    Outer,
-    OuterHopper,
-    choose_multiply,
+    GroupChannels,
+    HopperOuterProductVariant,
+    MultiplyVariant,
+    OuterProductVariant,
+    choose_multiply_variant,
     choose_operands,
-    choose_outer,
+    choose_outer_product_variant,
     join_and_pad_channels,
     replace_bfloat16_by_float32,
 )
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.protocol import ConvRequest
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
 
 LIBRARIES = Libraries("point convolution kernels")
@@ -59,15 +59,17 @@ class _MultiplyPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _plan_multiply(device: Device, request: Request, has_cells: bool) -> _MultiplyPlan:
+def _plan_multiply(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _MultiplyPlan:
     operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
-    config = choose_multiply(request, operands, device)
+    config = choose_multiply_variant(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
     vectors = columns * config.count_weight_vectors(request.cells, operands.parts_per_value)
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
     max_blocks = max(1, device.processors * config.blocks // columns)
-    if isinstance(config, Multiply) and config.warps_sharing_rows > 1:  # no rows are handed out: a block has its own
+    if (
+        isinstance(config, MultiplyVariant) and config.warps_sharing_rows > 1
+    ):  # no rows are handed out: a block has its own
         max_blocks = MAX_BLOCKS
     pack = _Pack(None, None, None, request.cells, request.groups, *own, config.slabs, blocks)
     row = channels.groups * channels.padded_inputs
@@ -86,8 +88,8 @@ class _OuterPlan(NamedTuple):
 
     source: Source
     scaled: bool
-    channels: Channels
-    config: Outer | OuterHopper
+    channels: GroupChannels
+    config: OuterProductVariant | HopperOuterProductVariant
     columns: int
     cell_blocks: int
     main: Any
@@ -97,9 +99,9 @@ class _OuterPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan:
+def _plan_outer(device: GpuProperties, request: ConvRequest, has_cells: bool) -> _OuterPlan:
     operands, channels = choose_operands(request, has_cells), join_and_pad_channels(request)
-    config = choose_outer(request, operands, device)
+    config = choose_outer_product_variant(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
     columns, cell_blocks = channels.groups * input_blocks * output_blocks, -(-request.cells // config.cells)
@@ -117,14 +119,14 @@ def _plan_outer(device: Device, request: Request, has_cells: bool) -> _OuterPlan
     )  # fmt: skip
 
 
-def _round_row_count(request: Request) -> Request:
+def _round_row_count(request: ConvRequest) -> ConvRequest:
     """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
-    return Request(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
+    return ConvRequest(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
-def _compute_max_magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
+def _compute_max_magnitudes(kernels: Kernels, device: GpuProperties, values: tuple[Tensor, ...]) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
     largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
@@ -134,7 +136,7 @@ def _compute_max_magnitudes(kernels: Kernels, device: Device, values: tuple[Tens
     return largest
 
 
-def _align_rows(values: Tensor, groups: int, padded: int) -> Tensor:
+def _copy_rows_to_padded_groups(values: Tensor, groups: int, padded: int) -> Tensor:
     """Return rows of groups of ``padded`` channels at multiples of 16 bytes, copied if they are not."""
     rows, channels = values.shape
     if channels == groups * padded:
@@ -145,8 +147,8 @@ def _align_rows(values: Tensor, groups: int, padded: int) -> Tensor:
     return padded_values.view(rows, groups * padded)
 
 
-def multiply_triplets(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
+def convolve_triplets(
+    request: ConvRequest, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     out = features.new_empty((request.rows, request.channels[1]))
@@ -154,11 +156,11 @@ def multiply_triplets(
         return out
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
-    device = _launching.get_device(features.get_device())
+    device = _launching.get_gpu_properties(features.get_device())
     if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
         widened_bias = None if bias is None else bias.float()
         return out.copy_(
-            multiply_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
+            convolve_triplets(widened, features.float(), weight.float(), widened_bias, triplets, transposed)
         )
     rows, entries, cells = triplets
     plan = _plan_multiply(device, _round_row_count(request), cells.numel() > 0)
@@ -171,7 +173,7 @@ def multiply_triplets(
     if magnitude is not None:
         p.magnitude = magnitude.data_ptr() + 4
     kernels.launch("pack", plan.pack_blocks, 256, p)
-    aligned = _align_rows(features, plan.groups, plan.padded)
+    aligned = _copy_rows_to_padded_groups(features, plan.groups, plan.padded)
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
@@ -182,14 +184,14 @@ def multiply_triplets(
     return out
 
 
-def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     out = features.new_empty((request.cells, request.channels[0] // request.groups, request.channels[1]))
     if not out.numel():
         return out
     if not request.entries:
         return out.zero_()
-    device = _launching.get_device(features.get_device())
+    device = _launching.get_gpu_properties(features.get_device())
     if not device.multiplies_bfloat16 and request != (widened := replace_bfloat16_by_float32(request)):
         return out.copy_(sum_outer_products(widened, features.float(), grad.float(), triplets))
     rows, entries, cells = triplets
@@ -203,7 +205,10 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
     if segments > slots:
         turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
     groups, inputs, outputs = plan.channels.groups, plan.channels.padded_inputs, plan.channels.padded_outputs
-    aligned, aligned_grad = _align_rows(features, groups, inputs), _align_rows(grad, groups, outputs)
+    aligned, aligned_grad = (
+        _copy_rows_to_padded_groups(features, groups, inputs),
+        _copy_rows_to_padded_groups(grad, groups, outputs),
+    )
     main = _Outer.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
@@ -219,13 +224,17 @@ def sum_outer_products(request: Request, features: Tensor, grad: Tensor, triplet
 
 
 def _split_into_segments(
-    request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
+    request: ConvRequest,
+    columns: int,
+    cell_blocks: int,
+    config: OuterProductVariant | HopperOuterProductVariant,
+    device: GpuProperties,
 ) -> tuple[int, int, int]:
     """Return the segments of rows, the shares that they write, and the floats of a share."""
     segment_size = columns * request.cells * config.inputs * config.outputs
     min_blocks = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
     segments = max(1, min(min_blocks, -(-request.rows // 32)))
-    if isinstance(config, Outer):
+    if isinstance(config, OuterProductVariant):
         segments = max(1, min(segments, _SHARE_BYTES // (4 * segment_size)))
         return segments, segments, segment_size
     return segments, max(1, min(segments, _COMMON_BYTES // (4 * segment_size))), segment_size

@@ -22,14 +22,14 @@ _Params = parse_structures(_SOURCE)["PoolParams"]
 def explain_unsupported(features: Tensor) -> str | None:
     """Return None if the kernels can pool the features, else the reason."""
     return (
-        _launching.explain_refusal(features.device)
+        _launching.explain_unsupported_device(features.device)
         if features.dtype in _CODES
         else f"has no kernels for {features.dtype}"
     )
 
 
 @functools.cache
-def pooling_source(dtype: torch.dtype, has_cells: bool) -> Source:
+def generate_pooling_source(dtype: torch.dtype, has_cells: bool) -> Source:
     """Return the source of all kernels; ``has_cells``: whether triplets keep cells apart from the words."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.with_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
@@ -42,17 +42,17 @@ def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: 
     p.rows, p.words, _ = map(get_address, triplets)
     p.features, p.winners, p.out = map(get_address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], count_index_bits(cells)
-    code = pooling_source(features.dtype, bool(triplets.cells.numel()))
+    code = generate_pooling_source(features.dtype, bool(triplets.cells.numel()))
     _launching.load_kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 
-def sum_per_row(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
+def sum_features_per_row(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
     """Sum over every row, in its order."""
     return _launch_pool("pool_sum", features, None, triplets, cells)
 
 
-def max_per_row(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
+def max_features_per_row(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
     """Return the maxima over every row and, int32, the first point that has each; 0 and −1 for empty rows."""
     winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
     return _launch_pool("pool_max", features, winners, triplets, cells), winners

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address, parse_structures
-from fullfield.ops.point_conv.protocol import Transposition, TripletRequest
+from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 
 LIBRARIES = Libraries("triplet kernels")
@@ -26,11 +26,11 @@ _Batch = _launching.build_batch_structure(parse_structures(_SOURCE)["TripletPara
 
 def explain_triplets_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
-    return _launching.explain_refusal(device)
+    return _launching.explain_unsupported_device(device)
 
 
 @functools.cache
-def triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
+def generate_triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
     """Return the source; whether written (``has_cells``) and read triplets keep cells apart from the words."""
     key = "unsigned long long" if has_cells else "unsigned"
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
@@ -52,8 +52,10 @@ def _group_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
             yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def assemble_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbors: bool = True) -> list[Triplets]:
-    """Run :func:`assemble_triplets` for each in few launches; by default over the neighbours' indices."""
+def build_triplets_of_requests(
+    requests: Sequence[TripletRequest], *, overwrites_neighbors: bool = True
+) -> list[Triplets]:
+    """Run :func:`build_triplets` for each in few launches; by default over the neighbours' indices."""
     results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
     for one in requests:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
@@ -75,13 +77,13 @@ def assemble_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neig
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = results[indices[0]]
         kernels = _launching.load_kernels(
-            LIBRARIES, triplets_source(bool(first.cells.numel())), first.rows.get_device()
+            LIBRARIES, generate_triplets_source(bool(first.cells.numel())), first.rows.get_device()
         )
-        kernels.launch_batch("assemble_rows", batch, blocks)
+        kernels.launch_batch("build_row_entries", batch, blocks)
     return results
 
 
-def assemble_triplets(
+def build_triplets(
     neighbors: tuple[Tensor, Tensor],
     points: Tensor,
     centers: Tensor,
@@ -89,12 +91,12 @@ def assemble_triplets(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    return assemble_all_triplets(
+    return build_triplets_of_requests(
         [TripletRequest(neighbors, points, centers, grid, kernel_size)], overwrites_neighbors=False
     )[0]
 
 
-def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
+def transpose_triplets_of_requests(requests: Sequence[TranspositionRequest]) -> list[Triplets]:
     """Run :func:`transpose_triplets` for each, in the same four launches where possible."""
     results, none = [], requests[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in requests:
@@ -108,12 +110,14 @@ def transpose_all_triplets(requests: Sequence[Transposition]) -> list[Triplets]:
         _launch_transposition(
             [requests[index] for index in indices],
             [results[index] for index in indices],
-            triplets_source(*variants[indices[0]]),
+            generate_triplets_source(*variants[indices[0]]),
         )
     return results
 
 
-def _launch_transposition(requests: Sequence[Transposition], results: Sequence[Triplets], source: Source) -> None:
+def _launch_transposition(
+    requests: Sequence[TranspositionRequest], results: Sequence[Triplets], source: Source
+) -> None:
     rows = results[0].rows
     sum_counts = [max(1, -(-one.columns // _launching.SUMMED)) for one in requests]
     words = len(requests) + sum(sum_counts)
@@ -127,7 +131,7 @@ def _launch_transposition(requests: Sequence[Transposition], results: Sequence[T
         p.bits = count_index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
     kernels = _launching.load_kernels(LIBRARIES, source, rows.get_device())
-    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
+    kernels.launch_batch("count_entries_per_index", batch, [-(-out.entries.numel() // 256) for out in results])
     kernels.launch_batch("start_rows", batch, sum_counts)
     each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in requests]
     kernels.launch_batch("scatter_entries", batch, each)
@@ -136,4 +140,4 @@ def _launch_transposition(requests: Sequence[Transposition], results: Sequence[T
 
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
-    return transpose_all_triplets([Transposition(triplets, columns, cells)])[0]
+    return transpose_triplets_of_requests([TranspositionRequest(triplets, columns, cells)])[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
-from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
+from fullfield.ops.spatial_correlation.protocol import FEATURES, DisplacementWindow, WindowRequest
 
 LIBRARIES = Libraries("spatial correlation kernels")
 _FOLDER = Path(__file__).parent
@@ -32,7 +32,7 @@ _Forward, _Backward = (
 )
 
 
-def explain_unsupported(request: Request) -> str | None:
+def explain_unsupported(request: WindowRequest) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
@@ -40,10 +40,10 @@ def explain_unsupported(request: Request) -> str | None:
         return f"needs a stride that divides dilation_patch, got {request.window.stride}"
     if max(request.size) >= 1 << 24 or max(request.window.patch) >= 1 << 12:
         return f"needs maps below 2**24 and patches below 4096, got {request.size}, {request.window.patch}"
-    return _launching.explain_refusal(request.device)
+    return _launching.explain_unsupported_device(request.device)
 
 
-class Columns(NamedTuple):
+class RowDivision(NamedTuple):
     """Division of a row's displacements."""
 
     group: int
@@ -51,42 +51,50 @@ class Columns(NamedTuple):
     blocks: int
 
 
-def choose_columns(patch: int) -> Columns:
-    """Return the division of a row of ``patch`` displacements."""
-    if patch <= 10:
-        return Columns(patch, 1, 1)
-    groups = min(-(-patch // 8), 4)
-    return Columns(8, groups, -(-patch // (8 * groups)))
+def divide_displacement_row(displacements_per_row: int) -> RowDivision:
+    """Return the division of a row of ``displacements_per_row`` displacements."""
+    if displacements_per_row <= 10:
+        return RowDivision(displacements_per_row, 1, 1)
+    groups = min(-(-displacements_per_row // 8), 4)
+    return RowDivision(8, groups, -(-displacements_per_row // (8 * groups)))
 
 
-def _count_shared_row_floats(columns: Columns) -> int:
+def _count_shared_row_floats(row_division: RowDivision) -> int:
     """Return the floats of a row of features in shared memory, as RW of common.cuh."""
-    span = (_XR + columns.group - 1 + 3) // 4 * 4
-    read = (_XG - 1) * _XR + (columns.groups - 1) * columns.group + span
+    span = (_XR + row_division.group - 1 + 3) // 4 * 4
+    read = (_XG - 1) * _XR + (row_division.groups - 1) * row_division.group + span
     return read // 8 * 8 + (12 if read % 8 > 4 else 4)
 
 
-def _generate_source(file_name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **macros: int) -> Source:
+def _generate_source(
+    file_name: str, dtype: torch.dtype, reads_vectors: bool, row_division: RowDivision, **macros: int
+) -> Source:
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / file_name)
-    common = {"IN": CODES[dtype], "VEC": 4 if vectors else 1, "JG": columns.group, "JN": columns.groups}
+    common = {"IN": CODES[dtype], "VEC": 4 if reads_vectors else 1, "JG": row_division.group, "JN": row_division.groups}
     return Source.with_macros(text, **common, **macros)
 
 
 @functools.cache
-def forward_source(vectors: bool, columns: Columns, rows: int) -> Source:
+def generate_forward_source(reads_vectors: bool, row_division: RowDivision, rows: int) -> Source:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
-    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(columns, rows)}
-    return _generate_source("forward.cu", torch.float32, vectors, columns, **macros)
+    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(row_division, rows)}
+    return _generate_source("forward.cu", torch.float32, reads_vectors, row_division, **macros)
 
 
 @functools.cache
-def backward_source(dtype: torch.dtype, vectors: bool, columns: Columns, spread: tuple[int, int]) -> Source:
-    """Return the source of the backward kernel; ``spread``: channels of a block, of a thread."""
-    macros = {"CB": spread[0], "CR": spread[1], "THREADS": count_backward_threads(spread)}
-    return _generate_source("backward.cu", dtype, vectors, columns, **macros)
+def generate_backward_source(
+    dtype: torch.dtype, reads_vectors: bool, row_division: RowDivision, channels_per_block_and_thread: tuple[int, int]
+) -> Source:
+    """Return the source of the backward kernel; ``channels_per_block_and_thread``: channels of a block, of a thread."""
+    macros = {
+        "CB": channels_per_block_and_thread[0],
+        "CR": channels_per_block_and_thread[1],
+        "THREADS": count_backward_threads(channels_per_block_and_thread),
+    }
+    return _generate_source("backward.cu", dtype, reads_vectors, row_division, **macros)
 
 
-class HalfTiling(NamedTuple):
+class HalfPrecisionTiling(NamedTuple):
     """Division of displacements by the kernel on tensor cores."""
 
     rows: int
@@ -107,76 +115,88 @@ class HalfTiling(NamedTuple):
         return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
 
 
-def choose_half_tiles(patch: tuple[int, int], other_blocks: int) -> HalfTiling:
-    """Return the division if the other dimensions make ``other_blocks`` blocks."""
-    columns = patch[1] if patch[1] <= 21 else 16
-    blocks = -(-patch[1] // columns)
+def choose_half_precision_tiling(
+    displacements_per_row: tuple[int, int], blocks_in_other_dimensions: int
+) -> HalfPrecisionTiling:
+    """Return the division if the other dimensions make ``blocks_in_other_dimensions`` blocks."""
+    columns = displacements_per_row[1] if displacements_per_row[1] <= 21 else 16
+    blocks = -(-displacements_per_row[1] // columns)
     max_sums = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
-    block_count = -(-patch[0] // max_sums)
-    if block_count * other_blocks * blocks < _MIN_BLOCKS:
-        block_count = min(3 * block_count, patch[0])
-    return HalfTiling(-(-patch[0] // block_count), columns, blocks)
+    block_count = -(-displacements_per_row[0] // max_sums)
+    if block_count * blocks_in_other_dimensions * blocks < _MIN_BLOCKS:
+        block_count = min(3 * block_count, displacements_per_row[0])
+    return HalfPrecisionTiling(-(-displacements_per_row[0] // block_count), columns, blocks)
 
 
 @functools.cache
-def half_source(dtype: torch.dtype, vectors: bool, half: HalfTiling) -> Source:
+def generate_half_precision_forward_source(
+    dtype: torch.dtype, reads_vectors: bool, tiling: HalfPrecisionTiling
+) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
     return Source.with_macros(
-        text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if vectors else 1, JG=1, JN=1,
-        CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
+        text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if reads_vectors else 1, JG=1, JN=1,
+        CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.octets, THREADS=256,
     )  # fmt: skip
 
 
-def count_forward_threads(columns: Columns, rows: int) -> int:
+def count_forward_threads(row_division: RowDivision, rows: int) -> int:
     """Return the threads of a block."""
-    return -(-_XG * rows * columns.groups * _TILE[0] // 32) * 32
+    return -(-_XG * rows * row_division.groups * _TILE[0] // 32) * 32
 
 
-def forward_shared_bytes(columns: Columns, rows: int) -> int:
+def compute_forward_shared_bytes(row_division: RowDivision, rows: int) -> int:
     """Return the bytes of shared memory of a block."""
-    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_shared_row_floats(columns) + _TILE[0] * _TILE[1])
-    stage = count_forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
+    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _count_shared_row_floats(row_division) + _TILE[0] * _TILE[1])
+    stage = count_forward_threads(row_division, rows) // 32 * (32 // _XG * _PITCH)
     return 4 * max(2 * chunk, stage)
 
 
-def backward_shared_bytes(columns: Columns, spread: tuple[int, int]) -> int:
+def compute_backward_shared_bytes(row_division: RowDivision, channels_per_block_and_thread: tuple[int, int]) -> int:
     """Return the bytes of shared memory of a block."""
-    weights = columns.groups * columns.group * _TILE[0] * _PITCH
-    ring = spread[0] * (_TILE[0] + 1) * _count_shared_row_floats(columns)
-    return 4 * max(2 * weights + ring, count_backward_threads(spread) // 32 * (32 // _XG * _PITCH))
+    weights = row_division.groups * row_division.group * _TILE[0] * _PITCH
+    ring = channels_per_block_and_thread[0] * (_TILE[0] + 1) * _count_shared_row_floats(row_division)
+    return 4 * max(
+        2 * weights + ring, count_backward_threads(channels_per_block_and_thread) // 32 * (32 // _XG * _PITCH)
+    )
 
 
-def count_backward_threads(spread: tuple[int, int]) -> int:
+def count_backward_threads(channels_per_block_and_thread: tuple[int, int]) -> int:
     """Return the threads of a block."""
-    return _XG * _TILE[0] * spread[0] // spread[1]
+    return _XG * _TILE[0] * channels_per_block_and_thread[0] // channels_per_block_and_thread[1]
 
 
-def choose_displacement_rows(patch: int, columns: Columns, other_blocks: int, shared_bytes: int) -> int:
+def choose_displacement_rows(
+    displacements_per_row: int, row_division: RowDivision, blocks_in_other_dimensions: int, shared_bytes: int
+) -> int:
     """Return the rows of displacements of a block of at most ``shared_bytes``.
 
-    ``other_blocks`` is the number of blocks that the other dimensions make.
+    ``blocks_in_other_dimensions`` is the number of blocks that the other dimensions make.
     """
-    block_count = -(-patch // max(_MAX_THREADS // (_XG * columns.groups * _TILE[0]), 1))
-    if block_count * other_blocks < _MIN_BLOCKS:
-        block_count = min(3 * block_count, patch)
-    rows = -(-patch // block_count)
-    while forward_shared_bytes(columns, rows) > shared_bytes:
+    block_count = -(-displacements_per_row // max(_MAX_THREADS // (_XG * row_division.groups * _TILE[0]), 1))
+    if block_count * blocks_in_other_dimensions < _MIN_BLOCKS:
+        block_count = min(3 * block_count, displacements_per_row)
+    rows = -(-displacements_per_row // block_count)
+    while compute_forward_shared_bytes(row_division, rows) > shared_bytes:
         rows -= 1
     return rows
 
 
 def choose_channels_per_block_and_thread(
-    columns: Columns, other_blocks: int, channels: int, shared_bytes: int
+    row_division: RowDivision, blocks_in_other_dimensions: int, channels: int, shared_bytes: int
 ) -> tuple[int, int]:
     """Return the channels of a block and of a thread; arguments as in :func:`choose_displacement_rows`."""
-    is_large = other_blocks * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
-    return SPREADS[0] if is_large and backward_shared_bytes(columns, SPREADS[0]) <= shared_bytes else SPREADS[1]
+    is_large = blocks_in_other_dimensions * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
+    return (
+        SPREADS[0]
+        if is_large and compute_backward_shared_bytes(row_division, SPREADS[0]) <= shared_bytes
+        else SPREADS[1]
+    )
 
 
 def _fill_axes_and_count_tiles(
-    p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], is_second_map: bool = False
+    p: Any, window: DisplacementWindow, size: tuple[int, int], out: tuple[int, int], is_second_map: bool = False
 ) -> int:
     """Fill in both axes; return the total number of tiles."""
     total = 1
@@ -191,48 +211,52 @@ def _fill_axes_and_count_tiles(
     return total
 
 
-def _can_read_vectors(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
+def _can_read_four_features_at_once(
+    window: DisplacementWindow, width: int, starts: tuple[int, ...], *tensors: Tensor
+) -> bool:
     """Return whether four features in a row can be read at once."""
     if window.dilation_patch[1] != 1 or width % 4 or any(start % 4 for start in starts):
         return False
     return not any(tensor.data_ptr() % (4 * tensor.itemsize) for tensor in tensors)
 
 
-def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow) -> Tensor:
     """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
     batch, channels, height, width = fmap1.shape
-    out_size = window.out_size((height, width))
+    out_size = window.compute_output_size((height, width))
     out = fmap1.new_empty((batch, *window.patch, *out_size))
     if not out.numel() or not channels:
         return out.zero_()
-    device = _launching.get_device(fmap1.get_device())
+    device = _launching.get_gpu_properties(fmap1.get_device())
     if fmap1.dtype == torch.bfloat16 and not device.multiplies_bfloat16:
-        return out.copy_(forward(fmap1.float(), fmap2.float(), window))
+        return out.copy_(compute_correlation(fmap1.float(), fmap2.float(), window))
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
     tiles = _fill_axes_and_count_tiles(p, window, (height, width), out_size) * batch
-    vectors = _can_read_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
+    vectors = _can_read_four_features_at_once(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
-        half = choose_half_tiles(window.patch, tiles)
+        half = choose_half_precision_tiling(window.patch, tiles)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
         source, name, threads, shared = (
-            half_source(fmap1.dtype, vectors, half),
+            generate_half_precision_forward_source(fmap1.dtype, vectors, half),
             "spatial_forward_half",
             256,
             half.shared_bytes,
         )
     else:
-        columns = choose_columns(window.patch[1])
+        columns = divide_displacement_row(window.patch[1])
         rows = choose_displacement_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
-        source, name = forward_source(vectors, columns, rows), "spatial_forward"
-        threads, shared = count_forward_threads(columns, rows), forward_shared_bytes(columns, rows)
+        source, name = generate_forward_source(vectors, columns, rows), "spatial_forward"
+        threads, shared = count_forward_threads(columns, rows), compute_forward_shared_bytes(columns, rows)
     kernels = _launching.load_kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
 
-def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
+def compute_correlation_gradients(
+    fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: DisplacementWindow, requested: tuple[bool, bool]
+) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     return [
         _compute_gradient(fmap1 if second else fmap2, grad, window, second)
@@ -241,7 +265,7 @@ def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, request
     ]
 
 
-def _compute_gradient(features: Tensor, grad: Tensor, window: Window, is_second_map: bool) -> Tensor:
+def _compute_gradient(features: Tensor, grad: Tensor, window: DisplacementWindow, is_second_map: bool) -> Tensor:
     """Return the gradient of fmap2 if ``is_second_map``, else of fmap1; ``features`` are the other map's."""
     batch, channels, height, width = features.shape
     covers_all = window.stride == (1, 1)  # else there are pixels that nothing was compared with
@@ -251,19 +275,22 @@ def _compute_gradient(features: Tensor, grad: Tensor, window: Window, is_second_
     p = _Backward()
     p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
     p.channels, p.second = channels, is_second_map
-    columns = choose_columns(window.patch[1])
+    columns = divide_displacement_row(window.patch[1])
     tiles = (
-        _fill_axes_and_count_tiles(p, window, (height, width), window.out_size((height, width)), is_second_map) * batch
+        _fill_axes_and_count_tiles(
+            p, window, (height, width), window.compute_output_size((height, width)), is_second_map
+        )
+        * batch
     )
-    device = _launching.get_device(features.get_device())
+    device = _launching.get_gpu_properties(features.get_device())
     spread = choose_channels_per_block_and_thread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if is_second_map else window.padding[1] + radius
-    vectors = _can_read_vectors(window, width, (start,), features)
+    vectors = _can_read_four_features_at_once(window, width, (start,), features)
     kernels = _launching.load_kernels(
-        LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index
+        LIBRARIES, generate_backward_source(features.dtype, vectors, columns, spread), device.index
     )
-    threads, shared = count_backward_threads(spread), backward_shared_bytes(columns, spread)
+    threads, shared = count_backward_threads(spread), compute_backward_shared_bytes(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

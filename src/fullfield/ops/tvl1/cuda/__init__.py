@@ -12,13 +12,13 @@ from fullfield.ops.tvl1.config import TVL1Config
 
 def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
     """Return None if the kernels can compute with these settings, else the reason."""
-    reason = _launching.explain_refusal(device)
+    reason = _launching.explain_unsupported_device(device)
     if reason is None and dtype != torch.float32:
         reason = f"takes and returns float32, got {str(dtype).removeprefix('torch.')}"
     return reason
 
 
-def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return the solver for one size of frames."""
     from fullfield.ops.tvl1.cuda.solver import Solver
 

@@ -12,10 +12,10 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import Launch, raw_stream
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.ops.tvl1.cuda.passes import Passes, Planes, describe_planes
+from fullfield.ops.tvl1.cuda.passes import KernelLaunches, Planes, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import FLOW, Level, count_state_elements, row_pitch
-from fullfield.ops.tvl1.frames import compute_progress, level_sizes
+from fullfield.ops.tvl1.cuda.state import FLOW, Level, compute_row_pitch, count_state_elements
+from fullfield.ops.tvl1.frames import compute_level_sizes, compute_progress_and_level_text
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
-class Schedule(Protocol):
+class IterationSchedule(Protocol):
     """Schedule of a level's inner iterations; :class:`RegisterPipeline` documents both methods."""
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
         """Compile and allocate what the iterations of a level need."""
         ...
 
-    def queue_iterations(
+    def launch_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue the iterations of a level on a stream."""
@@ -55,14 +55,14 @@ class Engine:
         width: int,
         config: TVL1Config,
         device: torch.device,
-        schedule: Schedule | None = None,
+        schedule: IterationSchedule | None = None,
     ) -> None:
         self.config, self.batch, self.device = config, batch, device
-        self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
-        self._schedule: Schedule = RegisterPipeline() if schedule is None else schedule
+        self.sizes = sizes = compute_level_sizes(height, width, config.scales, config.scale_factor)
+        self._schedule: IterationSchedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes, self._about = Passes(device, dtype), _launching.gpu_from_device(device)
-        pitches = [row_pitch(w, torch.float32) for _, w in sizes]
+        self._passes, self._about = KernelLaunches(device, dtype), _launching.get_gpu_properties_of_device(device)
+        pitches = [compute_row_pitch(w, torch.float32) for _, w in sizes]
         self._images = [self._allocate((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.
         flows = [self._allocate((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
@@ -98,7 +98,7 @@ class Engine:
         yield from (self.flags, self._flow_at)
         yield from self._passes.iterate_tables()
 
-    def read_frames(
+    def load_frames_as_grey(
         self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, sets_flags: bool = False
     ) -> None:
         """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
@@ -109,23 +109,24 @@ class Engine:
         flag_tensor = self.flags if sets_flags else None
         self._passes.build_grey_launch(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
 
-    def set_start_flow(self, flow: Tensor) -> None:
+    def set_initial_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._build_vertical_start_resample(describe_planes(flow), None)(raw_stream(self._about.index))
-        self._launch_cached("start across", self._build_horizontal_start_resample)
+        self._build_vertical_initial_flow_resample(describe_planes(flow), None)(raw_stream(self._about.index))
+        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
 
-    def set_start_flow_to_last(self) -> None:
+    def set_initial_flow_to_last_result(self) -> None:
         """Fill ``start`` from the flow just written."""
-        self._launch_cached(
-            "start down", lambda: self._build_vertical_start_resample(self._describe_result_planes(), self._flow_at)
+        self._launch_cached_kernel(
+            "start down",
+            lambda: self._build_vertical_initial_flow_resample(self._describe_result_planes(), self._flow_at),
         )
-        self._launch_cached("start across", self._build_horizontal_start_resample)
+        self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
 
-    def _build_vertical_start_resample(self, source: Planes, source_at: Tensor | None) -> Launch:
+    def _build_vertical_initial_flow_resample(self, source: Planes, source_at: Tensor | None) -> Launch:
         target = describe_planes(self._strip, self.sizes[0][1])
         return self._passes.build_resample_launch(source, target, "gaussian", "none", source_at=source_at)
 
-    def _build_horizontal_start_resample(self) -> Launch:
+    def _build_horizontal_initial_flow_resample(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
         source, target = describe_planes(self._strip, width), describe_planes(self.start, w)
         return self._passes.build_resample_launch(source, target, "none", "gaussian", scale=(w / width, h / height))
@@ -135,11 +136,11 @@ class Engine:
         size = height * width
         return Planes(None, self.batch, FLOW, height, width, width, size, FLOW * size)
 
-    def _launch_cached(self, key: Hashable, make: Callable[[], Launch]) -> None:
+    def _launch_cached_kernel(self, key: Hashable, build_launch: Callable[[], Launch]) -> None:
         """Launch what was made for ``key``, whose addresses stay what they are."""
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = make()
+            launch = self._launches[key] = build_launch()
         launch(raw_stream(self._about.index))
 
     def build_pyramid(self, index: int, count: int = 1) -> None:
@@ -154,7 +155,7 @@ class Engine:
                 )
                 return self._passes.build_resample_launch(source, target, "gaussian")
 
-            self._launch_cached(("reduce", n, index, count), reduce)
+            self._launch_cached_kernel(("reduce", n, index, count), reduce)
 
     def solve(self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None) -> None:
         """Compute the flow from frame ``first_frame`` to the other; with ``sets_flags`` note if it is not finite."""
@@ -167,23 +168,23 @@ class Engine:
             for warp in range(self.config.warps):
                 coarsest, ends = level_index == last and warp == 0, warp == self.config.warps - 1
                 zero = warp == 0  # the dual variable
-                flow = self.start if coarsest else self._get_flow_memory(level_index, warp)
+                flow = self.start if coarsest else self._get_flow_buffer(level_index, warp)
                 final = level_index == 0 and ends
                 if self._tilings[level_index] is None:
-                    self._warp_level(level_index, first_frame, flow, zero)
+                    self._warp_and_iterate_level(level_index, first_frame, flow, zero)
                     self._filter_flow_into_target(level_index, final=final, sets_flags=sets_flags)
                 else:
                     self._launch_fused_warp(
                         level_index,
                         first_frame,
                         flow,
-                        self._get_flow_memory(level_index, warp + 1),
+                        self._get_flow_buffer(level_index, warp + 1),
                         (zero, not ends, final, sets_flags),
                     )
                 if progress is not None:
-                    progress(*compute_progress(self.sizes, level_index, (warp + 1) / self.config.warps))
+                    progress(*compute_progress_and_level_text(self.sizes, level_index, (warp + 1) / self.config.warps))
 
-    def _get_flow_memory(self, level_index: int, warp: int) -> Tensor:
+    def _get_flow_buffer(self, level_index: int, warp: int) -> Tensor:
         """Return the memory of a level's flow before a warp; the last warp leaves it in ``_flows``.
 
         A warp in one kernel takes it to another place: to where the data term would lie, which it does not store.
@@ -202,13 +203,13 @@ class Engine:
         def flow() -> Launch:
             source, target = (
                 describe_planes(self._flows[level_index + 1], w),
-                describe_planes(self._get_flow_memory(level_index, 0), width),
+                describe_planes(self._get_flow_buffer(level_index, 0), width),
             )
             return self._passes.build_resample_launch(source, target, "linear", scale=(width / w, height / h))
 
-        self._launch_cached(("flow", level_index), flow)
+        self._launch_cached_kernel(("flow", level_index), flow)
 
-    def _warp_level(self, level_index: int, first_frame: int, flow: Tensor, zero_dual: bool) -> None:
+    def _warp_and_iterate_level(self, level_index: int, first_frame: int, flow: Tensor, zero_dual: bool) -> None:
         config, level = self.config, self._levels[level_index]
         images = self._images[level_index]
 
@@ -216,8 +217,8 @@ class Engine:
             pair = images[first_frame], images[1 - first_frame]
             return self._passes.build_linearise_launch(*pair, flow, level, config.gradient_blend)
 
-        self._launch_cached(("warp", level_index, first_frame, level.front, flow is self.start), linearise)
-        self._schedule.queue_iterations(
+        self._launch_cached_kernel(("warp", level_index, first_frame, level.front, flow is self.start), linearise)
+        self._schedule.launch_iterations(
             level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual
         )
 
@@ -239,7 +240,7 @@ class Engine:
                 ),
             )  # fmt: skip
 
-        self._launch_cached(("whole", level_index, first_frame, level.front, flow.data_ptr(), options), launch)
+        self._launch_cached_kernel(("whole", level_index, first_frame, level.front, flow.data_ptr(), options), launch)
         level.front = 1 - level.front
 
     def _filter_flow_into_target(self, level_index: int, *, final: bool, sets_flags: bool) -> None:
@@ -255,4 +256,4 @@ class Engine:
                 level, self.config.median, target, target_at=target_at, flags=flag_tensor
             )
 
-        self._launch_cached(("median", level_index, level.front, final, sets_flags), median)
+        self._launch_cached_kernel(("median", level_index, level.front, final, sets_flags), median)

@@ -22,7 +22,7 @@ from fullfield.ops._launching import (
     HALVES,
     VALUES,
     WARPS,
-    Device,
+    GpuProperties,
     Kernels,
     Launch,
     get_address,
@@ -40,7 +40,7 @@ _Fused = parse_structures(_FOLDER / "fused_warp.cu")["FusedParams"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class FusedBlockShape:
     """Shape of a block: its warps, the rows of each, and whether the data term stays in registers."""
 
     groups: int
@@ -97,39 +97,39 @@ class Shape:
 
 
 SHAPES = (
-    Shape(16, 2, True, 1),
-    Shape(16, 3, True, 1),
-    Shape(16, 2, True),
-    Shape(12, 3, True),
-    Shape(16, 3, True),
-    Shape(16, 4, True),
-    Shape(16, 5, False),
-    Shape(16, 6, False),
-    Shape(4, 1, True, 1, 8),
-    Shape(8, 1, True, 1, 8),
-    Shape(8, 1, True, 2, 8),
-    Shape(12, 1, True, 2, 8),
-    Shape(12, 1, True, 4, 8),
-    Shape(16, 1, True, 4, 8),
-    Shape(12, 2, True, 4, 4),
-    Shape(14, 2, True, 4, 4),
-    Shape(16, 2, True, 4, 4),
-    Shape(10, 4, False, 4, 2),
-    Shape(11, 4, False, 4, 2),
-    Shape(12, 4, False, 4, 2),
-    Shape(12, 4, False, 4, 8),
-    Shape(11, 5, False, 4, 2),
-    Shape(12, 5, False, 4, 2),
-    Shape(12, 5, False, 4, 4),
+    FusedBlockShape(16, 2, True, 1),
+    FusedBlockShape(16, 3, True, 1),
+    FusedBlockShape(16, 2, True),
+    FusedBlockShape(12, 3, True),
+    FusedBlockShape(16, 3, True),
+    FusedBlockShape(16, 4, True),
+    FusedBlockShape(16, 5, False),
+    FusedBlockShape(16, 6, False),
+    FusedBlockShape(4, 1, True, 1, 8),
+    FusedBlockShape(8, 1, True, 1, 8),
+    FusedBlockShape(8, 1, True, 2, 8),
+    FusedBlockShape(12, 1, True, 2, 8),
+    FusedBlockShape(12, 1, True, 4, 8),
+    FusedBlockShape(16, 1, True, 4, 8),
+    FusedBlockShape(12, 2, True, 4, 4),
+    FusedBlockShape(14, 2, True, 4, 4),
+    FusedBlockShape(16, 2, True, 4, 4),
+    FusedBlockShape(10, 4, False, 4, 2),
+    FusedBlockShape(11, 4, False, 4, 2),
+    FusedBlockShape(12, 4, False, 4, 2),
+    FusedBlockShape(12, 4, False, 4, 8),
+    FusedBlockShape(11, 5, False, 4, 2),
+    FusedBlockShape(12, 5, False, 4, 2),
+    FusedBlockShape(12, 5, False, 4, 4),
 )
 CLUSTERS_FROM = 90  # compute capability times 10
 
 
 @dataclass(frozen=True)
-class Tiling:
+class LevelTiling:
     """Tiling of a level: tiles of ``columns`` × ``rows`` pixels, with a halo at the borders."""
 
-    shape: Shape
+    shape: FusedBlockShape
     lead: int
     """Columns and rows before a tile's own that its block computes again."""
     columns: int
@@ -140,7 +140,7 @@ class Tiling:
     """Whether the level is narrower or lower than a tile with all that it computes again."""
 
 
-def _split_side(size: int, size_in_tile: int, overlap: int, alignment: int) -> tuple[int, int] | None:
+def _divide_side_into_tiles(size: int, size_in_tile: int, overlap: int, alignment: int) -> tuple[int, int] | None:
     """Return the number of tiles along a side, and their own pixels, a multiple of ``alignment``.
 
     A tile's own pixels are ``size_in_tile`` minus ``overlap``, the pixels that its neighbours compute too.
@@ -154,36 +154,40 @@ def _split_side(size: int, size_in_tile: int, overlap: int, alignment: int) -> t
     return tiles, -(-(size - overlap) // tiles // alignment) * alignment
 
 
-def choose_tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
+def choose_tiling(height: int, width: int, config: TVL1Config, shape: FusedBlockShape) -> LevelTiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
     margin = config.median // 2
     lead = -(-(config.iterations + margin) // shape.tile_column_alignment) * shape.tile_column_alignment
     overlap = lead + config.iterations - 1 + max(margin, 1)
     across, down = (
-        _split_side(width, shape.columns_per_tile, overlap, shape.tile_column_alignment),
-        _split_side(height, shape.rows_per_tile, overlap, 1),
+        _divide_side_into_tiles(width, shape.columns_per_tile, overlap, shape.tile_column_alignment),
+        _divide_side_into_tiles(height, shape.rows_per_tile, overlap, 1),
     )
     if across is None or down is None:
         return None
     small = width < shape.columns_per_tile or height < shape.rows_per_tile
-    return Tiling(shape, lead, across[1], down[1], across[0], down[0], small)
+    return LevelTiling(shape, lead, across[1], down[1], across[0], down[0], small)
 
 
-def fused_source(config: TVL1Config, tiling: Tiling, dtype: torch.dtype) -> Source:
+def generate_fused_warp_source(config: TVL1Config, tiling: LevelTiling, dtype: torch.dtype) -> Source:
     """Return the source of ``fused_warp`` for levels of this tiling."""
     return _generate_source(
         tiling.shape, tiling.small, config.borders == "clamp", config.median // 2, dtype == torch.float16
     )
 
 
-def load_fused_kernels(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
+def load_fused_kernels(
+    kernels: Sequence[tuple[LevelTiling, TVL1Config, torch.dtype]], device: GpuProperties
+) -> list[Kernels]:
     """Return the kernels, compiled together."""
     return load_several_kernels(
-        passes.LIBRARIES, [fused_source(config, tiling, dtype) for tiling, config, dtype in kernels], device.index
+        passes.LIBRARIES,
+        [generate_fused_warp_source(config, tiling, dtype) for tiling, config, dtype in kernels],
+        device.index,
     )
 
 
-def _estimate_time(tiling: Tiling, batch: int, iterations: int, device: Device) -> float:
+def _estimate_warp_time(tiling: LevelTiling, batch: int, iterations: int, device: GpuProperties) -> float:
     """Estimate the time of a warp of a level on an H200.
 
     Blocks of larger clusters reach 120 of its 132 multiprocessors.
@@ -197,15 +201,17 @@ def _estimate_time(tiling: Tiling, batch: int, iterations: int, device: Device) 
     return rounds * (1 - 0.11 / shape.cluster) * (3 + 0.14 * rows + iterations * max(0.42, 0.0065 * rows))
 
 
-def choose_tiling_if_faster(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
+def choose_tiling_if_faster(
+    batch: int, height: int, width: int, config: TVL1Config, device: GpuProperties
+) -> LevelTiling | None:
     """Return the fastest tiling of a level by times on an H200; None if warps are faster pass by pass."""
-    candidates: list[tuple[float, Tiling]] = []
+    candidates: list[tuple[float, LevelTiling]] = []
     for shape in SHAPES:
         if shape.shared_bytes > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
         tiling = choose_tiling(height, width, config, shape)
         if tiling is not None:
-            candidates.append((_estimate_time(tiling, batch, config.iterations, device), tiling))
+            candidates.append((_estimate_warp_time(tiling, batch, config.iterations, device), tiling))
     pixels = batch * height * width / device.processors
     pass_us = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
     separate_us = 5 + 0.0044 * pixels + -(-config.iterations // 10) * pass_us
@@ -214,7 +220,7 @@ def choose_tiling_if_faster(batch: int, height: int, width: int, config: TVL1Con
 
 
 @functools.cache
-def _generate_source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
+def _generate_source(shape: FusedBlockShape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
     return Source.with_macros(
@@ -243,7 +249,7 @@ class WarpBuffers(NamedTuple):
 
 
 def build_fused_warp_launch(
-    tiling: Tiling, level: Level, config: TVL1Config, device: Device, warp: WarpBuffers
+    tiling: LevelTiling, level: Level, config: TVL1Config, device: GpuProperties, warp: WarpBuffers
 ) -> Launch:
     """Return the launch of one warp; it writes the dual variable to the set that is not ``level.front``."""
     params = _Fused()
@@ -251,8 +257,8 @@ def build_fused_warp_launch(
     params.target, params.target_plane, params.target_pitch = warp.target[0], warp.target.plane_step, warp.target.pitch
     params.from_item, params.target_item = warp.flow.stride(0), warp.target.item_step
     params.target_at, params.flags = get_address(warp.target_at), get_address(warp.flags)
-    params.dual = None if warp.zero_dual else level.plane_address(level.dual_plane(level.front))
-    params.dual_out = level.plane_address(level.dual_plane(1 - level.front)) if warp.keep_dual else None
+    params.dual = None if warp.zero_dual else level.get_plane_address(level.get_first_dual_plane(level.front))
+    params.dual_out = level.get_plane_address(level.get_first_dual_plane(1 - level.front)) if warp.keep_dual else None
     params.image_plane, params.plane, params.item = warp.first.stride(0), level.plane_step, level.item_step
     params.blend, params.slope, params.tau = config.gradient_blend, config.tau / config.theta, config.tau
     params.bound = config.lambda_ * config.theta

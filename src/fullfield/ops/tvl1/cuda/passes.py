@@ -15,7 +15,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import FLOW, Level
-from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
+from fullfield.ops.tvl1.frames import BRIGHTEST, FirstTapsAndWeights, compute_gaussian_taps, compute_linear_taps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,18 +39,18 @@ def _read_sources(*names: str) -> str:
     return read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
 
 
-def pyramid_source() -> Source:
+def generate_pyramid_source() -> Source:
     """Return the source of ``grey`` and ``resample``."""
     return Source(read_source(HALVES, _FOLDER / "pyramid.cu"))
 
 
-def warp_source(dtype: torch.dtype) -> Source:
+def generate_linearise_source(dtype: torch.dtype) -> Source:
     """Return the source of ``linearise`` for levels of ``dtype``."""
     text = _read_sources("sampling.cuh", "warp.cu")
     return Source.with_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
-def median_source(dtype: torch.dtype) -> Source:
+def generate_median_source(dtype: torch.dtype) -> Source:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
     return Source.with_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
 
@@ -80,7 +80,7 @@ def describe_planes(tensor: Tensor, width: int | None = None) -> Planes:
 # ---- launches
 
 
-class _Table(NamedTuple):
+class _DeviceTapTable(NamedTuple):
     first: Tensor
     weight: Tensor
     begins: NDArray[np.int64]
@@ -89,42 +89,42 @@ class _Table(NamedTuple):
     def taps(self) -> int:
         return int(self.weight.shape[1])
 
-    def max_inputs(self, columns: int) -> int:
+    def count_max_inputs_per_run(self, columns: int) -> int:
         """Return the most inputs that a run of ``columns`` outputs needs; runs begin at multiples of ``columns``."""
         last = np.minimum(np.arange(0, len(self.begins), columns) + columns, len(self.begins)) - 1
         return int((self.begins[last] - self.begins[::columns]).max()) + self.taps
 
 
-def _identity_window(size_in: int, size_out: int) -> Window:
+def _compute_identity_taps(size_in: int, size_out: int) -> FirstTapsAndWeights:
     if size_in != size_out:
         raise ValueError(f"expected as many pixels, got {size_in} and {size_out}")
     return np.arange(size_in), np.ones((size_in, 1))
 
 
-_WINDOWS = {"gaussian": gaussian_window, "linear": linear_window, "none": _identity_window}
+_WINDOWS = {"gaussian": compute_gaussian_taps, "linear": compute_linear_taps, "none": _compute_identity_taps}
 
 
-class Passes:
+class KernelLaunches:
     """Makes launches for one device and one precision; keeps the resampling tables."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, index = device, _launching.gpu_from_device(device).index
-        sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
+        self._device, index = device, _launching.get_gpu_properties_of_device(device).index
+        sources = [generate_pyramid_source(), generate_linearise_source(dtype), generate_median_source(dtype)]
         self._pyramid, self._warp, self._median = _launching.load_several_kernels(LIBRARIES, sources, index)
-        self._tables: dict[tuple[str, int, int], _Table] = {}
+        self._tables: dict[tuple[str, int, int], _DeviceTapTable] = {}
 
     def iterate_tables(self) -> Iterator[Tensor]:
         """Yield the resampling tables that exist so far."""
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
-    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> _Table:
+    def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> _DeviceTapTable:
         key = (kind, size_in, size_out)
         table = self._tables.get(key)
         if table is None:
             first, weight = _WINDOWS[kind](size_in, size_out)
             index = torch.from_numpy(first.astype(np.int32)).to(self._device)
-            table = _Table(index, torch.from_numpy(weight.astype(np.float32)).to(self._device), first)
+            table = _DeviceTapTable(index, torch.from_numpy(weight.astype(np.float32)).to(self._device), first)
             self._tables[key] = table
         return table
 
@@ -199,9 +199,9 @@ class Passes:
         """Return the launch that fills ``level`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
         params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
-        params.flow = level.plane_address(level.flow_plane(level.front))
-        params.data = level.plane_address(level.data_plane)
-        params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.flow = level.get_plane_address(level.get_first_flow_plane(level.front))
+        params.data = level.get_plane_address(level.data_plane)
+        params.origin = level.get_plane_address(level.origin_plane) if level.dtype == torch.float16 else None
         params.image_plane, params.plane, params.item = first.stride(0), level.plane_step, level.item_step
         params.blend, params.height, params.width = blend, level.height, level.width
         params.image_pitch, params.pitch, params.tiles = first.stride(1), level.pitch, -(-level.width // 32)
@@ -213,8 +213,8 @@ class Passes:
     ) -> Launch:
         """Filter the flow of ``level`` into float32 ``target`` [B, 2, H, W]; with ``side`` 0 copy it."""
         params = _DECLARED["MedianParams"]()
-        params.flow = level.plane_address(level.flow_plane(level.front))
-        params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.flow = level.get_plane_address(level.get_first_flow_plane(level.front))
+        params.origin = level.get_plane_address(level.origin_plane) if level.dtype == torch.float16 else None
         params.target, params.target_plane, params.target_pitch = target.address, target.plane_step, target.pitch
         params.target_at = get_address(target_at)
         params.plane, params.item = level.plane_step, level.item_step
@@ -225,11 +225,11 @@ class Passes:
         return Launch(self._median, f"median{side}", blocks, _MEDIAN_THREADS, params)
 
 
-def _choose_tile(horizontal_table: _Table) -> tuple[int, int, int]:
+def _choose_tile(horizontal_table: _DeviceTapTable) -> tuple[int, int, int]:
     """Return rows and columns of a block's tile, and the inputs that its columns need."""
     rows, columns = 2 * _WARPS, 4 if horizontal_table.taps > 32 else 32
-    while columns > 1 and _WARPS * horizontal_table.max_inputs(columns) > _SUMS:
+    while columns > 1 and _WARPS * horizontal_table.count_max_inputs_per_run(columns) > _SUMS:
         columns //= 2
-    while rows > 1 and rows * horizontal_table.max_inputs(columns) > _SUMS:
+    while rows > 1 and rows * horizontal_table.count_max_inputs_per_run(columns) > _SUMS:
         rows //= 2
-    return rows, columns, horizontal_table.max_inputs(columns)
+    return rows, columns, horizontal_table.count_max_inputs_per_run(columns)

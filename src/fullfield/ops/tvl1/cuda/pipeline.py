@@ -11,7 +11,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import COPIES, HALVES, Device, Launch, parse_structures, read_source
+from fullfield.ops._launching import COPIES, HALVES, GpuProperties, Launch, parse_structures, read_source
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.state import Level
@@ -25,7 +25,7 @@ _Params = parse_structures(_FILE)["IterateParams"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class PipelineShape:
     """Division of a level for the kernel."""
 
     threads: int
@@ -43,10 +43,13 @@ class Shape:
 
 
 # The fastest on an H200.
-SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape(128, 10, words=2, blocks=4)}
+SHAPES = {
+    torch.float32: PipelineShape(128, 10, words=4, blocks=3),
+    torch.float16: PipelineShape(128, 10, words=2, blocks=4),
+}
 
 
-def plan_passes(iterations: int, depth: int) -> list[int]:
+def split_iterations_into_passes(iterations: int, depth: int) -> list[int]:
     """Return the iterations of every pass, as equal as possible, with at most two different depths."""
     count = -(-iterations // depth)
     shorter, longer = divmod(iterations, count)
@@ -61,7 +64,7 @@ def choose_strip_rows(height: int, rows: int, columns: int, concurrent: int) -> 
     return max(min(_MIN_STRIP_ROWS, height), -(-height // strips))
 
 
-class Pass(NamedTuple):
+class IterationPass(NamedTuple):
     """One pass over a level."""
 
     source: Source
@@ -77,7 +80,7 @@ def _generate_source(half: bool, **options: int) -> Source:
     return Source.with_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
-def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
+def build_iteration_pass(level: Level, shape: PipelineShape, depth: int, device: GpuProperties) -> IterationPass:
     """Return the pass of ``depth`` iterations on ``level``."""
     half = level.dtype == torch.float16
     groups = shape.threads // 32
@@ -95,16 +98,22 @@ def build_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     shared = (ring + slots * (11 if half else 9) + handed * 12) * 32 * words * 4
     concurrent = device.processors * max(1, min(shape.blocks, device.shared // shared))
     rows = choose_strip_rows(level.height, shape.rows, columns * level.batch, concurrent)
-    return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
+    return IterationPass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
 
 
 def fill_iteration_params(params: Any, level: Level, config: TVL1Config, target_set: int, *, zero_dual: bool) -> None:
     """Fill in the parameters of every iterating kernel: planes from the front to ``target_set``, sizes, constants."""
-    front, address = level.front, level.plane_address
-    params.flow, params.flow_out = address(level.flow_plane(front)), address(level.flow_plane(target_set))
-    params.dual, params.dual_out = address(level.dual_plane(front)), address(level.dual_plane(target_set))
-    params.data = level.plane_address(level.data_plane)
-    params.origin = level.plane_address(level.origin_plane) if level.dtype == torch.float16 else None
+    front, address = level.front, level.get_plane_address
+    params.flow, params.flow_out = (
+        address(level.get_first_flow_plane(front)),
+        address(level.get_first_flow_plane(target_set)),
+    )
+    params.dual, params.dual_out = (
+        address(level.get_first_dual_plane(front)),
+        address(level.get_first_dual_plane(target_set)),
+    )
+    params.data = level.get_plane_address(level.data_plane)
+    params.origin = level.get_plane_address(level.origin_plane) if level.dtype == torch.float16 else None
     params.plane, params.item, params.pitch = level.plane_step, level.item_step, level.pitch
     params.width, params.height = level.width, level.height
     params.slope, params.tau, params.bound = config.tau / config.theta, config.tau, config.lambda_ * config.theta
@@ -114,21 +123,24 @@ def fill_iteration_params(params: Any, level: Level, config: TVL1Config, target_
 class RegisterPipeline:
     """The engine's schedule of iterations. ``shape``: by default the fastest known."""
 
-    def __init__(self, shape: Shape | None = None) -> None:
+    def __init__(self, shape: PipelineShape | None = None) -> None:
         self._shape = shape
 
-    def _choose_shape(self, level: Level) -> Shape:
+    def _choose_shape(self, level: Level) -> PipelineShape:
         return SHAPES[level.dtype] if self._shape is None else self._shape
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
-        """Compile and load what ``queue_iterations`` will launch on ``level``; before a capture."""
-        device, shape = _launching.gpu_from_device(level.device), self._choose_shape(level)
-        plans = [build_pass(level, shape, depth, device) for depth in sorted(set(plan_passes(iterations, shape.depth)))]
+        """Compile and load what ``launch_iterations`` will launch on ``level``; before a capture."""
+        device, shape = _launching.get_gpu_properties_of_device(level.device), self._choose_shape(level)
+        plans = [
+            build_iteration_pass(level, shape, depth, device)
+            for depth in sorted(set(split_iterations_into_passes(iterations, shape.depth)))
+        ]
         loaded = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in plans], device.index)
         for one, kernels in zip(plans, loaded, strict=True):
             kernels.get_kernel(_NAME, one.shared)
 
-    def queue_iterations(
+    def launch_iterations(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
         """Queue ``iterations`` on ``level``; ``level.front`` then names the set with the result.
@@ -143,9 +155,9 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
-        device, shape = _launching.gpu_from_device(level.device), self._choose_shape(level)
-        for depth in plan_passes(iterations, shape.depth):
-            one = build_pass(level, shape, depth, device)
+        device, shape = _launching.get_gpu_properties_of_device(level.device), self._choose_shape(level)
+        for depth in split_iterations_into_passes(iterations, shape.depth):
+            one = build_iteration_pass(level, shape, depth, device)
             params: Any = _Params()
             fill_iteration_params(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns

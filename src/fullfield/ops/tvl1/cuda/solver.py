@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import InOrder, record_graph
+from fullfield.ops._recording import SerializedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_frame_values
@@ -30,15 +30,15 @@ class Solver:
         self._engine: Engine | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._used = self._started = False
-        self._in_order = InOrder(device)
+        self._in_order = SerializedCalls(device)
 
     def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
-        """Estimate the flow of a batch of pairs; arguments as in ``make_solver`` in ``cpu.py``."""
+        """Estimate the flow of a batch of pairs; arguments as in ``create_solver`` in ``cpu.py``."""
         if len(frame1) == 0:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
-        flow, flags = self.queue_pair(frame1, frame2, start, progress)
+        flow, flags = self.launch_pair(frame1, frame2, start, progress)
         if not torch.cuda.is_current_stream_capturing() and int(flags):
             check_frame_values(frame1, "frame1")
             check_frame_values(frame2, "frame2")
@@ -47,7 +47,7 @@ class Solver:
             check_finite(flow, "flow", FINITE_FLOW)
         return flow
 
-    def queue_pair(
+    def launch_pair(
         self,
         frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
@@ -59,15 +59,15 @@ class Solver:
         with self._in_order(self._iterate_tensors):
             engine = self._get_engine(len(frame1))
             engine.flags.zero_()
-            engine.read_frames((frame1, frame2), 0, flow, sets_flags=True)
+            engine.load_frames_as_grey((frame1, frame2), 0, flow, sets_flags=True)
             if start is None:
                 engine.start.zero_()
             else:
                 if not self._started:
-                    self._in_order.register_tensors_again()  # of the tables that this makes
+                    self._in_order.register_changed_tensors()  # of the tables that this makes
                     self._started = True
-                engine.set_start_flow(start.contiguous())
-            self._run_or_replay_engine(engine, progress)
+                engine.set_initial_flow(start.contiguous())
+            self._run_or_replay_engine_graph(engine, progress)
             return flow, engine.flags.clone()
 
     def _iterate_tensors(self) -> Iterator[Tensor]:
@@ -77,11 +77,11 @@ class Solver:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
             self._used = self._started = False
-            self._in_order.register_tensors_again()
+            self._in_order.register_changed_tensors()
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
 
-    def _run_or_replay_engine(self, engine: Engine, progress: Progress | None) -> None:
+    def _run_or_replay_engine_graph(self, engine: Engine, progress: Progress | None) -> None:
         def work() -> None:
             engine.build_pyramid(0, 2)
             engine.solve(0, sets_flags=True, progress=progress)
@@ -91,5 +91,5 @@ class Solver:
             self._used = True
             return
         if self._graph is None:
-            self._graph = record_graph(work, self._device)
+            self._graph = record_cuda_graph(work, self._device)
         self._graph.replay()

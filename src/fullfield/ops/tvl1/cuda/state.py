@@ -10,20 +10,20 @@ ROW = 128
 FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
 
 
-def row_pitch(width: int, dtype: torch.dtype) -> int:
+def compute_row_pitch(width: int, dtype: torch.dtype) -> int:
     """Return the number of elements from one row of a plane to the next."""
     step = ROW // dtype.itemsize
     return -(-width // step) * step
 
 
-def count_planes(dtype: torch.dtype) -> int:
+def count_level_planes(dtype: torch.dtype) -> int:
     """Return the number of planes of an item: flow and dual twice, data, and in float16 the origin."""
     return 2 * (FLOW + DUAL) + DATA + (ORIGIN if dtype == torch.float16 else 0)
 
 
 def count_state_elements(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
     """Return the number of elements of a level."""
-    return batch * count_planes(dtype) * height * row_pitch(width, dtype)
+    return batch * count_level_planes(dtype) * height * compute_row_pitch(width, dtype)
 
 
 class Level:
@@ -54,11 +54,11 @@ class Level:
     ) -> None:
         """Allocate the planes, or use ``memory``: at least ``count_state_elements(...)`` long, aligned to 128 bytes."""
         self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
-        self.pitch = row_pitch(width, dtype)
+        self.pitch = compute_row_pitch(width, dtype)
         size = count_state_elements(batch, height, width, dtype)
         if memory is None:
             memory = torch.empty(size, dtype=dtype, device=device)
-        self.memory = memory.view(-1)[:size].view(batch, count_planes(dtype), height, self.pitch)
+        self.memory = memory.view(-1)[:size].view(batch, count_level_planes(dtype), height, self.pitch)
         self.front = 0
         """The set of flow and dual, 0 or 1, that holds the present state."""
 
@@ -70,19 +70,19 @@ class Level:
     @property
     def item_step(self) -> int:
         """Elements from one item of the batch to the next."""
-        return count_planes(self.dtype) * self.plane_step
+        return count_level_planes(self.dtype) * self.plane_step
 
-    def plane_address(self, plane: int) -> int:
+    def get_plane_address(self, plane: int) -> int:
         """Return the address of item 0's plane with this number in ``memory``."""
         return self.memory.data_ptr() + plane * self.plane_step * self.dtype.itemsize
 
-    def flow_plane(self, front: int) -> int:
-        """Return the number of the first flow plane of set ``front``."""
-        return front * (FLOW + DUAL)
+    def get_first_flow_plane(self, buffer_set: int) -> int:
+        """Return the number of the first flow plane of set ``buffer_set``."""
+        return buffer_set * (FLOW + DUAL)
 
-    def dual_plane(self, front: int) -> int:
-        """Return the number of the first dual plane of set ``front``."""
-        return front * (FLOW + DUAL) + FLOW
+    def get_first_dual_plane(self, buffer_set: int) -> int:
+        """Return the number of the first dual plane of set ``buffer_set``."""
+        return buffer_set * (FLOW + DUAL) + FLOW
 
     @property
     def data_plane(self) -> int:
@@ -98,14 +98,14 @@ class Level:
         return self.memory[:, first : first + count, :, : self.width]
 
     @property
-    def flow(self) -> Tensor:
-        """View [batch, 2, height, width] of the present flow."""
-        return self._view_planes(self.flow_plane(self.front), FLOW)
+    def current_flow(self) -> Tensor:
+        """View [batch, 2, height, width] of the current flow."""
+        return self._view_planes(self.get_first_flow_plane(self.front), FLOW)
 
     @property
-    def dual(self) -> Tensor:
-        """View [batch, 4, height, width] of the present dual variable times theta."""
-        return self._view_planes(self.dual_plane(self.front), DUAL)
+    def current_dual(self) -> Tensor:
+        """View [batch, 4, height, width] of the current dual variable times theta."""
+        return self._view_planes(self.get_first_dual_plane(self.front), DUAL)
 
     @property
     def gradient(self) -> Tensor:

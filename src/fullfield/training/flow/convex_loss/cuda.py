@@ -26,7 +26,7 @@ def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
         return f"needs a factor of {FACTOR} and {VALUES} values, got {factor} and {field.shape[1]}"
     if field.dtype != torch.float32 or mask.dtype not in CODES:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
-    return _launching.explain_refusal(field.device)
+    return _launching.explain_unsupported_device(field.device)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ _Params = parse_structures(_LAYERS)["LayeredParams"]
 
 def explain_unsupported(device: torch.device) -> str | None:
     """Return None if the kernels run on the device, else the reason why not."""
-    return _launching.explain_refusal(device)
+    return _launching.explain_unsupported_device(device)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fullfield.ops._positions import pixel_positions
+from fullfield.ops._positions import create_pixel_grid
 from fullfield.training.flow.layered import raster
 from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.sampling import sample_pictures
@@ -56,7 +56,7 @@ def render_pairs(
     scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, size: tuple[int, int]
 ) -> RenderedPairs:
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
-    x, y = pixel_positions(size, scenes.to_card.device)
+    x, y = create_pixel_grid(size, scenes.to_card.device)
     first, second = (_render_frame(scenes, triangles, atlas, frame, x, y) for frame in (0, 1))
     flow, valid, occluded = _compute_flow_validity_and_occlusion(scenes, triangles, atlas, x, y)
     return RenderedPairs(first, second, flow, valid, occluded)
