@@ -117,7 +117,7 @@ def _forbid_processes_in_unit_tests(request: pytest.FixtureRequest, monkeypatch:
         raise AssertionError("a unit test starts no process and compiles nothing; remove the mark")
 
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
-    monkeypatch.setattr("fullfield._kernels.numba_cache.Kernels.__call__", refuse)
+    monkeypatch.setattr("fullfield._kernels.numba_cache.KernelModule.__call__", refuse)
     monkeypatch.setattr("fullfield._kernels.nvrtc.load_nvrtc", refuse)
 
 

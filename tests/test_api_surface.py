@@ -25,7 +25,9 @@ def surface() -> dict[str, list[str]]:
 
 
 SURFACE = surface()
-LAZY = [m for m in SURFACE if "= load_lazily(" in (ROOT / m.replace(".", "/") / "__init__.py").read_text("utf-8")]
+LAZY = [
+    m for m in SURFACE if "= create_lazy_attributes(" in (ROOT / m.replace(".", "/") / "__init__.py").read_text("utf-8")
+]
 
 
 @pytest.mark.parametrize("module", SURFACE)

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: io.write_flow("a.flo", create_random(2, 8, 8), create_meta(8, 8, dtype=torch.bool)),
     ),
     "write_st_map": ("flow", lambda: io.write_st_map("a.exr", create_meta(2, 8, 8))),
-    "write_vectors": ("forward", lambda: io.write_vectors("a.exr", {"forward": create_meta(2, 8, 8)})),
+    "write_flow_layers": ("forward", lambda: io.write_flow_layers("a.exr", {"forward": create_meta(2, 8, 8)})),
     "write_image": ("image", lambda: io.write_image("a.png", create_meta(3, 8, 8))),
     "write_point_cloud": ("points", lambda: io.write_point_cloud("a.ply", io.PointCloud(create_meta(5, 3)))),  # type: ignore[arg-type]
     "Flow.save": (

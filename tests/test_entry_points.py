@@ -150,10 +150,10 @@ def test_nuke_command_estimates_read_node(
     assert made["file"].value() == f"{tmp_path.as_posix()}/vectors/mv.%04d.exr"
     assert made["raw"].value()
     assert any(isinstance(each, int) and each > 0 for each in nuke.progress_events), nuke.progress_events
-    from fullfield.io import read_vectors
+    from fullfield.io import read_flow_layers
 
     assert sorted(path.name for path in (tmp_path / "vectors").glob("*.exr")) == ["mv.1001.exr", "mv.1002.exr"]
-    assert read_vectors(tmp_path / "vectors" / "mv.1001.exr")
+    assert read_flow_layers(tmp_path / "vectors" / "mv.1001.exr")
 
 
 def test_nuke_command_reports_errors(

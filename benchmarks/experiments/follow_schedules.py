@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.experiments import follow_shots
 from benchmarks.stored import environment
-from fullfield._check import device as check_device
+from fullfield._check import check_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp

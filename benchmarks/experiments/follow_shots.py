@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.stored import state_conditions
-from fullfield._check import device as check_device
+from fullfield._check import check_device
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp

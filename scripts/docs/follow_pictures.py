@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fullfield.cli.main import main as run_command
-from fullfield.io import read_frame, read_vectors, write_image
+from fullfield.io import read_flow_layers, read_frame, write_image
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.sequences.follow_pictures import draw_reference_grid
 from fullfield.viz import frame_to_image
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             *colors, alpha = (paint.pixels[paint.channels.index(name)] for name in "RGBA")
             over = torch.stack(colors) + plate.pixels[[plate.channels.index(name) for name in "RGB"]] * (1 - alpha)
             write_all_channels("over.exr", ChannelPicture(over, ("R", "G", "B"), "float"))
-            layers = read_vectors(f"ref.{number}.exr")
+            layers = read_flow_layers(f"ref.{number}.exr")
             painted.append(read_frame("over.exr"))
             grids.append(
                 draw_reference_grid(

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 __version__ = "0.2.0"
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fullfield.integrations.patching import patch as patch
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "_check": "InputError",

@@ -51,7 +51,7 @@ def require(condition: bool, name: str, expected: str, actual: object) -> None:
         )
 
 
-def tensor(
+def check_tensor(
     value: Any,
     name: str,
     shape: Sequence[int | str | None],
@@ -90,7 +90,7 @@ def _format_shape(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
 
 
-def device(value: Any, name: str = "device") -> torch.device:
+def check_device(value: Any, name: str = "device") -> torch.device:
     """Check that ``value`` names a device of this machine, and return it."""
     import torch
 
@@ -115,7 +115,7 @@ def read_torchrun_rank() -> tuple[int, int]:
     return int(rank), int(count)
 
 
-def number(
+def check_number(
     value: object,
     name: str,
     *,
@@ -147,7 +147,7 @@ def number(
     require(False, name, expected.strip(), describe_value(value))
 
 
-def choice(value: object, name: str, options: Collection[object]) -> None:
+def check_choice(value: object, name: str, options: Collection[object]) -> None:
     """Check that ``value`` is one of ``options``; the error for a name suggests the nearest one."""
     if value not in options:
         names = [str(option) for option in options]
@@ -159,24 +159,24 @@ _SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu"
 _SHORTEST_BEGINNING = 3
 
 
-def suggest_nearest(word: str, known: Sequence[str], said: str = "") -> str:
+def suggest_nearest(word: str, known_names: Sequence[str], replaced_name: str = "") -> str:
     """Return the end of a message about an unknown ``word``: ``; did you mean tvl1?``, or "" if no name is similar.
 
     Names that begin with ``word`` come first, then the most similar one; case does not count.
 
     Args:
         word: the name that is not known.
-        known: the names that are.
-        said: what to put after "instead of"; nothing by default.
+        known_names: the names that are.
+        replaced_name: what to put after "instead of"; nothing by default.
     """
     from difflib import get_close_matches
 
-    names = {name.casefold(): name for name in reversed(known)}
+    names = {name.casefold(): name for name in reversed(known_names)}
     requested = word.casefold()
     longer = [name for name in names if name.startswith(requested)] if len(requested) >= _SHORTEST_BEGINNING else []
     close = [name for name in reversed(longer) if len(name) == min(map(len, longer))]
     close = close or get_close_matches(requested, names, 1, _SIMILARITY)
-    instead = f" instead of {said}" if said else ""
+    instead = f" instead of {replaced_name}" if replaced_name else ""
     return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
 

@@ -23,7 +23,7 @@ class Config:
 
     def __new__(cls, *_: object, **values: object) -> Any:
         for name in values:
-            _check.choice(name, cls.__name__, [field.name for field in fields(cls)])
+            _check.check_choice(name, cls.__name__, [field.name for field in fields(cls)])
         return super().__new__(cls)
 
     def replace(self: _Config, **changes: Any) -> _Config:

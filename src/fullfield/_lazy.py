@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 
 
-def load_lazily(
-    package: str, homes: Mapping[str, str], *present: str
+def create_lazy_attributes(
+    package: str, names_by_module: Mapping[str, str], *own_names: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package that also imports the names for type checkers.
 
     Args:
         package: its ``__name__``.
-        homes: module inside the package to the public names taken from there, separated by spaces.
-        present: public names that the package defines itself.
+        names_by_module: module inside the package to the public names taken from there, separated by spaces.
+        own_names: public names that the package defines itself.
     """
-    home = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
-    public = sorted({*home, *present})
+    home = {name: f"{package}.{module}" for module, names in names_by_module.items() for name in names.split()}
+    public = sorted({*home, *own_names})
 
     def load_name(name: str) -> object:
         if name not in home:

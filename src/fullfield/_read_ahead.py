@@ -48,8 +48,8 @@ class ReadAhead(Generic[Key, Item]):
 
     def __init__(
         self,
-        read: Callable[[Key], Item],
-        size_bytes: Callable[[Item], int],
+        read_item: Callable[[Key], Item],
+        count_item_bytes: Callable[[Item], int],
         *,
         threads: int,
         max_bytes: int | None = None,
@@ -57,7 +57,7 @@ class ReadAhead(Generic[Key, Item]):
         max_items: int | None = None,
         executor: Executor | None = None,
     ) -> None:
-        self._read, self._size_bytes = read, size_bytes
+        self._read, self._size_bytes = read_item, count_item_bytes
         self._max_items = threads + 1 if max_items is None else max_items
         self._max_bytes = choose_buffer_bytes() if max_bytes is None else max_bytes
         self._min_items = min_items
@@ -124,13 +124,13 @@ class ReadAhead(Generic[Key, Item]):
 
 
 def iterate_ahead(
-    items: Iterable[Item], size_bytes: Callable[[Item], int], *, max_items: int = 8, max_bytes: int = 1 << 28
+    items: Iterable[Item], count_item_bytes: Callable[[Item], int], *, max_items: int = 8, max_bytes: int = 1 << 28
 ) -> Iterator[Item]:
     """Yield the items of an iterable that a thread advances ahead, such as a decoder's frames.
 
     Args:
         items: they are produced one after the other in one thread.
-        size_bytes: returns the memory that an item takes.
+        count_item_bytes: returns the memory that an item takes.
         max_items: number of items that are produced ahead at most.
         max_bytes: limit for items that are produced and not yet yielded.
     """
@@ -140,7 +140,7 @@ def iterate_ahead(
         return next(iterator, end)
 
     def count_bytes(item: Any) -> int:
-        return 1 if item is end else size_bytes(item)
+        return 1 if item is end else count_item_bytes(item)
 
     with ReadAhead(advance, count_bytes, threads=1, max_bytes=max_bytes, max_items=max_items) as reads:
         reads.add_keys(range(max_items))

@@ -38,7 +38,7 @@ def test_tune_selects_fastest_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
-    device = _launching.get_gpu_properties_of_device(torch.device("cuda"))
+    device = _launching.get_device_gpu_properties(torch.device("cuda"))
     for kind in CANDIDATES:
         found = times[tuning._key(*kind)]
         assert found[repr(shape_for(*kind, device))] == min(found.values())

@@ -13,7 +13,7 @@ import torch
 
 from fullfield import InputError
 from fullfield.cli.main import main
-from fullfield.io import read_flow, read_vectors, resize_flow, write_flow, write_vectors
+from fullfield.io import read_flow, read_flow_layers, resize_flow, write_flow, write_flow_layers
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -68,9 +68,9 @@ def test_convert_pattern_refuses_mistakes(run: Run) -> None:
 @pytest.mark.parametrize("scale", ["2", "1/2", "0.5", "3", "1.5"])
 def test_convert_scale_changes_size_and_vectors(run: Run, scale: str) -> None:
     factor = eval(scale)
-    write_vectors("a.exr", {"forward": ramp(), "backward": -ramp()})
+    write_flow_layers("a.exr", {"forward": ramp(), "backward": -ramp()})
     assert run("a.exr", "b.exr", "--scale", scale)[0] == 0
-    parts = read_vectors("b.exr")
+    parts = read_flow_layers("b.exr")
     height, width = round(12 * factor), round(16 * factor)
     x = (torch.arange(width) + 0.5) * 16 / width - 0.5  # where a new pixel's centre lies among the old ones
     expected = x * width / 16
@@ -101,13 +101,13 @@ def test_convert_channels_reads_renderer_vectors(run: Run) -> None:
     assert output.write_image(np.tile(np.array([4, -3, 2, -1], np.float32), (6, 8, 1)))
     assert output.close()
     assert run("blender.exr", "a.exr")[0] == 0
-    parts = read_vectors("a.exr")
+    parts = read_flow_layers("a.exr")
     assert parts["forward"][:, 0, 0].tolist() == [2, 1]
     assert parts["backward"][:, 0, 0].tolist() == [-4, -3]
     names = [f"ViewLayer.Vector.{axis}" for axis in "XYZW"]
     words = ("--channels", ",".join(names), "--y-axis", "down", "--vector-scale", "10,-1")
     assert run("blender.exr", "b.exr", *words)[0] == 0
-    parts = read_vectors("b.exr")
+    parts = read_flow_layers("b.exr")
     assert parts["forward"][:, 0, 0].tolist() == [40, 3]
     assert parts["backward"][:, 0, 0].tolist() == [20, 1]
     assert run("blender.exr", "c.flo", "--layer", "backward")[0] == 0

@@ -65,7 +65,7 @@ def test_flow_device_defaults_to_auto(cli: Any, monkeypatch: pytest.MonkeyPatch)
 def test_evaluate_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _choose_device_of_process("auto", "cuda:0") == "cuda:0"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr("fullfield._check.device", torch.device)
+    monkeypatch.setattr("fullfield._check.check_device", torch.device)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     assert _choose_device_of_process("auto", "cuda:0") == _choose_device_of_process("cuda", "cuda") == "cuda:1"
     assert _choose_device_of_process("cuda:0", "cuda:0") == "cuda:0"
@@ -73,7 +73,7 @@ def test_evaluate_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_train_processes_use_separate_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield._check.device", torch.device)
+    monkeypatch.setattr("fullfield._check.check_device", torch.device)
     monkeypatch.setattr(ranks, "resolve_device", lambda _: torch.device("cuda:0"))
     assert ranks.choose_rank_device("auto") == ranks.choose_rank_device("cuda") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")

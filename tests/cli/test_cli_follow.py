@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullfield.cli.main import main
-from fullfield.io import read_vectors, write_image, write_vectors
+from fullfield.io import read_flow_layers, write_flow_layers, write_image
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
 from fullfield.ops.warping import warp
 from fullfield.sequences.tracks import TrackedPoint, read_points_csv, read_tracks_from_flow_files, write_tracks
@@ -51,7 +51,7 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
     assert follow(*words, "--tracks", "tracks.csv", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["written"], report["existing"], report["references"]) == (4, 0, [1002])
-    layers = read_vectors("ref.1004.exr")
+    layers = read_flow_layers("ref.1004.exr")
     assert set(layers) == {
         *("forward", "backward", "occlusion.forward", "occlusion.backward"),
         *("confidence.forward", "confidence.backward"),
@@ -74,7 +74,7 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
 def test_follow_writes_st_maps_from_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reference", "1002", "-o", "ref.%04d.exr"]
     assert follow(*words) == 0
-    before = {number: read_vectors(f"ref.{number}.exr") for number in range(1001, 1005)}
+    before = {number: read_flow_layers(f"ref.{number}.exr") for number in range(1001, 1005)}
     capsys.readouterr()
     assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -84,7 +84,7 @@ def test_follow_writes_st_maps_from_existing_files(capsys: pytest.CaptureFixture
         assert torch.equal(
             read_all_channels(f"st.{number}.exr").pixels, read_all_channels(f"st_again.{number}.exr").pixels
         ), number
-        assert torch.equal(read_vectors(f"ref.{number}.exr")["backward"], layers["backward"])
+        assert torch.equal(read_flow_layers(f"ref.{number}.exr")["backward"], layers["backward"])
     capsys.readouterr()
     assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -244,11 +244,11 @@ def test_follow_tracks_skip_frames_of_failed_plates(shot: SyntheticShot) -> None
 
 
 def test_track_points_adds_forward_flow(tmp_path: Path) -> None:
-    from fullfield.io import write_vectors
+    from fullfield.io import write_flow_layers
 
     flow = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(10.0), indexing="ij"))
     planes = {"forward": flow, "occlusion.forward": torch.zeros(8, 10), "confidence.forward": torch.ones(8, 10)}
-    write_vectors(tmp_path / "ref.0007.exr", planes)
+    write_flow_layers(tmp_path / "ref.0007.exr", planes)
     (tmp_path / "points.csv").write_text("x,y\n2.5,3\n", encoding="utf-8-sig")  # as Excel writes it
     points = read_points_csv(tmp_path / "points.csv")
     (track,) = read_tracks_from_flow_files(points, [7], lambda number: str(tmp_path / f"ref.{number:04d}.exr"))
@@ -357,8 +357,8 @@ def test_view_paint_refuses_bad_input_in_one_line(
 ) -> None:
     layers = {"backward": torch.zeros(2, 48, 64)}
     layers |= {f"{name}.backward": torch.zeros(48, 64) for name in ("occlusion", "confidence")}
-    write_vectors("ref.1001.exr", layers)
-    write_vectors("mv.1001.exr", layers)
+    write_flow_layers("ref.1001.exr", layers)
+    write_flow_layers("mv.1001.exr", layers)
     Path("ref.exr.fullfield.json").write_text(json.dumps({"settings": {"reference": 1001}}))
     write_image("small.png", torch.zeros(3, 24, 32))
     assert main(["view", *words, "--plates", "plate.%04d.png", "-o", "page.html", "--quiet"]) == 2

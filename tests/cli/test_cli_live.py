@@ -54,7 +54,7 @@ def test_live_rate_max_computes_every_pair(cli: Any, film: str) -> None:
     frames = list(open_video("out.mp4"))
     assert len(frames) == 7
     # To the left is cyan on Middlebury's wheel.
-    red, green, blue = frames[3].rgb()[:, 12:-12, 12:-12].float().mean((1, 2))
+    red, green, blue = frames[3].read_rgb()[:, 12:-12, 12:-12].float().mean((1, 2))
     assert min(green, blue) > red + 60
 
 
@@ -143,7 +143,7 @@ class Stopping:
     class Frame:
         time = 0.0
 
-        def luma(self) -> Tensor:
+        def read_luma(self) -> Tensor:
             return torch.zeros(1, 24, 32, dtype=torch.uint8)
 
     def __iter__(self) -> Iterator[Any]:

@@ -27,10 +27,10 @@ class Frame:
     def __init__(self, time: float) -> None:
         self.time = time
 
-    def luma(self) -> Tensor:
+    def read_luma(self) -> Tensor:
         return torch.zeros(1, 2, 2, dtype=torch.uint8)
 
-    def rgb(self) -> Tensor:
+    def read_rgb(self) -> Tensor:
         return torch.zeros(3, 2, 2, dtype=torch.uint8)
 
 

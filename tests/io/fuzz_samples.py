@@ -228,14 +228,14 @@ def _frame(path: Path) -> Any:
 
 
 def _flow(path: Path) -> Any:
-    from fullfield.io import read_flow, read_vectors
+    from fullfield.io import read_flow, read_flow_layers
     from fullfield.io.flow import read_flow_window
 
     flow, valid = read_flow(path)
     if path.suffix == ".exr":
         read_flow_window(path)
     if path.suffix == ".exr" and flow.numel() <= _LARGE:
-        assert all(part.shape[-2:] == valid.shape for part in read_vectors(path).values())
+        assert all(part.shape[-2:] == valid.shape for part in read_flow_layers(path).values())
     assert flow.dtype == torch.float32
     assert flow.shape == (2, *valid.shape)
     assert flow.numel() > _LARGE or (flow.isfinite().all() and not flow[:, ~valid].any())
@@ -275,8 +275,8 @@ def _film(path: Path) -> Any:
     try:
         last = -1.0
         for frame in itertools.islice(source, 20):
-            assert frame.luma().shape == (1, source.height, source.width)
-            assert frame.rgb().shape == (3, source.height, source.width)
+            assert frame.read_luma().shape == (1, source.height, source.width)
+            assert frame.read_rgb().shape == (3, source.height, source.width)
             assert abs(frame.time - last) < 3600
             last = frame.time
     finally:

@@ -21,7 +21,7 @@ from bombs import (
 )
 from io_files import MIB, ExrPart, refused, save
 
-from fullfield.io import read_flow, read_frame, read_point_cloud, read_vectors
+from fullfield.io import read_flow, read_flow_layers, read_frame, read_point_cloud
 from peak_memory import PeakMemory
 
 pytestmark = pytest.mark.unit
@@ -99,7 +99,7 @@ def test_read_flow_of_empty_window_allocates_nothing(tmp_path: Path) -> None:
 def test_read_vectors_refuses_huge_display_window(tmp_path: Path) -> None:
     path = tmp_path / "a.exr"
     save(path, ExrPart(np.ones((2, 3, 1), np.float32), ("occlusion.forward",), display=(0, 0, 1 << 20, 1 << 20)))
-    refused(path, path.read_bytes(), "1048576 × 1048576 pixels, which a file of", read_vectors)
+    refused(path, path.read_bytes(), "1048576 × 1048576 pixels, which a file of", read_flow_layers)
 
 
 def test_read_flow_exr_nonfinite_vectors_are_zero(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from io_files import ExrPart, complaint, samples, save
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.io import FlowData, FlowRangeError, read_flow, read_vectors, write_flow, write_st_map, write_vectors
+from fullfield.io import (
+    FlowData,
+    FlowRangeError,
+    read_flow,
+    read_flow_layers,
+    write_flow,
+    write_flow_layers,
+    write_st_map,
+)
 from fullfield.io.flow import read_flow_window
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 from fullfield.io.windows import FrameWindow
@@ -99,7 +107,7 @@ def test_write_flow_exr_compressions_are_lossless(tmp_path: Path, compression: s
     path, mask = tmp_path / "a.exr", back[0].nan_to_num()
     planes = {"confidence.forward": mask}
     write_flow(path, flow, valid, backward=back, compression=compression, planes=planes)
-    vectors = read_vectors(path)
+    vectors = read_flow_layers(path)
     assert torch.equal(vectors["confidence.forward"], mask)
     assert torch.equal(vectors["backward"].isnan().any(0), back.isnan().any(0))
     check_round_trip(read_flow(path), flow, valid)
@@ -126,7 +134,7 @@ def test_write_flow_exr_compresses_only_if_smaller(tmp_path: Path, height: int, 
         write_flow(where, flow, dtype=dtype)  # type: ignore[arg-type]
         assert packed_as(where) == expected, (dtype, expected)
         size = where.stat().st_size
-        write_vectors(where, {"forward": flow}, dtype=dtype)  # type: ignore[arg-type]
+        write_flow_layers(where, {"forward": flow}, dtype=dtype)  # type: ignore[arg-type]
         assert packed_as(where) == expected
         write_flow(where, flow, dtype=dtype, compression="zip")  # type: ignore[arg-type]
         assert packed_as(where) == "zip"
@@ -536,9 +544,9 @@ def test_read_flow_reads_exr_of_bare_channels(tmp_path: Path) -> None:
 def test_read_flow_finds_bare_channels_next_to_occlusion(tmp_path: Path) -> None:
     planes = np.stack([np.full((6, 8), value, np.float32) for value in (3.0, -2.0, 1.0)], -1)
     file = save(tmp_path / "a.exr", ExrPart(planes, ("u", "v", "occlusion.forward")))
-    found = read_vectors(file)
+    found = read_flow_layers(file)
     assert found.keys() == {"forward", "occlusion.forward"}
     assert torch.equal(found["forward"], read_flow(file).flow)
     save(tmp_path / "b.exr", ExrPart(planes[..., 2:], ("occlusion.forward",)))
     with pytest.raises(InputError, match=r"b\.exr: "):
-        read_vectors(tmp_path / "b.exr")
+        read_flow_layers(tmp_path / "b.exr")

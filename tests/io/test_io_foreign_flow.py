@@ -1,4 +1,4 @@
-"""read_flow and read_vectors on files of renderers and of data sets whose formats look alike."""
+"""read_flow and read_flow_layers on files of renderers and of data sets whose formats look alike."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from io_files import ExrPart, complaint, samples, save
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.io import read_flow, read_vectors, write_vectors
+from fullfield.io import read_flow, read_flow_layers, write_flow_layers
 from fullfield.io.flow import read_flow_window
 from fullfield.io.masks import read_mask_array
-from fullfield.io.vectors import VectorReading
+from fullfield.io.vectors import FlowReadOptions
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -133,7 +133,7 @@ def test_read_flow_of_blender(tmp_path: Path, layer: str) -> None:
     for options in ({}, {"layer": "forward"}, {"layer": layer}, {"channels": (names[2], names[3])}):
         assert_constant(read_flow(path, **options).flow, 2, 1)  # type: ignore[arg-type]
     assert_constant(read_flow(path, layer="backward").flow, -4, -3)
-    parts = read_vectors(path)
+    parts = read_flow_layers(path)
     assert list(parts) == ["forward", "backward"]
     assert_constant(parts["forward"], 2, 1)
     assert_constant(parts["backward"], -4, -3)
@@ -180,13 +180,13 @@ def test_read_flow_of_any_channels(tmp_path: Path) -> None:
             read_flow(path, channels=names)  # type: ignore[arg-type]
     for names in (("a", "b", "c"), ("a", "b", "a", "b")):
         with pytest.raises(InputError, match=r"channels: expected two or four different names, got a, b, [ca]"):
-            VectorReading(names)
+            FlowReadOptions(names)
     with pytest.raises(InputError, match="y_axis: expected"):
         read_flow(path, channels=channels, y_axis="left")  # type: ignore[arg-type]
 
 
 def test_read_flow_y_axis_overrides_header(tmp_path: Path) -> None:
-    write_vectors(tmp_path / "a.exr", {"forward": torch.full((2, *SIZE), 2.0)}, y="down")
+    write_flow_layers(tmp_path / "a.exr", {"forward": torch.full((2, *SIZE), 2.0)}, y="down")
     assert_constant(read_flow(tmp_path / "a.exr").flow, 2, 2)
     assert_constant(read_flow(tmp_path / "a.exr", y_axis="up").flow, 2, -2)
 
@@ -196,7 +196,7 @@ def test_read_flow_y_axis_overrides_header(tmp_path: Path) -> None:
 
 def test_write_vectors_refuses_tensor_without_name(tmp_path: Path) -> None:
     message = "^parts: expected tensors by the names of their layers, got float32 tensor"
-    refuses(message, write_vectors, tmp_path / "a.exr", torch.zeros(2, *SIZE))
+    refuses(message, write_flow_layers, tmp_path / "a.exr", torch.zeros(2, *SIZE))
 
 
 def test_write_vectors_marks_filled_pixels(tmp_path: Path) -> None:
@@ -204,13 +204,13 @@ def test_write_vectors_marks_filled_pixels(tmp_path: Path) -> None:
     flow[:, 5, 5] = float("nan")
     valid = torch.ones(SIZE)
     valid[:2] = 0
-    write_vectors(tmp_path / "a.exr", {"forward": flow, "valid": valid})
+    write_flow_layers(tmp_path / "a.exr", {"forward": flow, "valid": valid})
     found = read_flow(tmp_path / "a.exr")
     expected = valid.bool()
     expected[5, 5] = False
     assert torch.equal(found.valid, expected)
     assert torch.equal(found.flow, flow.nan_to_num(0.0)), "what comes from the surroundings stays"
-    parts = read_vectors(tmp_path / "a.exr")
+    parts = read_flow_layers(tmp_path / "a.exr")
     assert set(parts) == {"forward", "valid"}
     assert torch.equal(parts["valid"], valid)
     assert torch.equal(parts["forward"].isnan(), flow.isnan())

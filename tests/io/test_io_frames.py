@@ -22,7 +22,7 @@ from fullfield.io import frame_window, read_frame, write_image
 from fullfield.io.channels import find_colour_channels
 from fullfield.io.files import check_pixel_count
 from fullfield.io.names import FRAME_SUFFIXES
-from fullfield.io.oiio import Part, write_and_verify_picture
+from fullfield.io.oiio import ImagePart, write_and_verify_picture
 from fullfield.io.windows import FrameWindow
 from peak_memory import PeakMemory
 
@@ -640,9 +640,9 @@ def test_read_frame_accepts_name_outside_utf8(tmp_path: Path) -> None:
 def test_find_colour_channels_prefers_flat_part(tmp_path: Path) -> None:
     """OpenImageIO writes no file of both kinds; renderers do."""
 
-    def make_part(index: int, name: str, deep: bool) -> Part:
+    def make_part(index: int, name: str, deep: bool) -> ImagePart:
         spec = SimpleNamespace(deep=deep, get_string_attribute=lambda *_: "", getattribute=lambda *_: None)
-        return Part(index, name, ("R", "G", "B", "A"), spec)
+        return ImagePart(index, name, ("R", "G", "B", "A"), spec)
 
     parts = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
     source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(parts))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullfield.io import read_frame, write_vectors
+from fullfield.io import read_frame, write_flow_layers
 from fullfield.io.flow_formats import FlowRangeError, exr
 from fullfield.io.oiio import (
     Header,
@@ -20,9 +20,9 @@ from fullfield.io.oiio import (
     write_and_verify_picture,
     write_and_verify_scanlines,
 )
-from fullfield.io.scanlines import HEAD, Channel, Scanlines, pack_lines
+from fullfield.io.scanlines import HEAD, NamedPlane, Scanlines, pack_channels_into_scanlines
 from fullfield.io.transfer import encode_srgb_in_place
-from fullfield.io.vectors import pack_vector_lines, pack_vector_lines_on_device
+from fullfield.io.vectors import pack_layers_into_scanlines, pack_layers_into_scanlines_on_device
 from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
@@ -49,8 +49,8 @@ def test_write_and_verify_scanlines_equals_openimageio(
     tmp_path: Path, names: tuple[str, ...], window: FrameWindow | None, half: bool
 ) -> None:
     found = planes(len(names))
-    channels = [Channel(name, plane, name.endswith("v")) for name, plane in zip(names, found, strict=True)]
-    lines = pack_lines(channels, half)
+    channels = [NamedPlane(name, plane, name.endswith("v")) for name, plane in zip(names, found, strict=True)]
+    lines = pack_channels_into_scanlines(channels, half)
     assert lines.names == tuple(sorted(names))
     notes = {"compression": "none", "fullfield/y": "up"}
     write_and_verify_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
@@ -66,7 +66,9 @@ def test_write_and_verify_scanlines_keeps_frame_metadata(tmp_path: Path) -> None
     write_and_verify_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
     kept = read_metadata(plate)
     write_and_verify_scanlines(
-        tmp_path / "mv.exr", pack_lines([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
+        tmp_path / "mv.exr",
+        pack_channels_into_scanlines([NamedPlane("u", np.ones((4, 5), np.float32))], False),
+        Header(metadata=kept),
     )
     assert {entry.name: entry.value for entry in read_metadata(tmp_path / "mv.exr")} == {
         entry.name: entry.value for entry in kept
@@ -76,7 +78,7 @@ def test_write_and_verify_scanlines_keeps_frame_metadata(tmp_path: Path) -> None
 def test_write_and_verify_scanlines_refuses_file_changed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = pack_lines([Channel("u", np.ones((6, 5), np.float32))], False)
+    lines = pack_channels_into_scanlines([NamedPlane("u", np.ones((6, 5), np.float32))], False)
     real = Path.open
 
     class Forgetful:
@@ -112,9 +114,9 @@ def test_pack_lines_reuses_fitting_buffer_only() -> None:
     flow = planes(2)
     room = np.empty((7, HEAD + 2 * 9 * 4), np.uint8)
     channels = exr.build_vector_channels("forward", flow)
-    assert pack_lines(channels, False, room).body is room
-    assert pack_lines(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
-    assert np.array_equal(pack_lines(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
+    assert pack_channels_into_scanlines(channels, False, room).body is room
+    assert pack_channels_into_scanlines(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
+    assert np.array_equal(pack_channels_into_scanlines(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [None, "half"])
@@ -122,9 +124,9 @@ def test_pack_lines_reuses_fitting_buffer_only() -> None:
 def test_pack_vector_lines_on_device_equals_host_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
-    names, body, good = pack_vector_lines_on_device(parts, dtype, y)
+    names, body, good = pack_layers_into_scanlines_on_device(parts, dtype, y)
     there = Scanlines(names, body.numpy(), dtype == "half")
-    here = pack_vector_lines({name: part.numpy() for name, part in parts.items()}, dtype, y)
+    here = pack_layers_into_scanlines({name: part.numpy() for name, part in parts.items()}, dtype, y)
     assert bool(good)
     assert there.names == here.names
     assert there.planes.tobytes() == here.planes.tobytes()
@@ -134,10 +136,10 @@ def test_pack_vector_lines_on_device_equals_host_bytes(dtype: str | None, y: str
 def test_pack_vector_lines_refuses_values_beyond_half(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
-    assert not bool(pack_vector_lines_on_device({"forward": flow}, dtype, "up")[2])
+    assert not bool(pack_layers_into_scanlines_on_device({"forward": flow}, dtype, "up")[2])
     if dtype is not None:
         with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
-            pack_vector_lines({"forward": flow.numpy()}, dtype, "up")
+            pack_layers_into_scanlines({"forward": flow.numpy()}, dtype, "up")
 
 
 @pytest.mark.parametrize("packing", ["none", "rle", "zips", "zip", "piz", "b44", "dwaa", "dwab"])
@@ -175,7 +177,7 @@ def test_write_vectors_omits_colour_space_metadata(tmp_path: Path) -> None:
     assert output.open(str(plate), spec)
     assert output.write_image(np.zeros((4, 5, 3), np.float16))
     assert output.close()
-    write_vectors(tmp_path / "mv.exr", {"forward": torch.zeros(2, 4, 5)}, metadata=read_metadata(plate))
+    write_flow_layers(tmp_path / "mv.exr", {"forward": torch.zeros(2, 4, 5)}, metadata=read_metadata(plate))
     stored = oiio.ImageInput.open(str(tmp_path / "mv.exr")).spec()
     names = {entry.name for entry in stored.extra_attribs}
     assert "camera" in names

@@ -63,7 +63,7 @@ def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
     assert source.rate == pytest.approx(25.0)
     for number, (frame, picture) in enumerate(zip(source, pictures(6), strict=True)):
         assert frame.time == pytest.approx(number / 25, abs=1e-3)
-        rgb, luma = frame.rgb(), frame.luma()
+        rgb, luma = frame.read_rgb(), frame.read_luma()
         assert (rgb.shape, luma.shape) == ((3, 48, 64), (1, 48, 64))
         assert (rgb.dtype, luma.dtype) == (torch.uint8, torch.uint8)
         assert torch.equal(frame.to_float_rgb(), rgb.float() / 255)
@@ -82,7 +82,7 @@ def test_open_video_accepts_path_object(tmp_path: Path) -> None:
 def test_video_writer_pads_odd_sides(tmp_path: Path) -> None:
     source = open_video(str(film(tmp_path / "odd.mp4", 2, 25.0, 47, 63)))
     assert (source.width, source.height) == (64, 48)
-    first = next(iter(source)).rgb().float()
+    first = next(iter(source)).read_rgb().float()
     assert (first[:, 46] - first[:, 47]).abs().mean() < 8
     source.close()
 
@@ -288,7 +288,7 @@ def test_open_plates_complete_video_warns_of_nothing(tmp_path: Path, suffix: str
 
 
 def test_video_frame_values_refuses_damaged_frame() -> None:
-    frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.DisplayRotation(), 0.0, "a.mkv, frame 3")
+    frame = video._DecodedFrame(SimpleNamespace(is_corrupt=True), video.DisplayRotation(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
         frame.to_float_rgb()
 
@@ -379,8 +379,8 @@ def test_open_video_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) 
     assert (source.width, source.height, source.rate, source.is_live) == (64, 48, None, True)
     for frame, picture, at in zip(source, pictures(3), (0.0, 0.5, 2.0), strict=True):
         assert frame.time == at
-        assert torch.equal(frame.rgb(), picture)
-        assert abs(float(frame.luma()[0, 20, 63]) - 0.114 * 90) <= 1
+        assert torch.equal(frame.read_rgb(), picture)
+        assert abs(float(frame.read_luma()[0, 20, 63]) - 0.114 * 90) <= 1
     source.close()
     with pytest.raises(InputError, match="camera:7: no such camera"):
         open_video("camera:7")
@@ -457,7 +457,11 @@ def test_open_video_rotates_frames_by_display_matrix(tmp_path: Path, matrix: tup
     frames = list(source)
     assert len(frames) == 4
     for frame in frames:
-        for pixels in (frame.rgb().float(), frame.luma().float().expand(3, -1, -1), frame.to_float_rgb() * 255):  # type: ignore[attr-defined]
+        for pixels in (
+            frame.read_rgb().float(),
+            frame.read_luma().float().expand(3, -1, -1),
+            frame.to_float_rgb() * 255,
+        ):  # type: ignore[attr-defined]
             assert np.abs(pixels.permute(1, 2, 0).numpy() - expected).mean() < 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -490,7 +494,7 @@ def test_open_video_other_rotation_angles_warn(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mp4", (1, 1, -1, 1))
     with pytest.warns(UserWarning, match=r"a\.mp4: is turned by an angle that is no multiple of 90"):
         frames = list(open_video(str(path)))
-    assert frames[0].rgb().shape == (3, 48, 64)
+    assert frames[0].read_rgb().shape == (3, 48, 64)
 
 
 def test_open_video_interlaced_warns_once(tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def _machine() -> ctypes.CDLL:
 
 
 class Emulator:
-    """Takes the place of ``nvrtc.Libraries``.
+    """Takes the place of ``nvrtc.LibraryCache``.
 
     ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; bit 2: the last blocks
     first, where there are no clusters. ``resident``: blocks
@@ -370,7 +370,7 @@ class Emulator:
         for module in modules:
             for name in fakes.keys() & vars(module).keys():
                 patch.setattr(module, name, fakes[name])
-        for name, fake in (("get_gpu_properties", gpu), ("get_gpu_properties_of_device", gpu), ("raw_stream", 0)):
+        for name, fake in (("get_gpu_properties", gpu), ("get_device_gpu_properties", gpu), ("raw_stream", 0)):
             patch.setattr(_launching, name, lambda _, fake=fake: fake)
         patch.setattr(_launching, "current_device", lambda: gpu.index)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())

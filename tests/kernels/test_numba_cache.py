@@ -62,22 +62,22 @@ def test_tvl1_solver_compiles_within_fifteen_seconds(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], numba_cache.Kernels]:
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], numba_cache.KernelModule]:
     """Return a function that makes the few kernels as a new process has them, with a cache in ``tmp_path``."""
     pytest.importorskip("numba")
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
     monkeypatch.syspath_prepend(str(Path(FEW).parent))
 
-    def make() -> numba_cache.Kernels:
+    def make() -> numba_cache.KernelModule:
         sys.modules.pop("few_kernels", None)
-        return numba_cache.Kernels("few_kernels", "a few kernels")
+        return numba_cache.KernelModule("few_kernels", "a few kernels")
 
     return make
 
 
 def test_start_compiling_fills_cache_in_second_process(
-    few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
+    few: Callable[[], numba_cache.KernelModule], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
     cold.start_compiling()
@@ -90,7 +90,7 @@ def test_start_compiling_fills_cache_in_second_process(
 
 
 def test_kernels_compile_in_caller_after_second_process_dies(
-    few: Callable[[], numba_cache.Kernels], capsys: pytest.CaptureFixture[str]
+    few: Callable[[], numba_cache.KernelModule], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = few()
     cold.start_compiling()

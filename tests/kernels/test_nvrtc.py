@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from assembled import compiled, said_of
-from test_resources import ARCHS, build_request, get_gpu_properties_of_device, needs_nvrtc
+from test_resources import ARCHS, build_request, get_device_gpu_properties, needs_nvrtc
 
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
@@ -25,7 +25,7 @@ TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }',
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
 def test_assembled_json_matches_compiler(arch: str) -> None:
-    lookups = shapes.choose_forward_config(build_request(), get_gpu_properties_of_device(arch))
+    lookups = shapes.choose_forward_config(build_request(), get_device_gpu_properties(arch))
     for source in (tvl1.generate_pyramid_source(), shapes.generate_coords_gradient_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 
@@ -39,10 +39,10 @@ def test_nvrtc_compile_error_contains_compiler_log() -> None:
 @needs_nvrtc
 def test_choose_target_follows_device_and_compiler() -> None:
     compiler = nvrtc.load_nvrtc()
-    assert compiler.choose_target((9, 0)) == "sm_90a"
-    assert compiler.choose_target((8, 7)) == "sm_87"
-    assert compiler.choose_target((99, 0)) == f"compute_{max(compiler.archs)}"
-    assert compiler.compile(TRIVIAL, compiler.choose_target((99, 0)))[0].startswith(b"//")
+    assert compiler.choose_compilation_target((9, 0)) == "sm_90a"
+    assert compiler.choose_compilation_target((8, 7)) == "sm_87"
+    assert compiler.choose_compilation_target((99, 0)) == f"compute_{max(compiler.archs)}"
+    assert compiler.compile(TRIVIAL, compiler.choose_compilation_target((99, 0)))[0].startswith(b"//")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_compiler_reads_cache_that_cannot_be_written(
 
 def test_explain_refusal_names_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "list_candidate_libraries", lambda: iter(("libnvrtc-of-nobody.so",)))
-    monkeypatch.setattr(nvrtc, "_open_by_pathfinder", lambda: None)
+    monkeypatch.setattr(nvrtc, "_open_library_by_pathfinder", lambda: None)
     nvrtc._find_newest_nvrtc.cache_clear()
     try:
         assert re.match(

@@ -54,7 +54,7 @@ def build_request(
     return LookupRequest(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def get_gpu_properties_of_device(arch: str) -> _launching.GpuProperties:
+def get_device_gpu_properties(arch: str) -> _launching.GpuProperties:
     return _launching.GpuProperties(0, "", arch, 132, SHARED[arch])
 
 
@@ -72,7 +72,7 @@ def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
 
 
 def generate_lookup_source(request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False) -> Source:
-    forward = shapes.choose_forward_config(request, get_gpu_properties_of_device(arch))
+    forward = shapes.choose_forward_config(request, get_device_gpu_properties(arch))
     found = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
     assert shapes.compute_lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
@@ -82,7 +82,7 @@ def generate_lookup_source(request: LookupRequest, arch: str, out: int = 0, chan
 def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[Source, Source]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
-    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_gpu_properties_of_device(arch)))
+    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
     side, form = shapes.choose_gradient_patch_side(found, shared), shapes.choose_multiply_kernel_blocks(found, shared)
     assert side >= 2 * request.radius + 2
     assert found.padded_channels % form[0] == 0
@@ -96,7 +96,7 @@ def of_lookups(arch: str) -> Limits:
     for dtype in DTYPES:
         request = build_request(dtype=dtype)
         forward, code = (
-            shapes.choose_forward_config(request, get_gpu_properties_of_device(arch)),
+            shapes.choose_forward_config(request, get_device_gpu_properties(arch)),
             _launching.CODES[dtype],
         )
         # Hopper's blocks move registers between their warps at run time.
@@ -123,7 +123,7 @@ def convolution_of(
 ) -> tuple[points.ConvRequest, config.OperandFormat]:
     """Return the request as the launches change it, and what they multiply."""
     request = points.ConvRequest(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
-    if not get_gpu_properties_of_device(arch).multiplies_bfloat16:
+    if not get_device_gpu_properties(arch).multiplies_bfloat16:
         request = config.replace_bfloat16_by_float32(request)
     return request, config.choose_operands(request, False)
 
@@ -131,7 +131,7 @@ def convolution_of(
 def of_point_convolutions(arch: str) -> Limits:
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch)
-        device, hopper = get_gpu_properties_of_device(arch), arch == "sm_90a"
+        device, hopper = get_device_gpu_properties(arch), arch == "sm_90a"
         forward = config.choose_multiply_variant(request, operands, device)
         gradient = config.choose_outer_product_variant(request, operands, device)
         assert forward.shared_bytes(27, operands.parts_per_value) <= device.shared
@@ -225,7 +225,7 @@ def of_guided_refinement(arch: str) -> Limits:
         others = {*resources(source, arch)} - {"guided_iterate", "guided_median_float16", "guided_median_float32"}
         yield source, " ".join(others), 255, 0
     for iterations in (10, 5):
-        strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), get_gpu_properties_of_device(arch))
+        strips = guided_cuda.STRIPS.plan_strips_if_faster(iterations, (2160, 3840), get_device_gpu_properties(arch))
         if strips is not None:
             yield strips.source, "guided_rows", 168, 0
 
@@ -345,7 +345,7 @@ def test_lookup_variants_compile(arch: str) -> None:
 def test_point_conv_kernels_fit_shared_memory(
     arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int
 ) -> None:
-    device = get_gpu_properties_of_device(arch)
+    device = get_device_gpu_properties(arch)
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
@@ -367,7 +367,7 @@ def test_point_conv_wgmma_overlaps_other_instructions(dtype: torch.dtype, channe
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (
-        f(request, operands, get_gpu_properties_of_device("sm_90a"))
+        f(request, operands, get_device_gpu_properties("sm_90a"))
         for f in (config.choose_multiply_variant, config.choose_outer_product_variant)
     )
     assert isinstance(forward, config.HopperMultiplyVariant)

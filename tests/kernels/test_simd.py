@@ -25,8 +25,8 @@ def _arithmetic(a, b, out):  # type: ignore[no-untyped-def]
     simd.store(out, 96, simd.sqrt(y))
     simd.store(out, 112, simd.floor(x))
     simd.store(out, 128, simd.is_within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
-    simd.store(out, 144, simd.reciprocal_where(x, simd.splat(np.float32(1.0))))
-    simd.store(out, 160, simd.lane_numbers())
+    simd.store(out, 144, simd.compute_reciprocal_above(x, simd.splat(np.float32(1.0))))
+    simd.store(out, 160, simd.create_lane_numbers())
     simd.store(out, 176, simd.is_above(x, y))
 
 

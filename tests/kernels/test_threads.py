@@ -16,7 +16,7 @@ from fullfield._kernels import threads
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64))
 def test_split_rows_covers_rows_once(height: int, number: int, grain: int) -> None:
-    parts = threads.split_rows(height, number, grain)
+    parts = threads.split_into_row_ranges(height, number, grain)
     assert parts[0][0] == 0
     assert parts[-1][1] == height
     assert all(a[1] == b[0] for a, b in pairwise(parts))
@@ -107,6 +107,6 @@ def test_run_tasks_works_in_forked_child() -> None:
 @pytest.mark.parametrize(("count", "number", "parts"), [(0, 2, 0), (100, 1, 1), (100, 2, 8), (30, 2, 3)])
 def test_run_chunks_covers_range_once(count: int, number: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
-    threads.run_chunks(count, 10, number, lambda first, last: done.append((first, last)))
+    threads.run_task_on_ranges(count, 10, number, lambda first, last: done.append((first, last)))
     assert len(done) == parts
     assert [row for first, last in sorted(done) for row in range(first, last)] == list(range(count))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fullfield._ledger.notes import read_notes, write_notes, write_notes_unless_exist
+from fullfield._ledger.notes import read_json_file, write_json_file_atomically, write_json_file_unless_exists
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.unit
 def test_read_notes_refuses_file_without_object(text: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text(text, "latin-1")
-    refuses(r"settings\.json: ", read_notes, path)
+    refuses(r"settings\.json: ", read_json_file, path)
 
 
 def test_read_notes_returns_none_for_nonfinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "notes.json"
     path.write_text('{"a": 1e999, "b": NaN, "c": [-Infinity, 1.5]}')
-    assert read_notes(path) == {"a": None, "b": None, "c": [None, 1.5]}
+    assert read_json_file(path) == {"a": None, "b": None, "c": [None, 1.5]}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
 def test_read_notes_and_records_refuse_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.json")
-    refuses("expected a regular file", read_notes, tmp_path / "settings.json")
+    refuses("expected a regular file", read_json_file, tmp_path / "settings.json")
     os.mkfifo(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").mkdir()
     assert Records(tmp_path).find_records_of_current_file("x.exr") == []
@@ -112,10 +112,10 @@ def test_settings_file_names_three_changes_method_first(tmp_path: Path) -> None:
 def test_write_notes_unless_exist_keeps_first_settings(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     for number in range(3):
-        write_notes_unless_exist(path, {"number": number})
-    assert read_notes(path) == {"number": 0}
-    write_notes(path, {"number": float("inf")})
-    assert read_notes(path) == {"number": None}
+        write_json_file_unless_exists(path, {"number": number})
+    assert read_json_file(path) == {"number": 0}
+    write_json_file_atomically(path, {"number": float("inf")})
+    assert read_json_file(path) == {"number": None}
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]
 
 
@@ -125,6 +125,6 @@ def test_write_notes_unless_exist_works_without_links(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "link", refuse)
     for number in range(2):
-        write_notes_unless_exist(tmp_path / "settings.json", {"number": number})
-    assert read_notes(tmp_path / "settings.json") == {"number": 0}
+        write_json_file_unless_exists(tmp_path / "settings.json", {"number": number})
+    assert read_json_file(tmp_path / "settings.json") == {"number": 0}
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]

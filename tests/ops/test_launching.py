@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fullfield._kernels import Missing
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield._kernels.structures import Structures
 from fullfield.ops import _launching
 from fullfield.ops.spatial_correlation import protocol as spatial_correlation
@@ -22,7 +22,7 @@ PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
 GPU = _launching.GpuProperties(-1, "none", "sm_80", 1, 99 << 10)
 
 
-class Recorder(Libraries):
+class Recorder(LibraryCache):
     """Loads nothing, notes what is launched."""
 
     def __init__(self) -> None:

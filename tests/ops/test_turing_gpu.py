@@ -35,7 +35,7 @@ SHARED = 64 << 10
 def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     about = torch.cuda.get_device_properties(0)
     device = _launching.GpuProperties(0, about.name, "compute_75", about.multi_processor_count, SHARED)
-    for name in ("get_gpu_properties", "get_gpu_properties_of_device"):
+    for name in ("get_gpu_properties", "get_device_gpu_properties"):
         monkeypatch.setattr(_launching, name, lambda _: device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     monkeypatch.setattr(_launching, "_KERNELS", {})

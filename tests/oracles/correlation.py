@@ -95,7 +95,7 @@ def make_case(
         motion: ``"smooth"``, ``"random"``, ``"outside"`` (mostly outside the map) or ``"integer"`` (pixel centres).
         seed: seed of the values.
     """
-    _check.choice(motion, "motion", MOTIONS)
+    _check.check_choice(motion, "motion", MOTIONS)
     size2 = size2 or size1
     generator = torch.Generator().manual_seed(seed)
 

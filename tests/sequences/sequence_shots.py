@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
-from fullfield.io import read_vectors
+from fullfield.io import read_flow_layers
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.sequences.engine import Engine
 from fullfield.sequences.results import FrameResult
@@ -93,7 +93,7 @@ Shot = dict[str, dict[str, Tensor]]
 def loaded(name: str, folder: Path | None = None) -> Shot:
     """The vectors of ``name.NUMBER.exr``, by number."""
     found = (folder or Path()).glob(f"{name}.*.exr")
-    return {path.name.removeprefix(name): read_vectors(path) for path in sorted(found)}
+    return {path.name.removeprefix(name): read_flow_layers(path) for path in sorted(found)}
 
 
 def assert_same(one: Shot, other: Shot) -> None:

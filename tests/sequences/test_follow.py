@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import read_vectors, write_image
+from fullfield.io import read_flow_layers, write_image
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.ops.warping import warp
 from fullfield.sequences import follow_pool, worker
@@ -174,7 +174,7 @@ def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
 def test_follow_continues_on_both_sides_of_reference() -> None:
     numbers = list(range(1001, 1007))
     assert run_job(follow_job("whole.%04d.exr", numbers, 1003)) == numbers
-    reference = read_vectors("whole.1003.exr")
+    reference = read_flow_layers("whole.1003.exr")
     assert not reference["forward"].any()
     assert float(reference["confidence.backward"].min()) == 1
     job = follow_job("parts.%04d.exr", numbers, 1003)
@@ -182,7 +182,7 @@ def test_follow_continues_on_both_sides_of_reference() -> None:
     assert run_job(job) == [1001, 1005, 1006]  # continues from the stored frames
     assert run_job(job) == []
     for number in numbers:
-        whole, parts = (read_vectors(f"{name}.{number}.exr") for name in ("whole", "parts"))
+        whole, parts = (read_flow_layers(f"{name}.{number}.exr") for name in ("whole", "parts"))
         assert whole.keys() == parts.keys()
         assert all(torch.equal(whole[name], parts[name]) for name in whole), number
 
@@ -210,7 +210,7 @@ def test_follow_of_other_range_continues_from_existing_files(added_steps: list[i
     assert added_steps == [3, 4, 5]
     assert not Path("parts.1004.exr").exists()
     for number in (1005, 1006):
-        whole, parts = (read_vectors(f"{name}.{number}.exr") for name in ("whole", "parts"))
+        whole, parts = (read_flow_layers(f"{name}.{number}.exr") for name in ("whole", "parts"))
         assert all(torch.equal(whole[name], parts[name]) for name in whole), number
 
 
@@ -289,7 +289,7 @@ def test_follow_on_two_devices_equals_one() -> None:
     assert sorted(reported) == sorted(2 * numbers)
     for reference in (1003, 1006):
         for number in numbers:
-            one, two = (read_vectors(f"{name}{reference}.{number}.exr") for name in ("one", "two"))
+            one, two = (read_flow_layers(f"{name}{reference}.{number}.exr") for name in ("one", "two"))
             assert all(torch.equal(one[name], two[name]) for name in one), (reference, number)
         assert run_job(follow_job(f"two{reference}.%04d.exr", numbers, reference)) == []
 
@@ -377,7 +377,7 @@ def test_follow_bad_plate_fails_only_its_frame() -> None:
     outcome = run_follow(settled, plan.missing, estimator, source)
     assert outcome.written == [1001, 1002, 1004, 1005, 1006]
     assert [Path(problem.path).name for problem in outcome.problems] == ["plate.1003.png"]
-    assert np.isfinite(read_vectors("ref.1006.exr")["forward"].numpy()).all()
+    assert np.isfinite(read_flow_layers("ref.1006.exr")["forward"].numpy()).all()
 
 
 def test_follow_tracker_hides_unknown_pixels_in_both_directions(shot: SyntheticShot) -> None:
@@ -403,7 +403,7 @@ def test_follow_hides_unknown_pixels_of_reference() -> None:
     assert valid is not None
     assert 0 < float(valid.float().mean()) < 1
     assert run_job(job) == [1001]
-    layers = read_vectors("ref.1001.exr")
+    layers = read_flow_layers("ref.1001.exr")
     for direction in ("forward", "backward"):
         assert torch.equal(layers[f"occlusion.{direction}"], (~valid).float())
         assert torch.equal(layers[f"confidence.{direction}"], valid.float())

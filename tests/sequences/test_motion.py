@@ -17,14 +17,14 @@ from fullfield.io import (
     VideoWriter,
     frame_window,
     open_video,
+    read_flow_layers,
     read_frame,
-    read_vectors,
     write_flow,
+    write_flow_layers,
     write_image,
-    write_vectors,
 )
 from fullfield.io.all_channels import ChannelPicture, read_all_channels, write_all_channels
-from fullfield.io.vectors import VectorReading
+from fullfield.io.vectors import FlowReadOptions
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow_to_reference, chain_flows, interpolate_picture, warp_image
@@ -47,7 +47,7 @@ def stored(first: int, last: int, u: float) -> None:
     for number in range(first, last + 1):
         ends = [name for name, at in (("forward", last), ("backward", first)) if at == number]
         parts = {"forward": steady(u) * (number < last), "backward": steady(-u) * (number > first)}
-        write_vectors(f"mv.{number:04d}.exr", parts, notes={"fullfield/shot_ends": ",".join(ends)} if ends else {})
+        write_flow_layers(f"mv.{number:04d}.exr", parts, notes={"fullfield/shot_ends": ",".join(ends)} if ends else {})
 
 
 def hdr(seed: int = 0) -> torch.Tensor:
@@ -166,7 +166,7 @@ def test_warp_moves_neighbors_onto_frames(cli: CommandLine) -> None:
 def test_warp_hide_occluded_leaves_zeros(cli: CommandLine) -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
-    write_vectors("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
+    write_flow_layers("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
     write_all_channels("m.exr", ChannelPicture(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
     assert cli("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
     assert torch.equal(read_all_channels("o.exr").pixels[0], 1 - hidden)
@@ -176,8 +176,8 @@ def test_warp_hide_occluded_leaves_zeros(cli: CommandLine) -> None:
 def test_warp_hide_occluded_follows_reading_options() -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
-    write_vectors("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
-    reading = VectorReading(scale=2.0)
+    write_flow_layers("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
+    reading = FlowReadOptions(scale=2.0)
     plain, masked = (
         StoredFlow("mv.1.exr", reading=reading).read_flow(1, "forward", hide_occluded=on) for on in (False, True)
     )
@@ -191,7 +191,7 @@ def test_warp_hide_occluded_works_with_pair(cli: CommandLine) -> None:
         write_image(f"p.{number}.png", frame)
     cli.done("flow", "p.1.png", "p.2.png", "-o", "pair.exr", "--occlusion", "--method", "tvl1")
     cli.done("warp", "p.2.png", "--flow", "pair.exr", "-o", "o.png", "--hide-occluded")
-    hidden = read_vectors("pair.exr")["occlusion.forward"] > 0.5
+    hidden = read_flow_layers("pair.exr")["occlusion.forward"] > 0.5
     assert hidden.any()
     assert not read_frame("o.png")[:, hidden].any()
 
@@ -583,8 +583,8 @@ def test_shot_scale_stores_full_size_flow(cli: CommandLine) -> None:
         write_image(f"p.{number}.png", frame)
     cli.done("shot", "p.%d.png", "-o", "mv.%d.exr", "--scale", "1/2", "--method", "tvl1")
     cli.done("flow", "p.1.png", "p.2.png", "-o", "pair.exr", "--scale", "1/2", "--method", "tvl1")
-    flow = read_vectors("mv.1.exr")["forward"]
-    assert torch.equal(flow, read_vectors("pair.exr")["forward"])
+    flow = read_flow_layers("mv.1.exr")["forward"]
+    assert torch.equal(flow, read_flow_layers("pair.exr")["forward"])
     assert flow.shape == (2, HEIGHT, WIDTH)
     assert float(flow[0, 10:-10, 10:-10].mean()) == pytest.approx(-4, abs=0.5)
     full = estimate("p.1.png", "p.2.png", "tvl1").flow

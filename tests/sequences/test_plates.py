@@ -14,7 +14,7 @@ import torch
 
 from fullfield import InputError, estimate, estimate_sequence
 from fullfield.cli.main import main
-from fullfield.io import read_flow, read_vectors
+from fullfield.io import read_flow, read_flow_layers
 from fullfield.sequences import follow_frames, open_plates
 from refusals import refuses
 
@@ -148,7 +148,7 @@ def test_estimate_marks_unknown_pixels_invalid(tmp_path: Path) -> None:
     assert flow.occlusion[~known].min() == 1
     assert flow.flow[0, :, 4:26][known[:, 4:26]].mean() == pytest.approx(1, abs=0.2)
     flow.save(tmp_path / "flow.exr")
-    parts = read_vectors(tmp_path / "flow.exr")
+    parts = read_flow_layers(tmp_path / "flow.exr")
     assert torch.equal(parts["valid"].bool(), known)
     assert torch.equal(parts["forward"], flow.flow)
     flow.save(tmp_path / "flow.flo")
@@ -175,7 +175,7 @@ def test_flow_command_marks_unknown_pixels_invalid(
     assert "p.1.exr: 1 pixel is NaN or infinite, the first at x = 12, y = 10" in capsys.readouterr().err
     known = torch.from_numpy(hole[..., 0] > 0)
     known[10, 12] = False
-    parts = read_vectors("flow.exr")
+    parts = read_flow_layers("flow.exr")
     assert torch.equal(parts["valid"].bool(), known)
     assert parts["confidence.forward"][~known].max() == 0
     assert parts["forward"].isfinite().all()

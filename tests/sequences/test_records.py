@@ -18,7 +18,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, moving
 from fullfield import sequences
 from fullfield._ledger.records import Journal, Records
 from fullfield.cli.main import main
-from fullfield.io import files, read_vectors, write_image, write_vectors
+from fullfield.io import files, read_flow_layers, write_flow_layers, write_image
 from fullfield.io.files import remove_abandoned_temporary_files, write_atomically
 from fullfield.sequences import ShotJob, cluster, outputs
 from fullfield.sequences.names import find_frame_files
@@ -32,7 +32,7 @@ def stamps(pattern: str = "mv.*.exr") -> dict[str, int]:
 
 
 def layers(number: int) -> set[str]:
-    return set(read_vectors(f"mv.{number:04d}.exr"))
+    return set(read_flow_layers(f"mv.{number:04d}.exr"))
 
 
 def made_here(*argv: str, pattern: str) -> dict[str, bytes]:
@@ -113,7 +113,7 @@ def test_shot_repeats_frames_of_other_version_or_weights(cli: CommandLine, monke
 
 def test_shot_keeps_files_of_other_programs(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
-    write_vectors("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
+    write_flow_layers("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
     err = cli.refused(*SHOT)
     assert "mv.0013.exr: was not written by fullfield, or was changed since; use --overwrite" in err
     assert cli(*SHOT, "--frames", "13", "--overwrite")[0] == 0

@@ -20,7 +20,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forki
 from fullfield import Flow, estimate
 from fullfield._check import InputError
 from fullfield.cli.main import main
-from fullfield.io import read_flow, read_frame, read_metadata, read_vectors, write_image
+from fullfield.io import read_flow, read_flow_layers, read_frame, read_metadata, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.scanlines import HEAD
 from fullfield.io.windows import FrameWindow
@@ -66,7 +66,7 @@ def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> Non
                         "--st-map", "st.####.exr", "--json", "-q")  # fmt: skip
     report = json.loads(out)
     assert (report["written"], report["problems"], report["frames"]) == ("1-4", [], "1-4")
-    parts = read_vectors("mv.0002.exr")
+    parts = read_flow_layers("mv.0002.exr")
     assert sorted(parts) == ["backward", "confidence.backward", "confidence.forward", "forward",
                              "occlusion.backward", "occlusion.forward"]  # fmt: skip
     alone = estimate("exr.0002.exr", "exr.0003.exr", "tvl1", config=CONFIG)
@@ -79,7 +79,7 @@ def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> Non
     assert (metadata["nuke/version"], metadata["camera"]) == ("15.1", "ALEXA")
     assert metadata["worldToCamera"][5] == 5.0
     assert Path("st.0002.exr").exists()
-    ends = read_vectors("mv.0004.exr")
+    ends = read_flow_layers("mv.0004.exr")
     assert not ends["forward"].any(), "no vectors where the shot ends"
     assert ends["occlusion.forward"].min() == 1
     assert ends["backward"].any()
@@ -450,13 +450,13 @@ def test_shot_compresses_files_in_writing_threads(shot: Path, monkeypatch: pytes
         return oiio.get_int_attribute("exr_threads"), oiio.get_int_attribute("threads")
 
     seen: list[tuple[int, int]] = []
-    real = outputs.write_vector_lines_atomically
+    real = outputs.write_scanlines_atomically
 
     def watched(*args: Any, **more: Any) -> None:
         seen.append(switches())
         real(*args, **more)
 
-    monkeypatch.setattr(outputs, "write_vector_lines_atomically", watched)
+    monkeypatch.setattr(outputs, "write_scanlines_atomically", watched)
     before = switches()
     assert main(["shot", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
     assert seen == [(-1, 1)] * 3
@@ -540,7 +540,7 @@ def test_shot_viz_draws_every_frame(flow: CommandLine, kind: str) -> None:
     pictures = [read_frame(f"v.{number:04d}.png") for number in (11, 12, 13)]
     assert all(picture.shape == (3, HEIGHT, WIDTH) for picture in pictures)
     if kind == "occlusion":
-        stored = read_vectors("mv.0012.exr")["occlusion.forward"]
+        stored = read_flow_layers("mv.0012.exr")["occlusion.forward"]
         assert torch.allclose(pictures[1][0], stored, atol=0.003)
     assert "0 frames written, 3 kept" in flow.done(*command, "--viz", "v.%04d.png", "--viz-kind", kind)[0]
     write_image("v.0012.png", torch.rand(3, 9, 9))

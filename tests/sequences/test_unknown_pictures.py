@@ -13,7 +13,7 @@ import torch
 from sequence_shots import CommandLine
 
 from fullfield import InputError
-from fullfield.io import read_frame, write_vectors
+from fullfield.io import read_frame, write_flow_layers
 from fullfield.io.all_channels import read_all_channels
 from fullfield.sequences import RetimeSettings, retime_shot
 from fullfield.sequences.motion import interpolate_picture, warp_image
@@ -48,7 +48,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     write_exr("p.2.exr", grey[INSIDE], origin=(5, 4))
     still = torch.zeros(2, HEIGHT, WIDTH)
     for number in (1, 2):
-        write_vectors(f"mv.{number}.exr", {"forward": still, "backward": still})
+        write_flow_layers(f"mv.{number}.exr", {"forward": still, "backward": still})
     return CommandLine(capsys, (), ())
 
 
@@ -64,7 +64,7 @@ def test_retime_keeps_brightness_where_one_plate_is_unknown(run: CommandLine) ->
 
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_warp_along_flow_without_known_vectors_warns(run: CommandLine) -> None:
-    write_vectors("no.1.exr", {"forward": torch.full((2, HEIGHT, WIDTH), torch.nan)})
+    write_flow_layers("no.1.exr", {"forward": torch.full((2, HEIGHT, WIDTH), torch.nan)})
     _, err = run.done("warp", "p.%d.exr", "--flow", "no.%d.exr", "--frames", "1", "-o", "w.%d.exr")
     assert (err.count("warning:"), err.count("no.1.exr")) == (1, 1)
     assert not light("w.1.exr").any()
@@ -130,7 +130,7 @@ def test_warp_ignores_outside_of_data_window(run: CommandLine) -> None:
     shift = torch.zeros(2, HEIGHT, WIDTH)
     shift[0] = 0.5
     for number in (1, 2):
-        write_vectors(f"mv.{number}.exr", {"forward": shift, "backward": shift})
+        write_flow_layers(f"mv.{number}.exr", {"forward": shift, "backward": shift})
     run.done("warp", "p.2.exr", "--reference", "2", "--flow", "mv.%d.exr", "-o", "on.%d.exr")
     warped = light("on.1.exr")
     assert set(np.unique(warped.round(5))) <= {0.0, 0.5}, "no pixel is half black"
@@ -142,13 +142,13 @@ def test_warp_continues_over_unknown_frames(run: CommandLine) -> None:
     valid = torch.zeros(HEIGHT, WIDTH)
     valid[INSIDE] = 1
     still = torch.zeros(2, HEIGHT, WIDTH)
-    write_vectors("mv.2.exr", {"forward": still, "backward": still, "valid": valid})
-    write_vectors("mv.3.exr", {"forward": still, "backward": still})
+    write_flow_layers("mv.2.exr", {"forward": still, "backward": still, "valid": valid})
+    write_flow_layers("mv.3.exr", {"forward": still, "backward": still})
     run.done("warp", "p.1.exr", "--reference", "1", "--flow", "mv.%d.exr", "-o", "on.%d.exr")
     assert np.abs(light("on.3.exr") - 0.5).max() < 1e-5
     hidden = {"occlusion.forward": 1 - valid, "occlusion.backward": 1 - valid}
-    write_vectors("mv.2.exr", {"forward": still, "backward": still, "valid": valid, **hidden})
-    write_vectors("mv.3.exr", {"forward": still, "backward": still, **{k: 0 * v for k, v in hidden.items()}})
+    write_flow_layers("mv.2.exr", {"forward": still, "backward": still, "valid": valid, **hidden})
+    write_flow_layers("mv.3.exr", {"forward": still, "backward": still, **{k: 0 * v for k, v in hidden.items()}})
     run.done("warp", "p.1.exr", "--reference", "1", "--flow", "mv.%d.exr", "-o", "h.%d.exr", "--hide-occluded")
     assert np.abs(light("h.3.exr") - 0.5).max() < 1e-5, "not known is not hidden"
 
@@ -195,16 +195,16 @@ def test_score_ignores_pixels_unknown_in_frame(run: CommandLine) -> None:
     valid = torch.zeros(HEIGHT, WIDTH)
     valid[INSIDE] = 1
     flow = torch.zeros(2, HEIGHT, WIDTH).masked_fill(valid < 0.5, 9.0)
-    write_vectors("pred.exr", {"forward": flow, "valid": valid})
+    write_flow_layers("pred.exr", {"forward": flow, "valid": valid})
     write_exr("small.exr", np.zeros((16, 20, 2)), ("forward.u", "forward.v"), (5, 4))
-    write_vectors("truth.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
+    write_flow_layers("truth.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
     for name in ("pred.exr", "small.exr"):
         report = json.loads(run.done("score", name, "truth.exr", "--json")[0])
         assert (report["pixels"], report["epe"]) == (16 * 20, 0)
         assert report["outside"] == HEIGHT * WIDTH - 16 * 20
     assert "448 outside the frame's data window or mask left out" in run.done("score", "pred.exr", "truth.exr")[0]
     flow[0, 10, 10] = float("nan")
-    write_vectors("pred.exr", {"forward": flow, "valid": valid})
+    write_flow_layers("pred.exr", {"forward": flow, "valid": valid})
     code, _, err = run("score", "pred.exr", "truth.exr")
     assert code == 2
     assert "has no vector at 1 of 768 pixels to score" in err
@@ -222,7 +222,7 @@ def test_score_reads_masks(run: CommandLine, mask: str) -> None:
     write_exr("m.exr", hole[..., None], ("A",))
     truth = np.stack([hole - 1, 0 * hole, hole], -1)
     write_exr("truth.exr", truth, ("forward.u", "forward.v", "hole"))
-    write_vectors("pred.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
+    write_flow_layers("pred.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
     report = json.loads(run.done("score", "pred.exr", "truth.exr", "--mask", mask, "--json")[0])
     assert (report["pixels"], report["epe"]) == (16 * 20, 0)
     report = json.loads(run.done("score", "pred.exr", "truth.exr", "--invalid", mask, "--json")[0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sequence_shots import QUICK, CommandLine, loaded
 
-from fullfield.io import read_flow, read_vectors
+from fullfield.io import read_flow, read_flow_layers
 from fullfield.sequences import ShotSettings, open_plates
 from fullfield.sequences.estimation import estimate_sequence
 
@@ -56,21 +56,21 @@ KNOWN[6:40, 10:50] = True
 def test_shot_ignores_outside_of_data_window(flow: CommandLine) -> None:
     flow.done("p.%d.exr", "-o", "mv.%d.exr", "--direction", "both", "--occlusion", "--confidence")
     for number in (1, 2, 3):
-        parts = read_vectors(f"mv.{number}.exr")
+        parts = read_flow_layers(f"mv.{number}.exr")
         vectors = parts["forward"]
         assert vectors.abs().max() < 6, "black is not matched as picture"
         inside = KNOWN[:, 4:-4] if number in (2, 3) else torch.ones(HEIGHT, WIDTH - 8, dtype=torch.bool)
         error = (vectors - torch.tensor([float(STEP), 0.0])[:, None, None]).norm(dim=0)[:, 4:-4][inside]
         assert error.mean() < 0.4, number
         assert ("valid" in parts) is (number == 3)
-    third = read_vectors("mv.3.exr")
+    third = read_flow_layers("mv.3.exr")
     assert torch.equal(third["valid"].bool(), KNOWN)
     for direction in ("forward", "backward"):
         assert third[direction].isfinite().all()
         assert third[f"confidence.{direction}"][~KNOWN].abs().max() == 0
         assert third[f"occlusion.{direction}"][~KNOWN].min() == 1
         assert torch.equal(read_flow("mv.3.exr", layer=direction).valid, KNOWN)
-    second = read_vectors("mv.2.exr")
+    second = read_flow_layers("mv.2.exr")
     assert second["confidence.forward"][3:5, 15:45].max() == 0, "vectors that lead to where nothing is known"
     assert second["confidence.forward"][20:30, 20:40].mean() > 0.2
 
@@ -84,10 +84,10 @@ def test_shot_marks_unknown_pixels_in_other_formats(flow: CommandLine) -> None:
 def test_shot_window_data_fills_unknown_pixels(flow: CommandLine) -> None:
     flow.done("p.%d.exr", "-o", "mv.%d.exr", "--window", "data", "--direction", "both", "--confidence")
     for number in (2, 3, 4):
-        parts = read_vectors(f"mv.{number}.exr")
+        parts = read_flow_layers(f"mv.{number}.exr")
         assert parts["forward"].abs().max() < 6
         assert ("valid" in parts) is (number == 3)
-    assert torch.equal(read_vectors("mv.3.exr")["valid"].bool(), KNOWN)
+    assert torch.equal(read_flow_layers("mv.3.exr")["valid"].bool(), KNOWN)
 
 
 @pytest.mark.parametrize("warm", [(), ("--warm-start",)])
@@ -120,7 +120,7 @@ def test_shot_reads_masks(flow: CommandLine, mask: str) -> None:
     flow.done("p.%d.exr", "-o", "mv.%d.exr", "--mask", mask, "--confidence")
     known = torch.from_numpy(hole[..., 0] > 0)
     for number in (1, 2, 3):
-        parts = read_vectors(f"mv.{number}.exr")
+        parts = read_flow_layers(f"mv.{number}.exr")
         assert torch.equal(parts["valid"].bool(), known)
         assert parts["forward"].abs().max() < 6
         assert parts["confidence.forward"][~known].max() == 0

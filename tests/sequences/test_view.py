@@ -16,7 +16,7 @@ import torch
 from sequence_shots import HEIGHT, QUICK, WIDTH, moving
 
 from fullfield.cli.main import main
-from fullfield.io import write_image, write_vectors
+from fullfield.io import write_flow_layers, write_image
 from fullfield.viz.page import ViewFrame, build_html_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,7 +35,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         hidden = torch.zeros(HEIGHT, WIDTH)
         hidden[:, -10:] = 1
         parts = {"forward": flow, "backward": -flow, "occlusion.forward": hidden, "confidence.forward": 1 - hidden}
-        write_vectors(f"mv.{number:04d}.exr", parts)
+        write_flow_layers(f"mv.{number:04d}.exr", parts)
     assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html", "--max-motion", "4"]) == 0
     assert "shot.html: 3 frames" in capsys.readouterr().out
     return tmp_path / "shot.html"

@@ -71,8 +71,8 @@ def collect_truth(
             continue
         if progress is not None:
             progress((number - first) / (last - first), f"flow of frame {number}")
-        this = held[1] if held is not None and held[0] == number else read_vectors(_vectors(folder, number))
-        after = read_vectors(_vectors(folder, number + 1))
+        this = held[1] if held is not None and held[0] == number else read_flow_layers(_vectors(folder, number))
+        after = read_flow_layers(_vectors(folder, number + 1))
         held = (number + 1, after)
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def _vectors(folder: Path, number: int) -> Path:
     return folder / "vectors" / f"vectors_{number:04d}.exr"
 
 
-def read_vectors(path: Path) -> Vectors:
+def read_flow_layers(path: Path) -> Vectors:
     """Read Blender's multilayer EXR, of one part or several."""
     alpha, *values = _read_channels(path, ["Combined.A", *(f"Vector.{axis}" for axis in "XYZW")])
     x, y, z, w = (torch.from_numpy(value) for value in values)

@@ -44,7 +44,7 @@ def recorded_positions(
     offsets: Tensor,  # [U, 2, H, W]: positions minus pixel grid, (x, y)
 ) -> Tensor:  # [U, 2, H, W] float32 positions, as a lookup takes them
     """Return lookup positions from recorded flow."""
-    _check.tensor(offsets, "offsets", ("U", 2, "H", "W"))
+    _check.check_tensor(offsets, "offsets", ("U", 2, "H", "W"))
     return offsets.float() + create_pixel_grid(offsets.shape[-2:], offsets.device)
 
 
@@ -62,13 +62,13 @@ def read_shares(
     ``size2`` is the second map's height and width, by default the first's. Blocks at the border are cut to the
     matrix. A level of size zero has no cells and is left out.
     """
-    _check.tensor(coords, "coords", ("U", 2, "H1", "W1"))
-    _check.number(radius, "radius", integer=True, low=1)
-    _check.number(levels, "levels", integer=True, low=1, high=8)
+    _check.check_tensor(coords, "coords", ("U", 2, "H1", "W1"))
+    _check.check_number(radius, "radius", integer=True, low=1)
+    _check.check_number(levels, "levels", integer=True, low=1, high=8)
     for block in blocks:
-        _check.number(block, "blocks", integer=True, low=1)
+        _check.check_number(block, "blocks", integer=True, low=1)
     for layout in layouts:
-        _check.choice(layout, "layouts", LAYOUTS)
+        _check.check_choice(layout, "layouts", LAYOUTS)
     size1 = (coords.shape[2], coords.shape[3])
     shares = []
     for level in range(levels):
@@ -157,7 +157,7 @@ def window_statistics(
     tile: int = 8,
 ) -> WindowStatistics:
     """Return the mean union window of tile × tile source pixels, cut to the map, and the share of positions inside."""
-    _check.tensor(coords, "coords", ("U", 2, "H1", "W1"))
+    _check.check_tensor(coords, "coords", ("U", 2, "H1", "W1"))
     height, width = size2 or (coords.shape[2], coords.shape[3])
     rows, columns = grid((coords.shape[2], coords.shape[3]), tile)
     reach = 2 * radius + 2

@@ -56,7 +56,7 @@ def between(recorded: Tensor, updates: int) -> Tensor:
     Raises:
         InputError: if the recording does not hold the updates ``RECORDED``.
     """
-    _check.number(updates, "updates", integer=True, low=1)
+    _check.check_number(updates, "updates", integer=True, low=1)
     if recorded.shape[0] != len(RECORDED):
         listed = ", ".join(map(str, RECORDED))
         raise InputError(

@@ -10,13 +10,13 @@ from torch import Tensor
 from benchmarks.cases.correlation.blocks import BLOCK, to_patches
 from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
 from benchmarks.harness import Unsupported
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.correlation import correlation_pyramid
 
 NAME = "Briedis et al., reimplemented"
-LIBRARIES = Libraries("the voting kernel")
+LIBRARIES = LibraryCache("the voting kernel")
 _CHUNK, _THREADS = 32, 64
 _SHARED = 4 * 64 * 65
 """Bytes of a block's products."""

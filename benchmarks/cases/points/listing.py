@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 
 ORDERS = ("k", "i", "j")
 """By what triplets are sorted: the kernel's cell, the centre or the point."""
-LIBRARIES = Libraries("the listing's kernels")
+LIBRARIES = LibraryCache("the listing's kernels")
 _LENGTH, _WARPS = 128, 8
 _SOURCE = Path(__file__).with_suffix(".cu")
 _Params = parse_structures(_SOURCE)["ListingParams"]

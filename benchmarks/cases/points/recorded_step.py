@@ -55,7 +55,7 @@ class RecordedStep:
         norm = network.config.norm
         _check.require(norm == "layer", "network", "one whose config.norm is 'layer'", repr(norm))
         _check.require(callable(loss), "loss", "a function of the logits and the targets", loss)
-        _check.number(spare, "spare", low=0.0, high=16.0)
+        _check.check_number(spare, "spare", low=0.0, high=16.0)
         self.network, self.loss = network, loss
         self.replays = 0
         """Number of steps that replayed the graph."""

@@ -32,7 +32,7 @@ from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import get_canonical_method, get_method
-from fullfield.io import read_vectors
+from fullfield.io import read_flow_layers
 from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
 from fullfield.sequences.names import find_frame_files
@@ -240,7 +240,7 @@ def _wrong(job: ShotJob, estimator: Estimator, kept: Sequence[Tensor], outcome: 
     for direction, way in job.settings.offsets.items():
         at = min(1, 1 + way)
         flow = one_pair(estimator, kept[at], kept[at + 1], job.settings.offsets)[direction][0].cpu()
-        off = (read_vectors(job.output.path(outcome.written[1]))[direction] - flow).abs()
+        off = (read_flow_layers(job.output.path(outcome.written[1]))[direction] - flow).abs()
         limit = _ALLOWED + (flow.abs() / 1024 if job.output.dtype == "half" else 0)
         if not bool((off <= limit).all()):
             return f"{direction} vectors are off by {float(off.max()):.3g} px"

@@ -190,7 +190,7 @@ class Romera:
         self._scratch: Tensor | None = None
 
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
-        device = _launching.get_gpu_properties_of_device(level.device)
+        device = _launching.get_device_gpu_properties(level.device)
         result = passes_of(self._schedule, level, depth, self._shape, device)
         kernels = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in result], device.index)
         return list(zip(result, kernels, strict=True))

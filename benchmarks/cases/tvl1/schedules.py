@@ -153,7 +153,7 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         device, (height, width) = state.flow.device, state.size
-        shape = shape_for(schedule, dtype, _launching.get_gpu_properties_of_device(device))
+        shape = shape_for(schedule, dtype, _launching.get_device_gpu_properties(device))
         if depth is not None:
             shape = dataclasses.replace(shape, depth=depth)
         level = Level(1, height, width, dtype, device)
@@ -196,7 +196,7 @@ def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version],
     """Compile what the versions will launch, all at once: one after the other it takes minutes."""
     if device.type != "cuda":
         return
-    here = _launching.get_gpu_properties_of_device(device)
+    here = _launching.get_device_gpu_properties(device)
     Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
 
 

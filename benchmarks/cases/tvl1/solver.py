@@ -90,7 +90,7 @@ def make_solver(
     """Return a solver for uint8 frames [B, C, H, W] on the device, with this schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
-    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.get_gpu_properties_of_device(device))
+    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.get_device_gpu_properties(device))
     return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 

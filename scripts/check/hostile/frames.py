@@ -71,7 +71,7 @@ def picture(kind: str, size: tuple[int, int], draw: random.Random) -> NDArray[np
 def play(draw: random.Random, folder: Path) -> tuple[int, str]:
     """Run one shot; return the exit code and the command."""
     from fullfield.cli.main import main as fullfield
-    from fullfield.io import read_vectors
+    from fullfield.io import read_flow_layers
 
     folder.mkdir(parents=True)
     size = draw.choice(SIZES)
@@ -99,7 +99,7 @@ def play(draw: random.Random, folder: Path) -> tuple[int, str]:
     assert code == 0 or "error: " in said, told
     hostile = {"nan", "inf", "other size"} & set(kinds) or size == (1, 1)
     for path in folder.glob("mv.*.exr"):
-        for name, part in read_vectors(path).items():
+        for name, part in read_flow_layers(path).items():
             values = part.numpy()
             assert np.isfinite(values).all(), f"{path.name} {name} is not finite\n{told}"
             if name.partition(".")[0] in ("occlusion", "confidence"):

@@ -321,13 +321,13 @@ def same_content(one: Path, other: Path) -> bool:
 
 def content(path: Path) -> Any:
     """Return what a file holds."""
-    from fullfield.io import read_vectors
+    from fullfield.io import read_flow_layers
     from fullfield.io.all_channels import read_all_channels
 
     if path.name.startswith("st.") or (path.suffix == ".exr" and not path.name.startswith("mv.")):
         return read_all_channels(path).pixels.numpy().tobytes()
     if path.name.startswith("mv."):
-        return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
+        return {name: part.numpy().tobytes() for name, part in read_flow_layers(path).items()}
     return path.read_bytes()
 
 

@@ -222,9 +222,9 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
 
 
 def _content(path: Path) -> dict[str, bytes]:
-    from fullfield.io import read_vectors
+    from fullfield.io import read_flow_layers
 
-    return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
+    return {name: part.numpy().tobytes() for name, part in read_flow_layers(path).items()}
 
 
 def _plates(folder: Path, count: int) -> None:

@@ -212,7 +212,7 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name
             _get_stamp_path(folder, name).touch()
 
 
-class Kernels:
+class KernelModule:
     """Module of kernels that is imported and compiled (or loaded) on first use, from any thread.
 
     Args:
@@ -243,7 +243,7 @@ class Kernels:
 
         Only for programs whose main module can be imported again, as ``multiprocessing`` does.
         """
-        folder, warm = self.find_cache_and_check_warm()
+        folder, warm = self.find_cache_folder_and_check_warm()
         if folder is None or warm:
             return
         from multiprocessing import get_context
@@ -261,7 +261,7 @@ class Kernels:
         with self._lock:
             return self._process is not None and self._process.is_alive()
 
-    def find_cache_and_check_warm(self) -> tuple[Path | None, bool]:
+    def find_cache_folder_and_check_warm(self) -> tuple[Path | None, bool]:
         """Return the folder of the compiled kernels, or None, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
         return folder, is_cache_warm(folder, self._label)
@@ -272,7 +272,7 @@ def _compile_into_cache(module: str, label: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     os.environ["FULLFIELD_QUIET"] = "1"
     with suppress(Exception):
-        Kernels(module, label)()
+        KernelModule(module, label)()
 
 
 def _get_stamp_path(folder: Path, name: str) -> Path:

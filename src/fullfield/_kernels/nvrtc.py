@@ -54,7 +54,7 @@ class Source(NamedTuple):
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
-def wgmma_source(columns: int, bf16: bool, descriptor: int) -> str:
+def generate_wgmma_source(columns: int, bf16: bool, descriptor: int) -> str:
     """Return ``wgmma_rs``: m64nNk16, A in registers; ``descriptor`` is the upper half of B's, in shared memory."""
     n = columns // 2
     kind = "bf16" if bf16 else "f16"
@@ -130,7 +130,7 @@ def _open_library(path: str) -> ctypes.CDLL | None:
         return None
 
 
-def _open_by_pathfinder() -> ctypes.CDLL | None:
+def _open_library_by_pathfinder() -> ctypes.CDLL | None:
     """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
@@ -183,7 +183,7 @@ class Nvrtc:
         self.check_code(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
         return buffer.raw
 
-    def choose_target(self, capability: tuple[int, int]) -> str:
+    def choose_compilation_target(self, capability: tuple[int, int]) -> str:
         """Return the target to compile for: the device, Hopper with its own instructions, or PTX if it is too new."""
         number = capability[0] * 10 + capability[1]
         if number in self.archs:
@@ -199,7 +199,7 @@ def _find_newest_nvrtc(max_cuda_major: int) -> Nvrtc | None:
             loaded = Nvrtc(library)
             if loaded.version[0] <= max_cuda_major:
                 return loaded
-    library = _open_by_pathfinder()
+    library = _open_library_by_pathfinder()
     last = Nvrtc(library) if library is not None else None
     return last if last is not None and last.version[0] <= max_cuda_major else None
 
@@ -329,7 +329,7 @@ def ensure_current_context(device: int) -> None:
         check_driver_code(load_driver().cuCtxSetCurrent(context))
 
 
-def get_capture_id(stream: int) -> int:
+def get_graph_capture_id(stream: int) -> int:
     """Return the number of the graph that ``stream`` is captured into; 0 if it is not captured."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     check_driver_code(load_driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
@@ -382,12 +382,12 @@ class Kernel:
         device: int,
         stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],  # addresses; the values are copied before this returns
-        early: bool = False,  # from sm_90 on: may begin before the previous kernel ends, and waits for it itself
+        overlaps_previous: bool = False,  # from sm_90 on: may begin before the previous kernel ends, and waits itself
     ) -> None:
         """Launch the kernel on a stream."""
         # Not cuLaunchKernel, because ctypes takes time for each of its eleven arguments.
         how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared, stream)
-        if early:
+        if overlaps_previous:
             attribute = _Attribute(id=_EARLY)
             attribute.value[0] = 1
             how.attributes, how.count = ctypes.addressof(attribute), 1
@@ -418,7 +418,7 @@ class Library:
         return kernel
 
 
-class Libraries:
+class LibraryCache:
     """Compiled sources of one operator, loaded once per architecture and process."""
 
     def __init__(self, label: str) -> None:

@@ -52,20 +52,20 @@ class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
 # ---- instructions, for intrinsics here and elsewhere
 
 
-def index_constant(value: int) -> ir.Constant:
+def create_index_constant(value: int) -> ir.Constant:
     """Return a constant index."""
     return ir.Constant(INDEX, value)
 
 
-def vector_constant(value: float) -> ir.Constant:
+def create_vector_constant(value: float) -> ir.Constant:
     """Return a constant with the same value in all lanes."""
     return ir.Constant(VECTOR, [value] * LANES)
 
 
-def build_pointer(context: Any, builder: Any, sig: Any, args: Any, which: int, index: Any = None) -> Any:
-    """Return a pointer into the array in argument ``which``, at ``index``: by default the next argument."""
-    data = context.make_array(sig.args[which])(context, builder, args[which]).data
-    return builder.gep(data, [args[which + 1] if index is None else index])
+def build_pointer(context: Any, builder: Any, sig: Any, args: Any, argument_index: int, index: Any = None) -> Any:
+    """Return a pointer into the array in argument ``argument_index``, at ``index``: by default the next argument."""
+    data = context.make_array(sig.args[argument_index])(context, builder, args[argument_index]).data
+    return builder.gep(data, [args[argument_index + 1] if index is None else index])
 
 
 def emit_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
@@ -95,7 +95,7 @@ def emit_switch(builder: Any, value: Any, cases: Iterable[int], emit_case: Calla
     switch = builder.switch(value, end)
     for case in cases:
         block = builder.append_basic_block(f"case{case}")
-        switch.add_case(index_constant(case), block)
+        switch.add_case(create_index_constant(case), block)
         builder.position_at_end(block)
         emit_case(case)
         builder.branch(end)
@@ -157,13 +157,13 @@ def load_columns(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
     result = types.UniTuple(float32x16, 8)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        start = build_pointer(context, builder, sig, args, 0, index_constant(0))
+        start = build_pointer(context, builder, sig, args, 0, create_index_constant(0))
         at, four, lows, highs = build_pointer(context, builder, sig, args, 1), ir.VectorType(FLOAT, 4), [], []
         for lane in range(LANES):
-            row = builder.sext(builder.load(builder.gep(at, [index_constant(lane)])), INDEX)
-            first = builder.shl(row, index_constant(3))
+            row = builder.sext(builder.load(builder.gep(at, [create_index_constant(lane)])), INDEX)
+            first = builder.shl(row, create_index_constant(3))
             lows.append(emit_load(builder, start, first, four))
-            highs.append(emit_load(builder, start, builder.add(first, index_constant(4)), four))
+            highs.append(emit_load(builder, start, builder.add(first, create_index_constant(4)), four))
         return context.make_tuple(builder, sig.return_type, _transpose(builder, lows) + _transpose(builder, highs))
 
     return result(array, indices, types.intp), codegen
@@ -217,7 +217,7 @@ def sum_weighted_quarters(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d
 
 
 @intrinsic
-def lane_numbers(typingctx: Any) -> Any:
+def create_lane_numbers(typingctx: Any) -> Any:
     """Return ``[0, 1, ..., 15]``."""
     return float32x16(), _build_codegen(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
 
@@ -262,7 +262,7 @@ def floor(typingctx: Any, x: Any) -> Any:
     return float32x16(float32x16), _build_codegen(partial(_call_llvm_intrinsic, "floor"))
 
 
-def target_has(context: Any, feature: str) -> bool:
+def target_has_cpu_feature(context: Any, feature: str) -> bool:
     """Return whether numba compiles for an instruction set, by LLVM's name such as ``"avx512f"``.
 
     The host may have more: ``NUMBA_ENABLE_AVX`` and ``NUMBA_CPU_NAME`` choose the target.
@@ -278,8 +278,8 @@ def approximate_rsqrt(typingctx: Any, x: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        one, mask = vector_constant(1.0), ir.IntType(LANES)
-        if not target_has(context, "avx512f"):
+        one, mask = create_vector_constant(1.0), ir.IntType(LANES)
+        if not target_has_cpu_feature(context, "avx512f"):
             return builder.fdiv(one, _call_llvm_intrinsic("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
@@ -294,7 +294,7 @@ def is_within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
 
     def put(builder: Any, x: Any, low: Any, high: Any) -> Any:
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
-        return builder.select(inside, vector_constant(1.0), vector_constant(0.0))
+        return builder.select(inside, create_vector_constant(1.0), create_vector_constant(0.0))
 
     return float32x16(*[float32x16] * 3), _build_codegen(put)
 
@@ -304,7 +304,7 @@ def is_above(typingctx: Any, x: Any, y: Any) -> Any:
     """Return 1 where ``x > y``, else 0."""
 
     def put(builder: Any, x: Any, y: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", x, y), vector_constant(1.0), vector_constant(0.0))
+        return builder.select(builder.fcmp_ordered(">", x, y), create_vector_constant(1.0), create_vector_constant(0.0))
 
     return float32x16(float32x16, float32x16), _build_codegen(put)
 
@@ -314,7 +314,7 @@ def is_any_above_zero(typingctx: Any, x: Any) -> Any:
     """Return whether any lane is above 0."""
 
     def put(builder: Any, x: Any) -> Any:
-        bits = builder.bitcast(builder.fcmp_ordered(">", x, vector_constant(0.0)), ir.IntType(LANES))
+        bits = builder.bitcast(builder.fcmp_ordered(">", x, create_vector_constant(0.0)), ir.IntType(LANES))
         return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
     return types.boolean(float32x16), _build_codegen(put)
@@ -337,12 +337,12 @@ def maximum(typingctx: Any, x: Any, y: Any) -> Any:
     return float32x16(float32x16, float32x16), _build_codegen(partial(_emit_compare_and_select, ">"))
 
 
-def build_sorting_exchange(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
+def build_sorting_exchange(*pairs: tuple[int, int], returned_positions: Sequence[int]) -> Any:
     """Return an intrinsic that sorts pairs of a tuple of vectors, lane by lane (none may be NaN).
 
     Args:
         *pairs: positions in the tuple, in order; the first one gets the smaller value, the second the larger.
-        kept: positions of the vectors to return.
+        returned_positions: positions of the vectors to return.
     """
 
     @intrinsic
@@ -355,19 +355,19 @@ def build_sorting_exchange(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
                     _emit_compare_and_select("<", builder, x, y),
                     _emit_compare_and_select(">", builder, x, y),
                 )
-            return context.make_tuple(builder, sig.return_type, [at[i] for i in kept])
+            return context.make_tuple(builder, sig.return_type, [at[i] for i in returned_positions])
 
-        return types.UniTuple(float32x16, len(kept))(values), codegen  # type: ignore[attr-defined]
+        return types.UniTuple(float32x16, len(returned_positions))(values), codegen  # type: ignore[attr-defined]
 
     return exchange
 
 
 @intrinsic
-def reciprocal_where(typingctx: Any, x: Any, floor: Any) -> Any:
+def compute_reciprocal_above(typingctx: Any, x: Any, threshold: Any) -> Any:
     """Return ``1 / x`` where ``x > floor``, else 0."""
 
     def put(builder: Any, x: Any, floor: Any) -> Any:
-        large, one = builder.fcmp_ordered(">", x, floor), vector_constant(1.0)
-        return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), vector_constant(0.0))
+        large, one = builder.fcmp_ordered(">", x, floor), create_vector_constant(1.0)
+        return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), create_vector_constant(0.0))
 
     return float32x16(float32x16, float32x16), _build_codegen(put)

@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-class _Claim:
+class _SingleRunTask:
     """Task that only its first caller runs: a pool that cannot start a thread still keeps the task in its queue."""
 
     __slots__ = ("_first", "_task")
@@ -58,7 +58,7 @@ def run_tasks(tasks: Sequence[Callable[[], object]], threads: int) -> None:
             task()
         return
     pool = _get_executor(threads)
-    claims = [_Claim(task) for task in tasks]
+    claims = [_SingleRunTask(task) for task in tasks]
     futures: list[Future[object]] = []
     errors: list[BaseException] = []
     own = claims[:1]
@@ -80,14 +80,14 @@ def run_tasks(tasks: Sequence[Callable[[], object]], threads: int) -> None:
         raise errors[0]
 
 
-def split_rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
-    """Cut ``height`` rows into at most ``threads`` nearly equal parts of at least ``grain`` rows."""
-    strips = max(1, min(threads, height // grain))
+def split_into_row_ranges(height: int, threads: int, min_rows: int = 16) -> list[tuple[int, int]]:
+    """Cut ``height`` rows into at most ``threads`` nearly equal parts of at least ``min_rows`` rows."""
+    strips = max(1, min(threads, height // min_rows))
     edges = [round(i * height / strips) for i in range(strips + 1)]
     return list(pairwise(edges))
 
 
-def run_chunks(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
-    """Run ``task(first, last)`` over [0, count), in a few parts of at least ``grain`` per thread, as work varies."""
-    chunks = split_rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+def run_task_on_ranges(count: int, min_count: int, threads: int, task: Callable[[int, int], object]) -> None:
+    """Run ``task(first, last)`` over [0, count), in a few ranges of at least ``min_count`` per thread: work varies."""
+    chunks = split_into_row_ranges(count, 4 * threads if threads > 1 else 1, min_count) if count else []
     run_tasks([partial(task, *chunk) for chunk in chunks], threads)

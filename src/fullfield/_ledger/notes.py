@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.io.files import require_nonempty_file, to_one_line, write_atomically
+from fullfield.io.files import join_to_one_line, require_nonempty_file, write_atomically
 
 _LARGEST = 1e300
 
 
-def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]:
+def read_json_file(path: Path, description: str = "a JSON object") -> dict[str, Any]:
     """Return the object in a JSON file, with None for numbers that are not finite.
 
     Raises:
@@ -26,30 +26,30 @@ def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_parse_constant, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:  # the second: nested too deeply
-        raise InputError(f"{path}: expected JSON, got something else ({to_one_line(str(error))})") from None
+        raise InputError(f"{path}: expected JSON, got something else ({join_to_one_line(str(error))})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected {description}, got {type(content).__name__}")
     return content
 
 
-def write_notes(path: Path, content: Mapping[str, Any]) -> None:
+def write_json_file_atomically(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, with null for numbers that are not finite; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with write_atomically(path) as temporary:
         temporary.write_text(_format_json(content), "utf-8")
 
 
-def write_notes_unless_exist(path: Path, content: Mapping[str, Any]) -> None:
+def write_json_file_unless_exists(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object as JSON atomically, unless another process has written the file before."""
     try:
         with write_atomically(path) as temporary:
             temporary.write_text(_format_json(content), "utf-8")
             _link_unless_exists(temporary, path)
-    except _TakenError:
+    except _PathExistsError:
         return
 
 
-class _TakenError(Exception):
+class _PathExistsError(Exception):
     """The file exists."""
 
 
@@ -61,10 +61,10 @@ def _link_unless_exists(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise _TakenError from None
+        raise _PathExistsError from None
     except OSError:  # without links the last of several processes that begin at the same moment wins
         if path.exists():
-            raise _TakenError from None
+            raise _PathExistsError from None
 
 
 def convert_to_json_values(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def check_entry_kinds(path: Path, content: Mapping[str, Any], **kinds: str) -> N
     """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
     for name, kind in kinds.items():
         if name not in content or not _KINDS[kind](content[name]):
-            value = to_one_line(repr(content[name]), 60) if name in content else "none"
+            value = join_to_one_line(repr(content[name]), 60) if name in content else "none"
             raise InputError(
                 f"{path}: expected an entry {name} ({kind}), got {value}; remove the file to make it again"
             )

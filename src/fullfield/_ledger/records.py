@@ -41,9 +41,9 @@ class Records:
                 self._by_notes[notes] = []
                 with suppress(FileNotFoundError):  # pruned by another run
                     for line in notes.read_bytes().splitlines():
-                        self._add_line(line, notes)
+                        self._parse_and_add_line(line, notes)
 
-    def _add_line(self, line: bytes, notes: Path) -> None:
+    def _parse_and_add_line(self, line: bytes, notes: Path) -> None:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

@@ -12,9 +12,9 @@ from fullfield._check import InputError, list_differences
 from fullfield._ledger.notes import (
     check_entry_kinds,
     convert_to_json_values,
-    read_notes,
-    write_notes,
-    write_notes_unless_exist,
+    read_json_file,
+    write_json_file_atomically,
+    write_json_file_unless_exists,
 )
 
 _NAMED_CHANGES = 3
@@ -33,7 +33,7 @@ class SettingsFile:
         description: What the file is expected to be, for messages: "the settings of a training".
         subject: What has the settings, for messages; by default the folder of the file.
         entries: Kinds of entries that the content has, as of :func:`check_entry_kinds`.
-        binding: Returns the part of the content that decides the results.
+        select_binding_settings: Returns the part of the content that decides the results.
         parameters_advice: What else a user can do about other parameters of the method, for messages.
     """
 
@@ -41,13 +41,13 @@ class SettingsFile:
     description: str
     subject: str | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
-    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_unchanged
+    select_binding_settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_unchanged
     parameters_advice: str | None = None
 
     def read(self) -> dict[str, Any] | None:
         """Return the stored content; None where there is no file. InputError for anything else than an object."""
         try:
-            stored = read_notes(self.path, self.description)
+            stored = read_json_file(self.path, self.description)
         except FileNotFoundError:
             return None
         check_entry_kinds(self.path, stored, **self.entries)
@@ -55,11 +55,14 @@ class SettingsFile:
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Write the content atomically."""
-        write_notes(self.path, content)
+        write_json_file_atomically(self.path, content)
 
     def list_changes(self, stored: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
         """Return the binding settings that differ, the method first; with another method its parameters differ too."""
-        before, now = self.binding(stored), self.binding(convert_to_json_values(content))
+        before, now = (
+            self.select_binding_settings(stored),
+            self.select_binding_settings(convert_to_json_values(content)),
+        )
         skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
         names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
         names.sort(key=lambda name: name != "method")
@@ -98,7 +101,7 @@ class SettingsFile:
                     f"{self._describe_owner}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_notes_unless_exist(self.path, content)
+            write_json_file_unless_exists(self.path, content)
         elif self.list_changes(stored, content):
             with lock():
                 if overwrite or not has_results():

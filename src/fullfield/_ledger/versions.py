@@ -54,7 +54,7 @@ def compute_sampled_checksum(path: str | os.PathLike[str]) -> str:
     return checksum.hexdigest()
 
 
-def compute_digest_of_values(values: object) -> str:
+def hash_json_values(values: object) -> str:
     """Return the checksum of plain values."""
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 

@@ -114,7 +114,7 @@ def _convert_and_compare(args: argparse.Namespace, source: str, output: str, pac
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **get_vector_arguments(args)}
     if "channels" in choice:
         with rename_arguments_in_errors(channels="--channels"):
-            choice["channels"] = io.VectorReading(choice["channels"]).build_read_arguments("forward")["channels"]
+            choice["channels"] = io.FlowReadOptions(choice["channels"]).build_read_arguments("forward")["channels"]
     is_exr_twice = has_exr_suffix(source) and has_exr_suffix(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}

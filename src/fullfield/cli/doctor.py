@@ -222,7 +222,7 @@ def _describe_ptlflow() -> dict[str, str | None] | None:
 def _check_and_describe_kernel_cache() -> dict[str, object]:
     from fullfield.ops.tvl1.cpu import kernels
 
-    folder, warm = kernels.find_cache_and_check_warm()
+    folder, warm = kernels.find_cache_folder_and_check_warm()
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 

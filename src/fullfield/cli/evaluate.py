@@ -188,7 +188,7 @@ def _choose_device_of_process(requested: str, name: str) -> str:
     from fullfield import _check
 
     device = f"cuda:{local}"
-    torch.cuda.set_device(_check.device(device))
+    torch.cuda.set_device(_check.check_device(device))
     return device
 
 

@@ -262,12 +262,12 @@ def _run_tasks_on_devices(
 
 def _write_tracks_of_points(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
-    from fullfield.io import read_vectors
+    from fullfield.io import read_flow_layers
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks
 
     if numbers:
         tracks = read_tracks_from_flow_files(read_points_csv(args.points), numbers, job.output.path)
-        height = read_vectors(job.output.path(numbers[0]))["forward"].shape[-2]
+        height = read_flow_layers(job.output.path(numbers[0]))["forward"].shape[-2]
         write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 

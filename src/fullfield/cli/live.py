@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fullfield import _check as check
-from fullfield import io
+from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
@@ -127,7 +126,7 @@ def _close_source_if_idle(source: VideoSource, threads: list[threading.Thread]) 
 def _build_computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
     make = getattr(choice.estimator, "create_video_solver", None)
-    solver = make and make(size, check.device(choice.device, "--device"))
+    solver = make and make(size, _check.check_device(choice.device, "--device"))
     if solver is not None:
         return _Persistent(solver, size, choice.device)
     choice.load_weights_and_kernels(size, lambda _fraction, _text: None, quiet=True)
@@ -150,7 +149,7 @@ class _PerPair:
         return _synchronize_flow(self._choice.estimator(first, second)[0])
 
     def _upload_as_unit_range(self, frame: Any) -> Tensor:
-        pixels: Tensor = frame.luma() if self._is_grey else frame.rgb()
+        pixels: Tensor = frame.read_luma() if self._is_grey else frame.read_rgb()
         return pixels[None].to(self._choice.device).float().div_(255)
 
 
@@ -178,7 +177,7 @@ class _Persistent:
         return _synchronize_flow(flow[0])
 
     def _upload_luma(self, frame: Any) -> Tensor:
-        return frame.luma()[None].to(self._device)  # type: ignore[no-any-return]
+        return frame.read_luma()[None].to(self._device)  # type: ignore[no-any-return]
 
 
 def _synchronize_flow(flow: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class MethodChoice:
         """Compile what the method needs last in a second process; reading and the rest need not wait for it."""
         from fullfield.estimators.refined import RefinedEstimator
 
-        device, estimator = _check.device(self.device, "--device"), self.estimator
+        device, estimator = _check.check_device(self.device, "--device"), self.estimator
         if isinstance(estimator, RefinedEstimator):
             estimator.start_compiling(device)
 
@@ -84,7 +84,7 @@ class MethodChoice:
         self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool
     ) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
-        device = _check.device(self.device, "--device")
+        device = _check.check_device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
         self.start_compiling_in_second_process()
         if not hasattr(self.config, "weights"):

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fullfield import _check as check
-from fullfield import io
+from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.cli import argtypes
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fullfield.io.vectors import VectorReading
+    from fullfield.io.vectors import FlowReadOptions
     from fullfield.io.windows import FrameWindow
 
 
@@ -73,7 +72,7 @@ def parse_device_names(text: str | None, device: str) -> list[str]:
         return [f"cuda:{index}" for index in range(count)]
     devices = [name.strip() for name in text.split(",")]
     for name in devices:
-        check.device(name, "--devices")
+        _check.check_device(name, "--devices")
     return devices
 
 
@@ -170,12 +169,12 @@ def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str
     return {name: value for name, value in values.items() if value is not None}
 
 
-def build_vector_reading(args: argparse.Namespace, **fields: Any) -> VectorReading:
+def build_vector_reading(args: argparse.Namespace, **fields: Any) -> FlowReadOptions:
     """Return the reading of vectors that the options describe."""
-    from fullfield.io.vectors import VectorReading
+    from fullfield.io.vectors import FlowReadOptions
 
     with rename_arguments_in_errors(channels="--channels"):
-        return VectorReading(**get_vector_arguments(args), **fields)
+        return FlowReadOptions(**get_vector_arguments(args), **fields)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
@@ -230,7 +229,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
 
     from fullfield.estimators._frames import fill_unknown_pixels, warn_about_range
     from fullfield.io.image import FrameReader
-    from fullfield.io.oiio import detect_format
+    from fullfield.io.oiio import detect_format_and_size
 
     reading = get_reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
@@ -240,7 +239,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data
-    elif detect_format(Path(frames[0]))[0] == "openexr":
+    elif detect_format_and_size(Path(frames[0]))[0] == "openexr":
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)

@@ -104,7 +104,7 @@ def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_
 
     path = job.output.path(number)
     if kind in _MAPS:
-        tensors = io.read_vectors(path)
+        tensors = io.read_flow_layers(path)
         direction = next(name for name in job.settings.offsets if f"{kind}.{name}" in tensors)
         plane = tensors[f"{kind}.{direction}"].clamp(0, 1)
         return viz.frame_to_image(plane[None].expand(3, -1, -1))

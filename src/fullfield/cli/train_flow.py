@@ -224,7 +224,7 @@ def _build_network(args: argparse.Namespace, device: torch.device) -> RAFT | SEA
         torch.manual_seed(args.seed)
         model = build_random_model(args.network)
         if args.correlation is not None:
-            _check.choice(args.correlation, "backend", BACKENDS)
+            _check.check_choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation
     if args.init is not None:
         with rename_arguments_in_errors(weights="--init", source="--init"):

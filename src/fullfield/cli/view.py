@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     problems: list[str] = []
 
     def read_flows(number: int) -> list[tuple[Tensor, Tensor | None]]:
-        vectors = io.read_vectors(files.path(number), reading)
+        vectors = io.read_flow_layers(files.path(number), reading)
         if reference is not None:  # behind a cut everything is hidden, and the motion only leads out of the frame
             names = "backward", "occlusion.backward"
             return [(vectors[names[0]], vectors[names[1]] < 0.5)] if {*names} <= vectors.keys() else []
@@ -149,7 +149,7 @@ def _choose_followed_draw_function(
 def _iterate_readable_frames(
     files: FrameFiles,
     numbers: Sequence[int],
-    reading: io.VectorReading,
+    reading: io.FlowReadOptions,
     plates: Plates | None,
     problems: list[str],
     progress: ProgressBar,
@@ -160,7 +160,7 @@ def _iterate_readable_frames(
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            vectors = io.read_vectors(files.path(number), reading)
+            vectors = io.read_flow_layers(files.path(number), reading)
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue

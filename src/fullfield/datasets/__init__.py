@@ -89,7 +89,7 @@ def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
     >>> pairs = open_scans("3dmatch", "/data/3dmatch")  # doctest: +SKIP
     >>> len(pairs[0].source.points), pairs[0].truth  # doctest: +SKIP
     """
-    _check.choice(name, "dataset", SCANS)
+    _check.check_choice(name, "dataset", SCANS)
     return SCANS[name](root)
 
 
@@ -98,7 +98,7 @@ def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
 
     Raises InputError naming the folder that is missing; nothing but names of files is read.
     """
-    _check.choice(name, "dataset", DATASETS)
+    _check.check_choice(name, "dataset", DATASETS)
     return DATASETS[name](root)
 
 

@@ -51,8 +51,8 @@ class Sintel(FlowDataset):
     RENDERS = ("clean", "final", "albedo")
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training", render: str = "clean") -> None:
-        _check.choice(split, "split", self.SPLITS)
-        _check.choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
+        _check.check_choice(split, "split", self.SPLITS)
+        _check.check_choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
         base = Path(root)
         frames = require_folder(base, split, render, description="Sintel's frames")
         flow = require_folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
@@ -78,7 +78,7 @@ class _KITTI(FlowDataset):
     frame_folders: tuple[str, ...]
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training") -> None:
-        _check.choice(split, "split", self.SPLITS)
+        _check.check_choice(split, "split", self.SPLITS)
         base = Path(root)
         frames_name = next(
             (name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0]
@@ -180,9 +180,9 @@ class Spring(FlowDataset):
     def __init__(
         self, root: str | os.PathLike[str], *, split: str = "train", camera: str = "left", direction: str = "FW"
     ) -> None:
-        _check.choice(split, "split", self.SPLITS)
-        _check.choice(camera, "camera", self.CAMERAS)
-        _check.choice(direction, "direction", self.DIRECTIONS)
+        _check.check_choice(split, "split", self.SPLITS)
+        _check.check_choice(camera, "camera", self.CAMERAS)
+        _check.check_choice(direction, "direction", self.DIRECTIONS)
         scenes = require_folder(Path(root), split, description="Spring's sequences")
         stem = f"flow_{direction}_{camera}"
         records = []
@@ -256,7 +256,7 @@ class FlyingChairs(FlowDataset):
     SPLITS = ("all", "train", "val")
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "all") -> None:
-        _check.choice(split, "split", self.SPLITS)
+        _check.check_choice(split, "split", self.SPLITS)
         base = Path(root)
         data = base / "data" if (base / "data").is_dir() else base
         if not data.is_dir():
@@ -317,10 +317,10 @@ class FlyingThings3D(FlowDataset):
         camera: str = "left",
         direction: str = "future",
     ) -> None:
-        _check.choice(split, "split", self.SPLITS)
-        _check.choice(render, "render", self.RENDERS)
-        _check.choice(camera, "camera", self.CAMERAS)
-        _check.choice(direction, "direction", self.DIRECTIONS)
+        _check.check_choice(split, "split", self.SPLITS)
+        _check.check_choice(render, "render", self.RENDERS)
+        _check.check_choice(camera, "camera", self.CAMERAS)
+        _check.check_choice(direction, "direction", self.DIRECTIONS)
         passes = require_folder(Path(root), f"frames_{render}pass", split, description="FlyingThings3D's frames")
         flows = require_folder(Path(root), "optical_flow", split, description="FlyingThings3D's true flow")
         records = []
@@ -407,7 +407,7 @@ class KubricNK(FlowDataset):
     RESOLUTIONS = ("1k", "2k", "4k", "8k")
 
     def __init__(self, root: str | os.PathLike[str], *, resolution: str = "8k") -> None:
-        _check.choice(resolution, "resolution", self.RESOLUTIONS)
+        _check.check_choice(resolution, "resolution", self.RESOLUTIONS)
         base = require_folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
         records = []
         for scene in require_nonempty(list_subfolders(base), base, "a folder for each scene"):

@@ -166,7 +166,7 @@ class KITTIOdometry(ScanDataset):
     bin_columns = 4
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
-        _check.choice(split, "split", SEQUENCES)
+        _check.check_choice(split, "split", SEQUENCES)
         base = Path(root)
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
         layout.require_folder(top, "sequences", description="KITTI's odometry sequences")

@@ -51,9 +51,9 @@ class ThreeDMatch(ScanDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str], *, benchmark: str = "3dmatch", split: str | None = None) -> None:
-        _check.choice(benchmark, "benchmark", _BENCHMARKS)
+        _check.check_choice(benchmark, "benchmark", _BENCHMARKS)
         if split is not None:
-            _check.choice(split, "split", SCENES)
+            _check.check_choice(split, "split", SCENES)
         self._lists, self._split = _BENCHMARKS[benchmark], split
         top = layout.require_folder(Path(root), description="3DMatch")
         self._require_clouds_of_listed_scenes(top)

@@ -5,7 +5,7 @@ Names are loaded on first use: the configurations and the list of methods need n
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.registry import METHODS as METHODS
     from fullfield.estimators.tvl1 import TVL1Estimator as TVL1Estimator
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "cascaded": "CascadedEstimator",

@@ -32,7 +32,7 @@ def limit_threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    _check.number(count, "threads", integer=True, low=1)
+    _check.check_number(count, "threads", integer=True, low=1)
     before = torch.get_num_threads()
     torch.set_num_threads(int(count))
     try:

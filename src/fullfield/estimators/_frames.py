@@ -138,9 +138,9 @@ def name_for_messages(frame: object, argument: str) -> str:
 
 def check_pair(frame1: Tensor, frame2: Tensor) -> None:
     """Check that two frames are [B, 1 or 3, H, W] of one size on one device; InputError names the frame."""
-    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
     _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
-    _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+    _check.check_tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
 def warn_about_range(frame: Tensor, name: str) -> bool:
@@ -266,7 +266,7 @@ def _build_sources(
     frames: Tensor | Sequence[Frame], name: str, transfer: str, color_order: str, reading: dict[str, Any]
 ) -> list[_Source]:
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
-    _check.choice(color_order, "color_order", _COLOR_ORDERS)
+    _check.check_choice(color_order, "color_order", _COLOR_ORDERS)
     if isinstance(frames, Tensor):
         is_valid = frames.ndim == 4 and frames.shape[1] in (1, 3)
         _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)

@@ -36,7 +36,7 @@ class CascadedEstimator(WrappingEstimator):
         super().__init__(estimator)
         cascades = bool(estimator.parameters.get("cascade"))
         _check.require(not cascades, "estimator", "one that does not cascade itself (cascade=False)", estimator.method)
-        _check.number(threshold, "threshold", integer=True, low=1)
+        _check.check_number(threshold, "threshold", integer=True, low=1)
         self.threshold = threshold
 
     @property
@@ -48,7 +48,7 @@ class CascadedEstimator(WrappingEstimator):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
         height, width = frame1.shape[-2:]
         pixels = sum(h * w for h, w in compute_cascade_sizes(height, width, self.threshold))
         completed = 0.0

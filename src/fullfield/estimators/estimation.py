@@ -61,7 +61,7 @@ def build_estimator(
     if config is None:
         presets = entry.load_presets()
         preset = DEFAULT_PRESET if preset is None else preset
-        _check.choice(preset, "preset", presets)
+        _check.check_choice(preset, "preset", presets)
         config = presets[preset]
     else:
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe_value(config))
@@ -428,7 +428,7 @@ def _convert_and_check_flow(flow: Tensor, source: Estimator, frame1: Tensor) -> 
     One number is copied to the host.
     """
     shape = (len(frame1), 2, *frame1.shape[2:])
-    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(frame1.device, torch.float32)
+    flow = _check.check_tensor(flow, f"the flow of {source.method}", shape).to(frame1.device, torch.float32)
     if bool(flow.isfinite().all()):
         return flow
     lost = int((~flow.isfinite()).any(1).sum())
@@ -464,7 +464,7 @@ def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) 
         expected = f"a tensor [{batch}, 2, {height}, {width}] or a list of {batch} flow{'' if batch == 1 else 's'}"
         _check.require(is_valid, "initial_flow", expected, flows)
         flows = torch.stack([_read_initial_flow(flow, (2, height, width)) for flow in flows])
-    start = _check.tensor(flows, "initial_flow", (batch, 2, height, width))
+    start = _check.check_tensor(flows, "initial_flow", (batch, 2, height, width))
     _check.require(start.is_floating_point(), "initial_flow", "a floating dtype", start)
     start = to_device(_check.check_has_values(start, "initial_flow"), frames.device)
     longest = float(start.abs().amax()) if start.numel() else 0.0  # NaN stays NaN
@@ -485,4 +485,4 @@ def _read_initial_flow(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
         flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
     elif isinstance(flow, Tensor) and flow.ndim == 4 and len(flow) == 1:
         flow = flow[0]
-    return _check.check_has_values(_check.tensor(flow, "initial_flow", shape), "initial_flow")
+    return _check.check_has_values(_check.check_tensor(flow, "initial_flow", shape), "initial_flow")

@@ -52,11 +52,13 @@ class Flow:
     stages: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        device = _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
-        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool], device=device)
+        device = _check.check_tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
+        _check.check_tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool], device=device)
         for name in _PLANES:
             if getattr(self, name) is not None:
-                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32], device=device)
+                _check.check_tensor(
+                    getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32], device=device
+                )
 
     def __repr__(self) -> str:
         how = f", {self.method} ({self.backend})" if self.method else ""
@@ -87,7 +89,7 @@ class Flow:
 
     def to(self, device: str | torch.device) -> Flow:
         """Return the same result with its tensors on ``device``; itself if they are there."""
-        target = torch.empty(0, device=_check.device(device)).device  # with its index
+        target = torch.empty(0, device=_check.check_device(device)).device  # with its index
         if target == self.device:
             return self
 

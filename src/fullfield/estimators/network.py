@@ -130,7 +130,7 @@ class NetworkEstimator(LoadingEstimator):
         cpu_bfloat16: bool = False,
     ) -> None:
         self.method = get_canonical_method(method)
-        _check.choice(self.method, "method", NETWORKS)
+        _check.check_choice(self.method, "method", NETWORKS)
         entry = get_method(self.method)
         kind = entry.import_config_class()
         config = kind() if config is None else config
@@ -141,7 +141,7 @@ class NetworkEstimator(LoadingEstimator):
         self.config = config
         self._cpu_bfloat16 = cpu_bfloat16
         if backend is not None:
-            _check.choice(backend, "backend", BACKENDS)
+            _check.check_choice(backend, "backend", BACKENDS)
         self._requested = backend
         self._reset_to_unloaded()
 
@@ -189,7 +189,7 @@ class NetworkEstimator(LoadingEstimator):
             size: their height and width; without it the fast form waits for the first call.
             fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
-        target = torch.empty(0, device=_check.device(device)).device  # with its index
+        target = torch.empty(0, device=_check.check_device(device)).device  # with its index
         check_usable_after_fork(target)
         with self._lock, torch.no_grad():
             network = self._load_on_device(target, fetching)

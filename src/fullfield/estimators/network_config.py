@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fullfield._check import choice, number, require
+from fullfield._check import check_choice, check_number, require
 from fullfield._config import Config, describe_field
 from fullfield.models.raft.config import PADDINGS
 from fullfield.models.shape import NetworkArchitecture
@@ -58,14 +58,14 @@ class NetworkSettings(Config):
     )
 
     def __post_init__(self) -> None:
-        choice(self.precision, "precision", PRECISIONS)
+        check_choice(self.precision, "precision", PRECISIONS)
         if self.weights is not None:
             object.__setattr__(self, "weights", str(self.weights))
             require(self.weights != "", "weights", "a file or the name of an entry", "nothing")
         for name in ("updates", "coarse_updates"):
             value = getattr(self, name)
             if value is not None:
-                number(value, name, integer=True, low=0)
+                check_number(value, name, integer=True, low=0)
                 object.__setattr__(self, name, int(value))
         require(isinstance(self.cascade, bool | None), "cascade", "True, False or None", self.cascade)
         is_valid = self.cascade is not False or self.coarse_updates is None
@@ -89,7 +89,7 @@ class RAFTSettings(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choice(self.padding, "padding", PADDINGS)
+        check_choice(self.padding, "padding", PADDINGS)
         require(not self.double, "double", "False for RAFT, which does not estimate its uncertainty", "True")
 
     def configure_architecture(self, architecture: NetworkArchitecture) -> NetworkArchitecture:
@@ -114,7 +114,7 @@ class PtlflowSettings(Config):
             object.__setattr__(self, "weights", str(self.weights))
             require(self.weights != "", "weights", "a file or the name of a checkpoint", "nothing")
         if self.updates is not None:
-            number(self.updates, "updates", integer=True, low=1)
+            check_number(self.updates, "updates", integer=True, low=1)
             object.__setattr__(self, "updates", int(self.updates))
         require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
 

@@ -119,7 +119,7 @@ class PtlflowEstimator(LoadingEstimator):
         """
         del size
         with self._lock:
-            self._load_on_device(torch.empty(0, device=_check.device(device)).device, fetching)
+            self._load_on_device(torch.empty(0, device=_check.check_device(device)).device, fetching)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None

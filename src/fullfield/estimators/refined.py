@@ -100,7 +100,7 @@ class RefinedEstimator(WrappingEstimator):
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **more)
-        self._device = target = _check.device(device)
+        self._device = target = _check.check_device(device)
         if size is not None and self.refines(target) and not self._is_compiling(target):
             with self._refiners.borrow_solver(
                 SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
@@ -112,7 +112,7 @@ class RefinedEstimator(WrappingEstimator):
 
         The refinement waits for it. Only for programs whose main module can be imported again.
         """
-        target = _check.device(device)
+        target = _check.check_device(device)
         if target.type == "cpu" and self.refines(target) and torch.get_num_threads() > 1:
             from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 

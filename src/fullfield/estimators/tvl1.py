@@ -68,7 +68,7 @@ class TVL1Estimator(BackendRequest):
 
         On CUDA they are those of frames of ``size``, whose solver is kept; elsewhere they serve every size.
         """
-        target = _check.device(device)
+        target = _check.check_device(device)
         able = next((name for name, reason in backends(target, config=self.config) if reason is None), None)
         if size is not None and (self._requested or able) == "cuda":
             blank = torch.zeros(1, 1, *size, device=target, dtype=torch.float32)
@@ -81,7 +81,7 @@ class TVL1Estimator(BackendRequest):
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
-        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
         check_usable_after_fork(frame1.device)
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)

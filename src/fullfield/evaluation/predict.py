@@ -216,7 +216,7 @@ def _estimate_timed(
         torch.cuda.reset_peak_memory_stats(device)
     start_s = time.perf_counter()
     flow = estimator(frame1, frame2, initial_flow=start)
-    flow = _check.tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
+    flow = _check.check_tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
     if stream is not None:
         stream.synchronize()  # not the device, which may still score the previous pair
     seconds = time.perf_counter() - start_s

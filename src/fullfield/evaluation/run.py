@@ -18,7 +18,12 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError, list_differences
-from fullfield._ledger.notes import check_entry_kinds, convert_to_json_values, read_notes, write_notes
+from fullfield._ledger.notes import (
+    check_entry_kinds,
+    convert_to_json_values,
+    read_json_file,
+    write_json_file_atomically,
+)
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_sampled_checksum, read_stamp
 from fullfield.datasets.base import PairSequence
@@ -64,7 +69,7 @@ class RunFolder:
             self.folder / CONFIG,
             "the configuration of a run",
             str(self.folder),
-            binding=_drop_weights_path,
+            select_binding_settings=_drop_weights_path,
             parameters_advice="give the same --preset and options",
         )
         self.check_new_or_run_folder(self.folder)
@@ -101,7 +106,7 @@ class RunFolder:
         stored = Path(folder) / CONFIG
         if not stored.is_file():
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
-        return cls(folder, read_notes(stored))
+        return cls(folder, read_json_file(stored))
 
     def check_same_dataset(self, dataset: PairSequence[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
@@ -122,7 +127,7 @@ class RunFolder:
 
     def write_json(self, name: str | Path, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
-        write_notes(self.folder / name, content)
+        write_json_file_atomically(self.folder / name, content)
 
     def get_prediction_path(self, name: str) -> Path:
         """Return the path of a pair's prediction."""
@@ -135,7 +140,7 @@ class RunFolder:
     def read_info_if_complete(self, name: str) -> dict[str, Any] | None:
         """Return the info of a prediction; None where it is not complete."""
         try:
-            info = read_notes(self.get_info_path(name))
+            info = read_json_file(self.get_info_path(name))
             return info if info.get("bytes") == self.get_prediction_path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
@@ -195,7 +200,7 @@ class Run(RunFolder):
         """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
         path = self.get_score_path(averaging, name)
         try:
-            stored = read_notes(path)
+            stored = read_json_file(path)
         except FileNotFoundError:
             return None
         if stored.get("truth") != truth_fingerprint or not self._is_score_current(name, stored):
@@ -270,7 +275,7 @@ class ScanRun(RunFolder):
     def read_truth_if_current(self, name: str, inputs_checksum: str) -> dict[str, Any] | None:
         """Return the stored truth of a pair if it was computed from the same inputs."""
         path = self._get_truth_path(name)
-        stored = read_notes(path) if path.is_file() else {}
+        stored = read_json_file(path) if path.is_file() else {}
         if stored.get("key") != inputs_checksum:
             return None
         check_entry_kinds(path, stored, pose="4 rows of 4", overlap="number or null")

@@ -99,7 +99,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     """
     _check.require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
     if backend is not None:
-        _check.choice(backend, "backend", BACKENDS)
+        _check.check_choice(backend, "backend", BACKENDS)
     if any(is_patched(module) for module in model.modules()):
         raise InputError("model: it is patched already; restore() its handle first")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

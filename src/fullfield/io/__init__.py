@@ -5,7 +5,7 @@ Names are loaded on first use; docs/formats.md says what each format holds and w
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.io.flow import FlowData as FlowData
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
     from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
     from fullfield.io.resizing import resize_flow as resize_flow
-    from fullfield.io.vectors import VectorReading as VectorReading
-    from fullfield.io.vectors import read_vectors as read_vectors
-    from fullfield.io.vectors import write_vectors as write_vectors
+    from fullfield.io.vectors import FlowReadOptions as FlowReadOptions
+    from fullfield.io.vectors import read_flow_layers as read_flow_layers
+    from fullfield.io.vectors import write_flow_layers as write_flow_layers
     from fullfield.io.video import VideoWriter as VideoWriter
     from fullfield.io.video import open_video as open_video
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "flow": "FlowData FlowRangeError read_flow write_flow write_st_map",
@@ -36,7 +36,7 @@ __all__, __getattr__, __dir__ = load_lazily(
         "point_formats": "PointCloud",
         "pointcloud": "read_point_cloud write_point_cloud",
         "resizing": "resize_flow",
-        "vectors": "VectorReading read_vectors write_vectors",
+        "vectors": "FlowReadOptions read_flow_layers write_flow_layers",
         "video": "VideoWriter open_video",
     },
 )

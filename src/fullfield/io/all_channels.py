@@ -23,9 +23,9 @@ from fullfield.io.masks import read_mask
 from fullfield.io.oiio import (
     Attribute,
     Header,
-    Source,
+    ImageSource,
     check_name_is_utf8,
-    detect_format,
+    detect_format_and_size,
     list_inherited_attributes,
     open_source,
     write_and_verify_picture,
@@ -63,7 +63,7 @@ class ChannelPicture(NamedTuple):
 def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture:
     """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
-    if detect_format(where)[0] == "pfm":
+    if detect_format_and_size(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
         picture = ChannelPicture(torch.from_numpy(planes), names, "float")
@@ -98,29 +98,29 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
 def _zero_nonfinite_and_mark_valid(
     path: Path,
     picture: ChannelPicture,
-    judged: list[int],
-    source: Source | None,
+    colour_and_alpha_indices: list[int],
+    source: ImageSource | None,
     mask: str | None,
-    stored: Box | None = None,
+    stored_box: Box | None = None,
 ) -> ChannelPicture:
     """Return the picture with what is known of it; values that are not finite become 0, in place.
 
-    The channels ``judged``, colour and alpha, become 0 together, and the pixel is unknown. Others, such as a depth that
-    is infinite in the sky, say nothing of the colour.
+    The channels ``colour_and_alpha_indices``, colour and alpha, become 0 together, and the pixel is unknown. Others,
+    such as a depth that is infinite in the sky, say nothing of the colour.
     """
     height, width = picture.pixels.shape[-2:]
     display: Box = (0, 0, width, height) if picture.window is None else picture.window.display
     valid_mask = np.ones((height, width), np.bool_)
-    if stored is not None:
+    if stored_box is not None:
         valid_mask[:] = False
-        top, left = stored[1] - display[1], stored[0] - display[0]
-        valid_mask[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
+        top, left = stored_box[1] - display[1], stored_box[0] - display[0]
+        valid_mask[max(top, 0) : max(top + stored_box[3], 0), max(left, 0) : max(left + stored_box[2], 0)] = True
     values = picture.pixels.numpy()
     dead_values = ~np.isfinite(values)
     note = ""
     if dead_values.any():
-        dead = dead_values[judged].any(axis=0)
-        dead_values[judged] = dead
+        dead = dead_values[colour_and_alpha_indices].any(axis=0)
+        dead_values[colour_and_alpha_indices] = dead
         values[dead_values] = 0
         valid_mask &= ~dead
         if dead.any():
@@ -141,7 +141,7 @@ def _add_alpha_indices(channels: tuple[str, ...], indices: list[int]) -> list[in
     return sorted({*indices, *alphas})
 
 
-def _choose_colour_part(source: Source) -> ColourChannels:
+def _choose_colour_part(source: ImageSource) -> ColourChannels:
     """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.get_first_part()
     try:
@@ -188,9 +188,9 @@ def write_all_channels(path: PathLike, picture: ChannelPicture) -> None:
         write_and_verify_picture(temporary, kind, pixels, picture.channels, header)
 
 
-def _convert_srgb_to_linear(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
+def _convert_srgb_to_linear(planes: NDArray[np.float32], colour_indices: list[int], alpha: int | None) -> None:
     """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
-    colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)
+    colour = (planes[colour_indices] / np.where(over > 0, over, 1)).astype(np.float32)
     decode_srgb_in_place(colour)
-    planes[others] = colour * over
+    planes[colour_indices] = colour * over

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, raise_as_input_errors, require_nonempty_file, to_one_line
+from fullfield.io.files import check_inflated_size, join_to_one_line, raise_as_input_errors, require_nonempty_file
 
 _BROKEN = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
@@ -55,9 +55,9 @@ def read_array_header(
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
     if dtype.kind not in dtype_kinds or dtype.itemsize > 8 or dtype.shape:
-        raise InputError(f"{path}: expected {description} to hold real numbers, got {to_one_line(str(dtype), 60)}")
+        raise InputError(f"{path}: expected {description} to hold real numbers, got {join_to_one_line(str(dtype), 60)}")
     if not all((0 if allow_empty else 1) <= n < 1 << 60 for n in shape):
-        came = to_one_line(str(list(shape)), 60)
+        came = join_to_one_line(str(list(shape)), 60)
         raise InputError(f"{path}: expected {description} to hold at least one number, got shape {came}")
     return shape, fortran, dtype
 
@@ -99,7 +99,7 @@ def _check_and_list_members(path: Path, archive: zipfile.ZipFile) -> list[str]:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset < end or info.filename in names:
             raise InputError(
-                f"{path}: corrupt .npz file: {to_one_line(info.filename, 40)} shares its bytes or its name"
+                f"{path}: corrupt .npz file: {join_to_one_line(info.filename, 40)} shares its bytes or its name"
             )
         names.add(info.filename)
         end = info.header_offset + _LOCAL_HEADER + len(info.orig_filename.encode("utf-8")) + info.compress_size
@@ -128,5 +128,5 @@ def read_npz_array(path: Path, archive: zipfile.ZipFile, name: str, dtype_kinds:
 def _find_npz_member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path}: array {to_one_line(name, 40)} is packed by a method that NumPy does not use")
+        raise InputError(f"{path}: array {join_to_one_line(name, 40)} is packed by a method that NumPy does not use")
     return info

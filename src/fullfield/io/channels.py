@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._check import InputError
-from fullfield.io.files import to_one_line
+from fullfield.io.files import join_to_one_line
 from fullfield.io.flow_formats import Mask
-from fullfield.io.oiio import Part, Source, describe_parts, group_by_layer
+from fullfield.io.oiio import ImagePart, ImageSource, describe_part_channels, group_channels_by_layer
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _PICTURES = {"c", "ci", "rgba", "rgb", "beauty", "combined"}
@@ -27,12 +27,12 @@ _EYES = {"left": "left", "right": "right", "l": "left", "r": "right"}
 class ColourChannels(NamedTuple):
     """Part of a file, and its colour channels: three, or one if it is grey."""
 
-    part: Part
+    part: ImagePart
     indices: list[int]
 
 
 class _Candidate(NamedTuple):
-    part: Part
+    part: ImagePart
     layer: str
     indices: list[int]
 
@@ -65,14 +65,14 @@ def _split_name_into_words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
 
 
-def find_colour_channels(source: Source, part: int | str | None, layer: str | None) -> ColourChannels:
+def find_colour_channels(source: ImageSource, part: int | str | None, layer: str | None) -> ColourChannels:
     """Return the part to read and its colour channels.
 
     A part or layer that is not named is chosen by its name: ``C``, ``rgba``, ``beauty`` and others that renderers give
     to the finished picture come before the first part in colour, and normals, albedo and other data come last. Where
     several qualify, a warning says which was taken.
     """
-    seen: list[Part] = []
+    seen: list[ImagePart] = []
     candidates: list[_Candidate] = []
     for listed in [source.find_part(part)] if part is not None else source.iterate_parts():
         seen.append(listed)
@@ -85,9 +85,9 @@ def find_colour_channels(source: Source, part: int | str | None, layer: str | No
         if not seen:
             raise source.build_read_error("it holds no image")
         expected = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
-        names = [repr(to_one_line(candidate.layer, 40)) for candidate in candidates[:12]]
+        names = [repr(join_to_one_line(candidate.layer, 40)) for candidate in candidates[:12]]
         advice = f"; choose a layer with layer= (--layer): {', '.join(names)}" if names else ""
-        raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}{advice}")
+        raise InputError(f"{source.path}: no {expected}; the file has {describe_part_channels(seen)}{advice}")
     equals = [candidate for candidate in candidates if candidate.rank == best]
     selected = equals[0]
     if part is None and len(equals) > 1:
@@ -96,7 +96,7 @@ def find_colour_channels(source: Source, part: int | str | None, layer: str | No
         _warn_which_eye_was_chosen(selected, candidates)
     if (
         len(selected.indices) == 1
-        and {"ry", "by"} & group_by_layer(selected.part.channels).get(selected.layer, {}).keys()
+        and {"ry", "by"} & group_channels_by_layer(selected.part.channels).get(selected.layer, {}).keys()
     ):
         raise InputError(
             f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
@@ -105,9 +105,9 @@ def find_colour_channels(source: Source, part: int | str | None, layer: str | No
     return ColourChannels(selected.part, selected.indices)
 
 
-def _list_colour_candidates(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
+def _list_colour_candidates(source: ImageSource, part: ImagePart, layer: str | None) -> list[_Candidate]:
     """Return the layers of a part that hold colour; only ``layer`` where it is given."""
-    grouped = group_by_layer(part.channels)
+    grouped = group_channels_by_layer(part.channels)
     candidates = []
     for name in grouped if layer is None else [layer]:
         channels = grouped.get(name, {})
@@ -123,7 +123,7 @@ def _list_colour_candidates(source: Source, part: Part, layer: str | None) -> li
 
 def _warn_which_layer_was_chosen(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
-    names_text = [to_one_line(candidate.name, 40) for candidate in equals[:12]]
+    names_text = [join_to_one_line(candidate.name, 40) for candidate in equals[:12]]
     eye = f", the {selected.eye} eye" if selected.eye else ""
     option = "layer" if selected.layer and layer is None else "part"
     warnings.warn(
@@ -139,8 +139,8 @@ def _warn_which_eye_was_chosen(selected: _Candidate, candidates: list[_Candidate
     if not others or selected.layer:
         return
     views = selected.part.spec.getattribute("multiView")
-    eye = selected.eye or (to_one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
-    listed = ", ".join(repr(to_one_line(name, 40)) for name in others[:12])
+    eye = selected.eye or (join_to_one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
+    listed = ", ".join(repr(join_to_one_line(name, 40)) for name in others[:12])
     warnings.warn(
         f"OpenEXR: took R, G, B, {f'the {eye} eye' if eye else 'one eye'} and the default view; name another with "
         f"layer= (--layer): {listed}",

@@ -89,7 +89,7 @@ def _check_claimed_size(path: Path, width: int, height: int, file_bytes: int, ma
         )
 
 
-def to_one_line(text: str, max_characters: int = 160) -> str:
+def join_to_one_line(text: str, max_characters: int = 160) -> str:
     """Return a message of a library as one printable line of at most ``max_characters`` characters."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
@@ -97,7 +97,7 @@ def to_one_line(text: str, max_characters: int = 160) -> str:
 
 def describe_error(error: Exception) -> str:
     """Return the message of an exception on one line."""
-    return to_one_line(str(error)) or type(error).__name__
+    return join_to_one_line(str(error)) or type(error).__name__
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_has_values, choice, number, require, tensor
+from fullfield._check import InputError, check_choice, check_has_values, check_number, check_tensor, require
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import exr, fill_invalid_with_nan, mark_finite_vectors, plain
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, check_name_is_utf8
-from fullfield.io.scanlines import Channel
+from fullfield.io.scanlines import NamedPlane
 from fullfield.io.windows import FrameWindow, Window, check_window_argument
 
 Precision: TypeAlias = Literal["float", "half"]
@@ -97,7 +97,7 @@ def read_flow_optionally_masked(
     suffix = _get_checked_suffix(where, FLOW_SUFFIXES, "read")
     check_window_argument(window)
     if suffix == ".exr":
-        flow, valid = exr.read_selected_vectors(
+        flow, valid = exr.read_selected_flow(
             where, _build_selection(layer, part, channels, y_axis), window, use_valid_channel=use_valid_channel
         )
     else:
@@ -114,21 +114,21 @@ def read_flow_optionally_masked(
     if scale != 1.0:
         pair = scale if isinstance(scale, tuple) else (scale, scale)
         for factor in pair:
-            number(factor, "scale")
+            check_number(factor, "scale")
         flow *= np.array(pair, np.float32)[:, None, None]
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 
 def _build_selection(
     layer: str | None, part: int | str | None, channels: tuple[str, str] | None, y_axis: Axis | None
-) -> exr.Selection:
-    choice(y_axis, "y_axis", (None, "up", "down"))
+) -> exr.ChannelSelection:
+    check_choice(y_axis, "y_axis", (None, "up", "down"))
     if channels is not None:
         require(layer is None, "layer", "None beside channels", repr(layer))
         are_names = isinstance(channels, (tuple, list)) and all(isinstance(name, str) for name in channels)
         got = ", ".join(channels) if are_names else channels
         require(are_names and len(channels) == 2 == len(set(channels)), "channels", "two different names", got)
-    return exr.Selection(part, layer, channels, y_axis)
+    return exr.ChannelSelection(part, layer, channels, y_axis)
 
 
 def read_flow_window(
@@ -197,10 +197,10 @@ def write_flow(
                     "backward", fill_invalid_with_nan(back, mark_finite_vectors(back))
                 )
             channels += [
-                Channel(name, _to_float_array(p, name, values.shape[1:])) for name, p in (planes or {}).items()
+                NamedPlane(name, _to_float_array(p, name, values.shape[1:])) for name, p in (planes or {}).items()
             ]
             exr.write_compressed_lines(
-                temporary, exr.pack_lines_checking_range(channels, dtype), compression, Header(window=window)
+                temporary, exr.pack_channels_checking_range(channels, dtype), compression, Header(window=window)
             )
         else:
             packing = {"compression": compression} if suffix == ".flo5" else {}
@@ -240,14 +240,14 @@ def _check_and_convert_flow_arrays(flow: Tensor, valid: Tensor | None) -> tuple[
     vectors = _to_float_array(flow, "flow", (2, None, None))
     valid_mask = mark_finite_vectors(vectors)
     if valid is not None:
-        mask = tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
+        mask = check_tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
         valid_mask &= check_has_values(mask, "valid").detach().cpu().numpy()
     return vectors, valid_mask
 
 
 def _to_float_array(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     shape_text = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
-    vectors = tensor(flow, name, shape_text, dtypes=_FLOATS)
+    vectors = check_tensor(flow, name, shape_text, dtypes=_FLOATS)
     require(0 not in vectors.shape, name, "at least one pixel", flow)
     return np.ascontiguousarray(check_has_values(vectors, name).detach().to("cpu", torch.float32).numpy())
 
@@ -269,18 +269,18 @@ def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size:
         f"a data window of {width} × {height} pixels like the flow",
         f"{window.data[2]} × {window.data[3]}",
     )
-    number(window.pixel_aspect, "window", above=0)
+    check_number(window.pixel_aspect, "window", above=0)
 
 
 def _check_format_options(
     path: Path, suffix: str, backward: Tensor | None, compression: str | None, dtype: Precision | None
 ) -> None:
     if suffix == ".exr":
-        choice(compression, "compression", (None, *EXR_COMPRESSIONS))
-        choice(dtype, "dtype", (None, "float", "half"))
+        check_choice(compression, "compression", (None, *EXR_COMPRESSIONS))
+        check_choice(dtype, "dtype", (None, "float", "half"))
         return
     if suffix == ".flo5":
-        choice(compression, "compression", (None, *plain.FLO5_COMPRESSIONS))
+        check_choice(compression, "compression", (None, *plain.FLO5_COMPRESSIONS))
     elif compression is not None:
         raise InputError(f"{path}: only .exr and .flo5 take a compression, got compression={compression!r}")
     if dtype is not None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice, require
+from fullfield._check import InputError, check_choice, require
 from fullfield._check import check_has_values as held
 from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, refuse_integers_without_white
 from fullfield.io.files import PathLike, check_display_window_size, write_atomically
@@ -23,17 +23,23 @@ from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import (
     Attribute,
     Header,
-    Part,
-    Source,
+    ImagePart,
+    ImageSource,
     check_name_is_utf8,
-    detect_format,
-    group_by_layer,
+    detect_format_and_size,
+    group_channels_by_layer,
     list_inherited_metadata,
     open_source,
     write_and_verify_picture,
 )
 from fullfield.io.orientation import SIDEWAYS, rotate_upright
-from fullfield.io.transfer import Curve, Planes, build_half_table, choose_display_curve_if_needed, decode_srgb_in_place
+from fullfield.io.transfer import (
+    Curve,
+    Planes,
+    build_half_float_table,
+    choose_display_curve_if_needed,
+    decode_srgb_in_place,
+)
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
@@ -88,7 +94,7 @@ def read_frame(
     return result.frame
 
 
-class ReadFrame(NamedTuple):
+class FrameWithMetadata(NamedTuple):
     """Frame with the windows and metadata of its file."""
 
     frame: Tensor
@@ -118,12 +124,12 @@ class FrameReader:
     pinned: bool = False
     """True reads frames into pinned memory, where their format and orientation allow."""
 
-    def read(self, path: PathLike) -> ReadFrame:
+    def read(self, path: PathLike) -> FrameWithMetadata:
         """Read a frame; errors are those of :func:`read_frame`."""
-        choice(self.alpha, "alpha", ("ignore", "apply"))
+        check_choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_argument(self.window)
         where = Path(path)
-        kind, _ = detect_format(where)
+        kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
             pixels = _zero_and_mark_nonfinite(plain.read_pfm_planes(where))
@@ -142,10 +148,10 @@ class FrameReader:
         self,
         path: Path,
         pixels: _Pixels,
-        source: Source | None,
+        source: ImageSource | None,
         window: FrameWindow | None,
         metadata: tuple[Attribute, ...],
-    ) -> ReadFrame:
+    ) -> FrameWithMetadata:
         """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
         planes, valid_mask, dead = pixels
         full = (0, 0, planes.shape[2], planes.shape[1])
@@ -160,7 +166,7 @@ class FrameReader:
             valid_mask = mask if valid_mask is None else valid_mask & mask
         valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
         note = "" if dead is None else describe_nonfinite_pixels(str(path), dead)
-        return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
+        return FrameWithMetadata(torch.from_numpy(planes), window, metadata, valid, note)
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
@@ -173,7 +179,7 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
     where = Path(path)
-    kind, _ = detect_format(where)
+    kind, _ = detect_format_and_size(where)
     if kind == "pfm":
         _refuse_parts_and_layers_of_pfm(where, part, layer)
         full_box = (0, 0, *plain.read_pfm_size(where))
@@ -210,11 +216,11 @@ class _Pixels(NamedTuple):
     planes: Planes
     valid_mask: Mask | None = None
     """[H, W]; None: everywhere."""
-    dead: Mask | None = None
+    nonfinite_mask: Mask | None = None
     """[H, W]: stored values that are NaN or infinite; None: nowhere."""
 
 
-def _read_display_pixels(source: Source, part: Part, colour: list[int], reader: FrameReader) -> _Pixels:
+def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int], reader: FrameReader) -> _Pixels:
     path, spec, window = source.path, part.spec, reader.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
@@ -236,7 +242,7 @@ def _read_display_pixels(source: Source, part: Part, colour: list[int], reader: 
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _find_straight_alpha_channel(part, colour) if reader.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
-    table = build_half_table(to_display) if forms == {"half"} and opacity is None else None
+    table = build_half_float_table(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
     valid_mask = None if covered else np.zeros(shape[1:], np.bool_)
@@ -298,20 +304,20 @@ def _look_up_half_values(table: Planes, bits: NDArray[np.uint16], planes: Planes
             np.take(table, index[: len(some)], out=plane, mode="clip")
 
 
-def _choose_auto_transfer(kind: str, spec: Any, forms: set[str]) -> str:
+def _choose_auto_transfer(file_format: str, spec: Any, value_types: set[str]) -> str:
     """Return the transfer that ``auto`` stands for."""
-    if kind == "dpx":
+    if file_format == "dpx":
         return _DPX_TRANSFERS.get(spec.get_string_attribute("dpx:Transfer"), "srgb")
-    if kind in ("openexr", "hdr") or forms & {"half", "float", "double"}:
+    if file_format in ("openexr", "hdr") or value_types & {"half", "float", "double"}:
         return "linear"
     return "srgb"
 
 
-def _find_straight_alpha_channel(part: Part, colour: list[int]) -> int | None:
+def _find_straight_alpha_channel(part: ImagePart, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
-    for indices in group_by_layer(part.channels).values():
+    for indices in group_channels_by_layer(part.channels).values():
         if colour[0] in indices.values():
             return next((indices[name] for name in _ALPHAS if name in indices), None)
     return None

@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array
-from fullfield.io.files import require_nonempty_file, to_one_line
+from fullfield.io.files import join_to_one_line, require_nonempty_file
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.names import ARRAY_SUFFIXES, split_mask_name
-from fullfield.io.oiio import Part, Source, describe_parts, detect_format, group_by_layer, open_source
+from fullfield.io.oiio import (
+    ImagePart,
+    ImageSource,
+    describe_part_channels,
+    detect_format_and_size,
+    group_channels_by_layer,
+    open_source,
+)
 from fullfield.io.orientation import rotate_upright
 from fullfield.io.windows import Box
 
@@ -24,7 +31,7 @@ _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",)
 _MASK_KINDS = "fiub"
 
 
-def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:  # [height, width] of the box
+def read_mask(mask: str, source: ImageSource | None, box: Box, display: Box) -> Mask:  # [height, width] of the box
     """Return where a mask is not black, on ``box``; what lies beyond the mask's pixels is black.
 
     Args:
@@ -41,7 +48,7 @@ def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:
     path = Path(name)
     if path.suffix.lower() in ARRAY_SUFFIXES:
         return _crop_mask_to_box(path, read_mask_array(path, channel)[None], box, display)
-    if detect_format(path)[0] == "pfm":
+    if detect_format_and_size(path)[0] == "pfm":
         return _crop_mask_to_box(path, read_pfm_planes(path), box, display)
     with open_source(path) as file:
         parts = list(file.iterate_parts())
@@ -66,7 +73,7 @@ def read_mask_array(path: Path, name: str | None = None) -> Mask:
         with open_npz(path) as (archive, names):
             selected = names[0] if name is None and len(names) == 1 else name
             if selected not in names:
-                listed = ", ".join(to_one_line(n, 40) for n in names[:20]) or "nothing"
+                listed = ", ".join(join_to_one_line(n, 40) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected one array, or its name as FILE:NAME, got {listed}")
             values = read_npz_array(path, archive, selected, _MASK_KINDS)
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
@@ -77,7 +84,7 @@ def read_mask_array(path: Path, name: str | None = None) -> Mask:
     return mask
 
 
-def _read_mask_channel(source: Source, parts: list[Part], channel: str | None, box: Box) -> Mask:
+def _read_mask_channel(source: ImageSource, parts: list[ImagePart], channel: str | None, box: Box) -> Mask:
     """Return where a channel is not black; without a name the colours, else the alpha, else the only channel."""
     for part in parts:
         names = [name.lower() for name in part.channels]
@@ -87,7 +94,8 @@ def _read_mask_channel(source: Source, parts: list[Part], channel: str | None, b
             indices = [names.index(channel.lower())]
         else:
             by_layer = {
-                layer.lower(): indices_by_name for layer, indices_by_name in group_by_layer(part.channels).items()
+                layer.lower(): indices_by_name
+                for layer, indices_by_name in group_channels_by_layer(part.channels).items()
             }
             named = by_layer.get(channel.lower(), {})
             alpha = next((named[name] for name in ("a", "alpha") if name in named), None)
@@ -96,12 +104,12 @@ def _read_mask_channel(source: Source, parts: list[Part], channel: str | None, b
                 indices = [0]
         if indices:
             return _mark_nonblack(source.read_planes(part, indices, box))
-    expected = "one channel, R, G, B or A" if channel is None else f"a channel {to_one_line(channel, 40)!r}"
-    raise InputError(f"mask: {source.path}: expected {expected}; the file has {describe_parts(parts)}")
+    expected = "one channel, R, G, B or A" if channel is None else f"a channel {join_to_one_line(channel, 40)!r}"
+    raise InputError(f"mask: {source.path}: expected {expected}; the file has {describe_part_channels(parts)}")
 
 
-def _choose_default_mask_channels(part: Part) -> list[int]:
-    channels = group_by_layer(part.channels).get("", {})
+def _choose_default_mask_channels(part: ImagePart) -> list[int]:
+    channels = group_channels_by_layer(part.channels).get("", {})
     names = next((names for names in _PLANES if all(name in channels for name in names)), ())
     return [channels[name] for name in names]
 

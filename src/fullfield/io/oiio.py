@@ -25,8 +25,8 @@ from fullfield.io.files import (
     check_display_window_size,
     check_inflated_size,
     check_pixel_count,
+    join_to_one_line,
     require_nonempty_file,
-    to_one_line,
 )
 from fullfield.io.forks import ALONE, stop_thread_pools_at_forks
 from fullfield.io.scanlines import HEAD, Scanlines
@@ -78,10 +78,10 @@ one_thread_a_file = SharedSwitch(_limit_to_one_thread)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
-stop_thread_pools_at_forks(one_thread_a_file.forget_threads)
+stop_thread_pools_at_forks(one_thread_a_file.reset_in_forked_child)
 
 
-def detect_format(path: Path) -> tuple[str, int]:
+def detect_format_and_size(path: Path) -> tuple[str, int]:
     """Return the format of the frame at ``path`` by its first bytes, as OpenImageIO names it, and the file's size."""
     size = require_nonempty_file(path)
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _has_targa_header(head: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class ImagePart:
     """One image of a file: an OpenEXR part, a TIFF page."""
 
     index: int
@@ -131,7 +131,7 @@ class Part:
 
 
 @dataclass
-class Source:
+class ImageSource:
     """An open picture file."""
 
     path: Path
@@ -139,7 +139,7 @@ class Source:
     size: int
     handle: Any
 
-    def iterate_parts(self) -> Iterator[Part]:
+    def iterate_parts(self) -> Iterator[ImagePart]:
         """Yield the images of the file."""
         for index in range(_MAX_PARTS):
             if not self.handle.seek_subimage(index, 0):
@@ -147,16 +147,16 @@ class Source:
                 return
             spec = self.handle.spec(index, 0)
             name = spec.get_string_attribute("oiio:subimagename") or spec.get_string_attribute("name")
-            yield Part(index, name, tuple(spec.channelnames), spec)
+            yield ImagePart(index, name, tuple(spec.channelnames), spec)
 
-    def get_first_part(self) -> Part:
+    def get_first_part(self) -> ImagePart:
         """Return the first image; InputError where there is none."""
         part = next(self.iterate_parts(), None)
         if part is None:
             raise self.build_read_error("it holds no image")
         return part
 
-    def find_part(self, index_or_name: int | str) -> Part:
+    def find_part(self, index_or_name: int | str) -> ImagePart:
         """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.iterate_parts())
         index = (
@@ -167,11 +167,11 @@ class Source:
         matches = [part for part in parts if part.name == index_or_name != ""] or [p for p in parts if p.index == index]
         if matches:
             return matches[0]
-        listed = ", ".join(f"{p.index} {to_one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
+        listed = ", ".join(f"{p.index} {join_to_one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
         raise InputError(f"{self.path}: no part {index_or_name!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
     def iterate_bands(
-        self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str
+        self, part: ImagePart, channels: Sequence[int], rows: tuple[int, int], value_type: str
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
 
@@ -195,7 +195,7 @@ class Source:
             yield top + skip, band[skip : rows[1] - top]
 
     def iterate_pixels_in_box(
-        self, part: Part, channels: Sequence[int], box: Box, value_type: str
+        self, part: ImagePart, channels: Sequence[int], box: Box, value_type: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
         """Yield the stored pixels inside a box, by :meth:`iterate_bands`, with their rows and columns in the box."""
         x, y, width, height = part.data_window
@@ -208,7 +208,7 @@ class Source:
             rows = slice(start - box[1], start - box[1] + len(band))
             yield (rows, columns), band[:, left - x : right - x]
 
-    def read_planes(self, part: Part, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
+    def read_planes(self, part: ImagePart, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
         """Return channels ``[C, height, width]`` on a box, 0 outside the data window."""
         check_display_window_size(self.path, box[2], box[3], self.size)
         planes = np.zeros((len(channels), box[3], box[2]), np.float32)
@@ -216,7 +216,9 @@ class Source:
             planes[:, rows, columns] = pixels.transpose(2, 0, 1)
         return planes
 
-    def _read_rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str) -> NDArray[Any]:
+    def _read_rows(
+        self, part: ImagePart, channels: Sequence[int], rows: tuple[int, int], value_type: str
+    ) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
             block = self._read_lines(part, rows, first, last, value_type)
@@ -225,7 +227,9 @@ class Source:
             return block[..., [c - first for c in channels]]
         return np.concatenate([self._read_lines(part, rows, c, c + 1, value_type) for c in channels], axis=-1)
 
-    def _read_lines(self, part: Part, rows: tuple[int, int], first: int, last: int, value_type: str) -> NDArray[Any]:
+    def _read_lines(
+        self, part: ImagePart, rows: tuple[int, int], first: int, last: int, value_type: str
+    ) -> NDArray[Any]:
         spec = part.spec
         if spec.tile_width:
             window = (spec.x, spec.x + spec.width, *rows, 0, 1)
@@ -240,7 +244,7 @@ class Source:
             raise self.build_read_error(f"its rows have shape {block.shape}")
         return block.reshape(expected)  # type: ignore[no-any-return]
 
-    def read_last_row_of_first_channel(self, part: Part) -> NDArray[Any]:
+    def read_last_row_of_first_channel(self, part: ImagePart) -> NDArray[Any]:
         """Return the first channel of the last row; only the rows packed with it are decoded."""
         last = part.spec.y + part.spec.height
         return self._read_lines(part, (last - 1, last), 0, 1, "float")
@@ -248,7 +252,7 @@ class Source:
     def pop_errors(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
-        return to_one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
+        return join_to_one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
 
     def build_read_error(self, message: str) -> InputError:
         """Return the InputError for a file that cannot be read."""
@@ -260,14 +264,15 @@ def _build_read_error(path: Path, kind: str, message: str) -> InputError:
 
 
 @contextmanager
-def open_source(path: Path, expected: str | None = None, description: str = "") -> Iterator[Source]:
+def open_source(path: Path, expected: str | None = None, description: str = "") -> Iterator[ImageSource]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    ``expected`` is the only accepted format, as :func:`detect_format` names it; ``description`` says what is in it.
+    ``expected`` is the only accepted format, as :func:`detect_format_and_size` names it; ``description`` says what is
+    in it.
     """
     import OpenImageIO as oiio
 
-    kind, size = detect_format(path)
+    kind, size = detect_format_and_size(path)
     if expected is not None and kind != expected:
         raise InputError(f"{path}: expected {description}, got a {kind} file")
     check_name_is_utf8(path)
@@ -279,10 +284,10 @@ def open_source(path: Path, expected: str | None = None, description: str = "") 
         oiio.geterror()
         handle = oiio.ImageInput.open(str(path), request)
         if handle is None:
-            message = to_one_line(oiio.geterror()) or "its header makes no sense"
+            message = join_to_one_line(oiio.geterror()) or "its header makes no sense"
             raise _build_read_error(path, kind, message)
         try:
-            source = Source(path, kind, size, handle)
+            source = ImageSource(path, kind, size, handle)
             if handle.format_name() != kind:
                 raise source.build_read_error(f"it starts like {kind} but is not")
             yield source
@@ -314,14 +319,14 @@ def check_png_is_complete(path: Path) -> None:
                 raise InputError(f"{path}: truncated PNG file: it ends after {size} bytes without an IEND chunk")
             length, name = struct.unpack(">I4s", head)
             if length > size - file.tell() - 4:
-                chunk = to_one_line(name.decode("latin-1"))
+                chunk = join_to_one_line(name.decode("latin-1"))
                 raise InputError(
                     f"{path}: truncated PNG file: chunk {chunk} says {length} bytes, the file has "
                     f"{max(size - file.tell() - 4, 0)} left"
                 )
             body, checksum = _read_png_chunk(file, length, zlib.crc32(name))
             if file.read(4) != struct.pack(">I", checksum):
-                chunk = to_one_line(name.decode("latin-1"))
+                chunk = join_to_one_line(name.decode("latin-1"))
                 raise InputError(f"{path}: corrupt PNG file: wrong checksum in chunk {chunk}")
             if name == b"IHDR" and length == 13 and not header:
                 header = body
@@ -350,7 +355,7 @@ def _read_png_chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, 
     return body, checksum
 
 
-def group_by_layer(channels: Sequence[str]) -> dict[str, dict[str, int]]:
+def group_channels_by_layer(channels: Sequence[str]) -> dict[str, dict[str, int]]:
     """Group channels by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
     grouped: dict[str, dict[str, int]] = {}
     for index, channel in enumerate(channels):
@@ -359,12 +364,12 @@ def group_by_layer(channels: Sequence[str]) -> dict[str, dict[str, int]]:
     return grouped
 
 
-def describe_parts(parts: Sequence[Part]) -> str:
+def describe_part_channels(parts: Sequence[ImagePart]) -> str:
     """Return the channels of a file, part by part, for a message."""
     texts = []
     for part in parts[:12]:
-        name = f"part {part.index} {to_one_line(part.name)!r}: " if len(parts) > 1 else ""
-        listed = [to_one_line(channel, 40) for channel in part.channels[:24]]
+        name = f"part {part.index} {join_to_one_line(part.name)!r}: " if len(parts) > 1 else ""
+        listed = [join_to_one_line(channel, 40) for channel in part.channels[:24]]
         texts.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
     return "; ".join(texts) + ("; …" if len(parts) > 12 else "")
 
@@ -457,7 +462,7 @@ def _write_pixels_or_header(path: Path, kind: str, spec: Any, pixels: NDArray[An
     if not (written and closed) or message:
         reason = message or output.geterror() or _INCOMPLETE
         expected = spec.image_bytes() if pixels is None else pixels.nbytes
-        raise _build_write_error(path, to_one_line(reason.replace(f' "{path}"', "")), expected)
+        raise _build_write_error(path, join_to_one_line(reason.replace(f' "{path}"', "")), expected)
 
 
 def _build_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
@@ -508,13 +513,13 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     >>> names = [attribute.name for attribute in read_metadata("plate.1001.exr")]  # doctest: +SKIP
     """
     where = Path(path)
-    if detect_format(where)[0] not in _KINDS:
+    if detect_format_and_size(where)[0] not in _KINDS:
         return ()
     with open_source(where) as source:
         return list_inherited_metadata(source, part)
 
 
-def list_inherited_metadata(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_inherited_metadata(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()

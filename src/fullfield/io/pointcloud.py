@@ -18,7 +18,13 @@ from fullfield import _check
 from fullfield._check import InputError, describe_value
 from fullfield._check import check_has_values as held
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
-from fullfield.io.files import PathLike, raise_as_input_errors, require_nonempty_file, to_one_line, write_atomically
+from fullfield.io.files import (
+    PathLike,
+    join_to_one_line,
+    raise_as_input_errors,
+    require_nonempty_file,
+    write_atomically,
+)
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, convert_colors_to_uint8, convert_to_float_coordinates, las, pcd, ply
 
@@ -182,7 +188,7 @@ def read_npz_cloud(path: Path) -> PointCloud:
     with open_npz(path) as (archive, names):
         selected = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
         if selected is None:
-            listed = ", ".join(to_one_line(n, 20) for n in names[:20]) or "nothing"
+            listed = ", ".join(join_to_one_line(n, 20) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
         shapes = {name: read_npz_shape(path, archive, name) for name in names}
         _check_array_shapes(path, selected, shapes)
@@ -198,7 +204,9 @@ def _check_array_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ..
     for name, shape in shapes.items():
         expected: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
         if name != points and shape != expected:
-            raise InputError(f"{path}: array {to_one_line(name, 40)}: expected {list(expected)}, got {list(shape)}")
+            raise InputError(
+                f"{path}: array {join_to_one_line(name, 40)}: expected {list(expected)}, got {list(shape)}"
+            )
 
 
 _BIN_COLUMNS = {
@@ -215,7 +223,7 @@ _MAX_INTENSITY = 65535.0
 def read_bin_cloud(path: Path, columns: int | None = None) -> PointCloud:
     """Read a ``.bin``: rows of float32 x, y, z and attributes, without a header that says how many."""
     if columns is not None:
-        _check.number(columns, "columns", integer=True, low=3, high=_MAX_COLUMNS)
+        _check.check_number(columns, "columns", integer=True, low=3, high=_MAX_COLUMNS)
     size = require_nonempty_file(path)
     if size % (4 * (columns or 1)):
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"

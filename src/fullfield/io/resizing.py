@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield._check import number, require, tensor
+from fullfield._check import check_number, check_tensor, require
 from fullfield.io.flow import FlowData
 
 _MIN_VALID = 0.5  # of what a new pixel is averaged from
@@ -29,14 +29,14 @@ def resize_flow(
     Raises:
         InputError: for other shapes.
     """
-    tensor(flow, "flow", (2, "H", "W"))
+    check_tensor(flow, "flow", (2, "H", "W"))
     require(isinstance(size, (tuple, list)) and len(size) == 2, "size", "a height and a width", size)
     for side in size:
-        number(side, "size", integer=True, low=1)
+        check_number(side, "size", integer=True, low=1)
     height, width = flow.shape[-2:]
     valid_mask = flow.isfinite().all(0)
     if valid is not None:
-        valid_mask = valid_mask & tensor(valid, "valid", flow.shape[1:], dtypes=(torch.bool,))
+        valid_mask = valid_mask & check_tensor(valid, "valid", flow.shape[1:], dtypes=(torch.bool,))
     weights = valid_mask[None, None].to(torch.float32)
     planes = torch.where(valid_mask, flow.to(torch.float32), 0.0)[None]
     is_smaller = size[0] <= height and size[1] <= width

@@ -17,7 +17,7 @@ HEAD = 8
 """Bytes in front of every line: its y and its size, int32 each."""
 
 
-class Channel(NamedTuple):
+class NamedPlane(NamedTuple):
     """A plane [H, W] of a file, float32, in NumPy's or PyTorch's memory."""
 
     name: str
@@ -42,7 +42,7 @@ class Scanlines(NamedTuple):
         return planes
 
 
-def compute_body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
+def compute_scanlines_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
     """Return the shape of the lines of a picture of ``size`` (height, width)."""
     height, width = size
     return height, HEAD + channels * width * (2 if half else 4)
@@ -53,10 +53,12 @@ def view_planes(body: Any, channels: int, dtype: Any) -> Any:
     return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
 
 
-def pack_lines(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+def pack_channels_into_scanlines(
+    channels: Sequence[NamedPlane], half: bool, buffer: NDArray[np.uint8] | None = None
+) -> Scanlines:
     """Return channels, which are arrays, as lines; ``buffer`` is used as their memory where its size fits."""
     ordered = sorted(channels, key=lambda channel: channel.name)
-    shape = compute_body_shape(ordered[0].plane.shape, len(ordered), half)
+    shape = compute_scanlines_shape(ordered[0].plane.shape, len(ordered), half)
     body = buffer if buffer is not None and buffer.shape == shape else np.empty(shape, np.uint8)
     lines = Scanlines(tuple(channel.name for channel in ordered), body, half)
     planes = lines.planes

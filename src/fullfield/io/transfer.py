@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, require, suggest_nearest
-from fullfield.io.files import to_one_line
+from fullfield.io.files import join_to_one_line
 from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
 
 Planes: TypeAlias = NDArray[np.float32]
@@ -50,7 +50,7 @@ def choose_display_curve_if_needed(transfer: str, auto: str) -> Curve | None:
 
 
 @lru_cache(maxsize=4)
-def build_half_table(to_display: Curve | None) -> Planes | None:
+def build_half_float_table(to_display: Curve | None) -> Planes | None:
     """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
 
     NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve_if_needed`.
@@ -124,7 +124,9 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
         colour = np.ascontiguousarray(np.broadcast_to(planes, (3, *planes.shape[1:])).transpose(1, 2, 0))
         buffer = oiio.ImageBuf(colour)
         if not oiio.ImageBufAlgo.colorconvert(buffer, buffer, space, linear, False, colorconfig=config):
-            raise InputError(f"transfer: cannot convert from {space!r} to {linear!r}: {to_one_line(buffer.geterror())}")
+            raise InputError(
+                f"transfer: cannot convert from {space!r} to {linear!r}: {join_to_one_line(buffer.geterror())}"
+            )
         light = np.asarray(buffer.get_pixels(oiio.FLOAT), np.float32).transpose(2, 0, 1)
         planes[:] = light if len(planes) == 3 else light[1:2]
         encode_srgb_in_place(planes)
@@ -140,7 +142,7 @@ def _list_ocio_color_spaces(config: str) -> frozenset[str]:
     colours = oiio.ColorConfig(config)
     message = colours.geterror()
     if message:
-        raise InputError(f"OCIO: cannot use the configuration {config!r}: {to_one_line(message)}")
+        raise InputError(f"OCIO: cannot use the configuration {config!r}: {join_to_one_line(message)}")
     spaces = list(colours.getColorSpaceNames())
     aliases = [alias for space in spaces for alias in colours.getAliases(space)]
     return frozenset(name.lower() for name in (*spaces, *aliases, *colours.getRoles()))

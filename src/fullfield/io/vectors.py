@@ -12,14 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice, require, tensor
+from fullfield._check import InputError, check_choice, check_tensor, require
 from fullfield._check import check_has_values as held
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
 from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
 from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
-from fullfield.io.oiio import Attribute, Header, check_name_is_utf8, detect_format, group_by_layer, open_source
-from fullfield.io.scanlines import Channel, Scanlines, compute_body_shape, view_planes
+from fullfield.io.oiio import (
+    Attribute,
+    Header,
+    check_name_is_utf8,
+    detect_format_and_size,
+    group_channels_by_layer,
+    open_source,
+)
+from fullfield.io.scanlines import NamedPlane, Scanlines, compute_scanlines_shape, view_planes
 from fullfield.io.windows import FrameWindow, Window
 
 INCOMPLETE_NOTE = "fullfield/incomplete"
@@ -32,9 +39,9 @@ VALID = exr.VALID
 """Channel [H, W], 1 where the frame was known and 0 where the vectors come from their surroundings."""
 
 
-def write_vectors(
+def write_flow_layers(
     path: PathLike,
-    parts: Mapping[str, Tensor],
+    layers: Mapping[str, Tensor],
     *,
     dtype: Precision | None = None,
     compression: str | None = None,
@@ -47,7 +54,7 @@ def write_vectors(
 
     Args:
         path: where to, ``.exr``.
-        parts: by name, all of one height and width: ``forward`` and ``backward`` [2, H, W], (u, v) with x right and y
+        layers: by name, all of one height and width: ``forward`` and ``backward`` [2, H, W], (u, v) with x right and y
             down, to the frame after and before, stored as ``forward.u``, ``forward.v``, ``backward.u``,
             ``backward.v``, NaN where they are not finite; ``occlusion.forward``, ``occlusion.backward``,
             ``confidence.forward``, ``confidence.backward`` [H, W], 0 to 1; ``valid`` [H, W], 0 where the frame was not
@@ -65,22 +72,22 @@ def write_vectors(
     """
     where = Path(path)
     require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
-    choice(compression, "compression", (None, *EXR_COMPRESSIONS))
-    choice(dtype, "dtype", (None, "float", "half"))
-    choice(y, "y", ("up", "down"))
-    require(isinstance(parts, Mapping), "parts", "tensors by the names of their layers", parts)
-    require(len(parts) > 0, "parts", "at least one layer", "none")
+    check_choice(compression, "compression", (None, *EXR_COMPRESSIONS))
+    check_choice(dtype, "dtype", (None, "float", "half"))
+    check_choice(y, "y", ("up", "down"))
+    require(isinstance(layers, Mapping), "layers", "tensors by the names of their layers", layers)
+    require(len(layers) > 0, "layers", "at least one layer", "none")
     values: dict[str, NDArray[np.float32]] = {}
     size: tuple[int, ...] | None = None
-    for name, layer in parts.items():
-        choice(name, "parts", (*DIRECTIONS, *PLANES, VALID))
+    for name, layer in layers.items():
+        check_choice(name, "layers", (*DIRECTIONS, *PLANES, VALID))
         expected: Sequence[int | str] = ("H", "W") if size is None else size
-        tensor(layer, name, (2, *expected) if name in DIRECTIONS else expected)
+        check_tensor(layer, name, (2, *expected) if name in DIRECTIONS else expected)
         values[name] = held(layer, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
-    require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
+    require(size is not None and 0 not in size, "layers", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
-    write_vector_lines_atomically(where, pack_vector_lines(values, dtype, y), compression, header)
+    write_scanlines_atomically(where, pack_layers_into_scanlines(values, dtype, y), compression, header)
 
 
 def build_pair_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -> dict[str, Tensor]:
@@ -94,23 +101,23 @@ def build_pair_planes(maps: Mapping[str, Tensor], valid: Tensor | None = None) -
     return planes if valid is None or bool(valid.all()) else {**planes, VALID: valid.float()}
 
 
-def pack_vector_lines(
+def pack_layers_into_scanlines(
     layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
-    channels: list[Channel] = []
+    channels: list[NamedPlane] = []
     for name, values in layers.items():
         if name not in DIRECTIONS:
-            channels.append(Channel(name, values))
+            channels.append(NamedPlane(name, values))
             continue
         finite = mark_finite_vectors(values)
         channels += exr.build_vector_channels(
             name, values if finite.all() else fill_invalid_with_nan(values, finite), y
         )
-    return exr.pack_lines_checking_range(channels, dtype, buffer)
+    return exr.pack_channels_checking_range(channels, dtype, buffer)
 
 
-def pack_vector_lines_on_device(
+def pack_layers_into_scanlines_on_device(
     layers: Mapping[str, Tensor], dtype: str | None, y: str
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
@@ -120,11 +127,13 @@ def pack_vector_lines_on_device(
     channels = [
         channel
         for name, layer in layers.items()
-        for channel in (exr.build_vector_channels(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
+        for channel in (exr.build_vector_channels(name, layer, y) if name in DIRECTIONS else [NamedPlane(name, layer)])
     ]
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"
-    body = torch.empty(compute_body_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device)
+    body = torch.empty(
+        compute_scanlines_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device
+    )
     planes = view_planes(body, len(channels), torch.float16 if half else torch.float32)
     for index, (_, plane, negated) in enumerate(channels):
         planes[:, index] = -plane if negated else plane
@@ -133,8 +142,8 @@ def pack_vector_lines_on_device(
     return tuple(channel.name for channel in channels), body, good
 
 
-def write_vector_lines_atomically(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
-    """Write lines of vectors as :func:`write_vectors` does; the header says where y points."""
+def write_scanlines_atomically(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
+    """Write lines of vectors as :func:`write_flow_layers` does; the header says where y points."""
     where, planes = Path(path), lines.planes
     check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
     check_name_is_utf8(where)
@@ -143,14 +152,14 @@ def write_vector_lines_atomically(path: PathLike, lines: Scanlines, compression:
 
 
 @dataclass(frozen=True)
-class VectorReading:
+class FlowReadOptions:
     """How the vectors of a renderer are stored, as :func:`fullfield.io.read_flow` takes it, for both directions.
 
     Attributes:
         channels: full names of the channels of u and v, and then of u and v of the backward flow if there is one.
         layer, part, y_axis, scale, encoding: as for :func:`fullfield.io.read_flow`; a layer is the forward flow.
 
-    >>> vectors = read_vectors("beauty.0001.exr", VectorReading(layer="vector", y_axis="up"))  # doctest: +SKIP
+    >>> vectors = read_flow_layers("beauty.0001.exr", FlowReadOptions(layer="vector", y_axis="up"))  # doctest: +SKIP
     """
 
     channels: tuple[str, ...] | None = None
@@ -182,7 +191,7 @@ class VectorReading:
     @property
     def is_default(self) -> bool:
         """True if files are read as this package writes them."""
-        return self == VectorReading()
+        return self == FlowReadOptions()
 
 
 def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
@@ -191,28 +200,32 @@ def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
         if exr.has_blender_vectors(source):
             return True
         parts = [source.find_part(part)] if part is not None else list(source.iterate_parts())
-        return any({"u", "v"} <= group_by_layer(listed.channels).get("backward", {}).keys() for listed in parts)
+        return any(
+            {"u", "v"} <= group_channels_by_layer(listed.channels).get("backward", {}).keys() for listed in parts
+        )
 
 
 def read_flow_direction(
-    path: PathLike, direction: str, reading: VectorReading | None = None, window: Window = "display"
+    path: PathLike, direction: str, reading: FlowReadOptions | None = None, window: Window = "display"
 ) -> Tensor:
     """Return the flow [2, H, W] of a direction; NaN where there is none.
 
     Vectors that come from their surroundings stay. A file of another format than OpenEXR has one direction, whichever
     is requested.
     """
-    where, reading = Path(path), reading or VectorReading()
+    where, reading = Path(path), reading or FlowReadOptions()
     arguments = reading.build_read_arguments(direction)
     if where.suffix.lower() != ".exr":
-        return _set_invalid_to_nan(*read_flow(where, **arguments))
+        return _set_invalid_vectors_to_nan(*read_flow(where, **arguments))
     if "channels" not in arguments and "layer" not in arguments:
         arguments["layer"] = direction
-    return _set_invalid_to_nan(*read_flow_optionally_masked(where, **arguments, window=window, use_valid_channel=False))
+    return _set_invalid_vectors_to_nan(
+        *read_flow_optionally_masked(where, **arguments, window=window, use_valid_channel=False)
+    )
 
 
-def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
-    """Return all flow and mask layers of a file, by the names of :func:`write_vectors`.
+def read_flow_layers(path: PathLike, reading: FlowReadOptions | None = None) -> dict[str, Tensor]:
+    """Return all flow and mask layers of a file, by the names of :func:`write_flow_layers`.
 
     ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
 
@@ -225,7 +238,7 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
         count = 2 if len(reading.channels or ()) == 4 else 1
         return {name: read_flow_direction(where, name, reading) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
-        return {"forward": _set_invalid_to_nan(*read_flow(where))}
+        return {"forward": _set_invalid_vectors_to_nan(*read_flow(where))}
     layers: dict[str, Tensor] = {}
     for name in list_flow_and_mask_layers(where):
         layers[name] = read_flow_direction(where, name) if name in DIRECTIONS else read_motion_plane(where, name)
@@ -234,21 +247,21 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
             return layers | {name: read_flow_direction(where, name) for name in DIRECTIONS}
-        layers["forward"] = _set_invalid_to_nan(
+        layers["forward"] = _set_invalid_vectors_to_nan(
             *read_flow_optionally_masked(where, use_valid_channel=False)
         )  # bare u and v, or the complaint
     return layers
 
 
-def _set_invalid_to_nan(flow: Tensor, valid: Tensor) -> Tensor:
+def _set_invalid_vectors_to_nan(flow: Tensor, valid: Tensor) -> Tensor:
     """Set vectors that are not known to NaN, in place."""
     return flow.masked_fill_(~valid, float("nan"))
 
 
 def list_flow_and_mask_layers(path: PathLike) -> list[str]:
-    """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
+    """Return the names of :func:`write_flow_layers` that the first part of an OpenEXR holds."""
     with open_source(Path(path)) as source:
-        grouped = group_by_layer(source.get_first_part().channels)
+        grouped = group_channels_by_layer(source.get_first_part().channels)
     directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
     planes |= grouped.get("", {}).keys()
@@ -263,9 +276,9 @@ def read_forward_maps(path: PathLike) -> dict[str, Tensor]:
     return {kind: read_motion_plane(path, f"{kind}.{forward}") for kind in kinds}
 
 
-def read_header_text(path: PathLike, name: str) -> str:
+def read_header_entry_as_text(path: PathLike, name: str) -> str:
     """Return an entry of the header as text; empty where there is none."""
-    if detect_format(Path(path))[0] != "openexr":
+    if detect_format_and_size(Path(path))[0] != "openexr":
         return ""
     with open_source(Path(path)) as source:
         return str(source.get_first_part().spec.get_string_attribute(name))

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice
+from fullfield._check import InputError, check_choice
 from fullfield.io.files import PathLike, check_pixel_count, describe_error, require_nonempty_file, write_atomically
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
@@ -48,10 +48,10 @@ class VideoFrame(Protocol):
     def time(self) -> float:
         """Return the seconds since the first frame."""
 
-    def luma(self) -> Tensor:  # [1, H, W] uint8, 0 ... 255
+    def read_luma(self) -> Tensor:  # [1, H, W] uint8, 0 ... 255
         """Return the brightness."""
 
-    def rgb(self) -> Tensor:  # [3, H, W] uint8
+    def read_rgb(self) -> Tensor:  # [3, H, W] uint8
         """Return the colours as the video stores them."""
 
 
@@ -130,17 +130,17 @@ def _read_display_rotation(frame: Any) -> DisplayRotation | None:
     return DisplayRotation()
 
 
-class _Decoded:
+class _DecodedFrame:
     """Frame of PyAV."""
 
     def __init__(self, frame: Any, turn: DisplayRotation, seconds: float, name: str) -> None:
         self._frame, self._turn, self._name = frame, turn, name
         self.time = seconds
 
-    def luma(self) -> Tensor:
+    def read_luma(self) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._to_array("gray")))[None]
 
-    def rgb(self) -> Tensor:
+    def read_rgb(self) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._to_array("rgb24"))).permute(2, 0, 1)
 
     def _to_array(self, pixel_format: str) -> NDArray[Any]:
@@ -259,7 +259,7 @@ class FileSource:
                 )
             if not is_warned:
                 is_warned = self._warn_if_interlaced_or_tilted(frame, turn)
-            yield _Decoded(frame, turn or DisplayRotation(), seconds, f"{self._path}, frame {number + 1}")
+            yield _DecodedFrame(frame, turn or DisplayRotation(), seconds, f"{self._path}, frame {number + 1}")
 
     def _warn_if_interlaced_or_tilted(self, frame: Any, turn: DisplayRotation | None) -> bool:
         """Warn of a frame that is not as players show it, and return whether it is one."""
@@ -350,18 +350,18 @@ class FileSource:
         self._container.close()
 
 
-class _Grabbed:
+class _CameraFrame:
     """Picture of OpenCV, [H, W, 3], blue first."""
 
     def __init__(self, picture: Any, seconds: float) -> None:
         self._picture = picture
         self.time = seconds
 
-    def luma(self) -> Tensor:
+    def read_luma(self) -> Tensor:
         cv2: Any = importlib.import_module("cv2")
         return torch.from_numpy(cv2.cvtColor(self._picture, cv2.COLOR_BGR2GRAY))[None]
 
-    def rgb(self) -> Tensor:
+    def read_rgb(self) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._picture[:, :, ::-1])).permute(2, 0, 1)
 
 
@@ -399,7 +399,7 @@ class CameraSource:
                 return
             now = self._clock()
             first = now if first is None else first
-            yield _Grabbed(picture, now - first)
+            yield _CameraFrame(picture, now - first)
 
     def close(self) -> None:
         """Close the camera."""
@@ -408,7 +408,7 @@ class CameraSource:
 
 def check_codec_matches_suffix(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
-    choice(codec, "codec", VIDEO_CODECS)
+    check_choice(codec, "codec", VIDEO_CODECS)
     suffix = Path(path).suffix.lower()
     if (codec != "h264" and suffix == ".mp4") or (codec == "dnxhr" and suffix != ".mov"):
         expected = "h264 or prores" if suffix == ".mkv" else "h264"

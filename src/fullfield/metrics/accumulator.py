@@ -52,8 +52,8 @@ class FlowMetrics:
     """
 
     def __init__(self, *, averaging: str = "pooled", lm_threshold: float = 128.0) -> None:
-        _check.choice(averaging, "averaging", AVERAGING)
-        _check.number(lm_threshold, "lm_threshold", low=0)
+        _check.check_choice(averaging, "averaging", AVERAGING)
+        _check.check_number(lm_threshold, "lm_threshold", low=0)
         self.averaging = averaging
         self.lm_threshold = float(lm_threshold)
         self._images = 0

@@ -29,8 +29,8 @@ def compute_boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     Returns:
         ``[H, W]`` float32, pixels; inf where the distance is ``radius`` or more, or where there is no boundary.
     """
-    _check.tensor(occluded, "occluded", ("H", "W"), dtypes=(torch.bool,))
-    _check.number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
+    _check.check_tensor(occluded, "occluded", ("H", "W"), dtypes=(torch.bool,))
+    _check.check_number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
     beyond = radius * radius
     down = _compute_squared_column_distance(find_boundary_pixels(occluded), radius)

@@ -34,18 +34,18 @@ class Comparison(NamedTuple):
 
 def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Refuse shapes, types and devices that do not go together (one image)."""
-    _check.check_has_values(_check.tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
+    _check.check_has_values(_check.check_tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)
-    _check.tensor(truth, "truth", shape, dtypes=_FLOATS, device=pred.device)
+    _check.check_tensor(truth, "truth", shape, dtypes=_FLOATS, device=pred.device)
     check_mask(valid, "valid", pred)
 
 
 def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
     """Refuse a mask that is not bool ``[H, W]`` on the device of ``pred``."""
     if mask is not None:
-        _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
+        _check.check_tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 
 
 def iterate_row_blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
@@ -143,11 +143,11 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
     Returns:
         ``[4, 2, H, W]``: top left, top right, bottom left, bottom right.
     """
-    _check.tensor(flow, "flow", (2, "2H", "2W"), dtypes=_FLOATS)
+    _check.check_tensor(flow, "flow", (2, "2H", "2W"), dtypes=_FLOATS)
     height, width = flow.shape[-2:]
     _check.require(height % 2 == 0 and width % 2 == 0, "flow", "an even height and width", flow)
     if valid is not None:
-        _check.tensor(valid, "valid", (height, width), dtypes=(torch.bool,), device=flow.device)
+        _check.check_tensor(valid, "valid", (height, width), dtypes=(torch.bool,), device=flow.device)
     values = flow.new_empty(4, 2, height // 2, width // 2)
     for index, (row, column) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
         values[index] = flow[:, row::2, column::2]
@@ -235,7 +235,7 @@ def aae(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
 def outliers(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, threshold: float = 1.0) -> float:
     """Return the percentage of pixels with an end-point error above ``threshold`` pixels; otherwise as :func:`epe`."""
-    _check.number(threshold, "threshold", low=0)
+    _check.check_number(threshold, "threshold", low=0)
     return _compute_mean_over_pixels(pred, truth, valid, (build_outlier_measure(threshold), 100, 1))
 
 

@@ -26,7 +26,7 @@ def _check_and_convert_poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tenso
 def _check_points(
     points: Tensor, name: str, shape: tuple[int | str, ...], device: torch.device | None = None
 ) -> Tensor:
-    return _check.check_has_values(_check.tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
+    return _check.check_has_values(_check.check_tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def compute_mean_outer_product(points: Tensor) -> Tensor:
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
     """Return :func:`registration_rmse` over the points whose :func:`compute_mean_outer_product` is ``moment``."""
     first, second = _check_and_convert_poses(pred, truth)
-    _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
+    _check.check_tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
     squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
     return squared.clamp(min=0).sqrt()
@@ -153,7 +153,7 @@ def registration_recall(
     for errors, name, top in value_:
         shape, axis_ = (("P",), None) if passed is None else (tuple(passed.shape), passed.device)
         _check_points(errors, name, shape, axis_)
-        _check.number(top, f"max_{name}", above=0.0)
+        _check.check_number(top, f"max_{name}", above=0.0)
         below = errors < top
         passed = below if passed is None else passed & below
     return float("nan") if passed is None or not passed.numel() else float(passed.double().mean())
@@ -170,7 +170,7 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
     """
     _check_points(source, "source", ("M", 3))
     _check_points(target, "target", tuple(source.shape), source.device)
-    _check.number(threshold, "threshold", above=0.0)
+    _check.check_number(threshold, "threshold", above=0.0)
     _, pose = _check_and_convert_poses(truth, truth)
     _check.require(pose.device == source.device, "truth", f"device {source.device}", truth)
     transformed_points = source.double() @ pose[:3, :3].mT + pose[:3, 3]

@@ -106,8 +106,8 @@ class Cascade:
         _check.require(callable(network), "network", "something that is called like a network", network)
         for name, value in (("updates", updates), ("coarse_updates", coarse_updates)):
             if value is not None:
-                _check.number(value, name, integer=True, low=0)
-        _check.number(threshold, "threshold", integer=True, low=1)
+                _check.check_number(value, name, integer=True, low=0)
+        _check.check_number(threshold, "threshold", integer=True, low=1)
         self.network = network
         self.updates = updates
         self.coarse_updates = coarse_updates
@@ -124,10 +124,10 @@ class Cascade:
 
         ``updates`` replaces m (and n, if that is None). ``initial_flow`` starts the coarsest level.
         """
-        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
         is_valid = frame1.is_floating_point() or frame1.dtype == torch.uint8
         _check.require(is_valid, "frame1", "dtype uint8 or floating", frame1)
-        _check.tensor(frame2, "frame2", frame1.shape, dtypes=[frame1.dtype], device=frame1.device)
+        _check.check_tensor(frame2, "frame2", frame1.shape, dtypes=[frame1.dtype], device=frame1.device)
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates
         height, width = frame1.shape[-2:]

@@ -63,10 +63,10 @@ def export_onnx(
         OSError: if the file cannot be written.
     """
     require_onnx()
-    _check.choice(lookup, "lookup", FORMS)
+    _check.check_choice(lookup, "lookup", FORMS)
     frames = _check_and_create_example_frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
-    _check.number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
+    _check.check_number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist")
@@ -161,7 +161,7 @@ def _check_and_create_example_frames(
     _check.require(dtypes == {"float32"}, "model", "float32 parameters", ", ".join(sorted(dtypes)))
     min_side = STRIDE * 2**model.config.levels
     for value, name in ((height, "height"), (width, "width"), (batch, "batch")):
-        _check.number(value, name, integer=True, low=1)
+        _check.check_number(value, name, integer=True, low=1)
         if dynamic and name != "batch":
             is_valid = value % STRIDE == 0 and value >= min_side
             _check.require(

@@ -53,7 +53,7 @@ def choose_padding(height: int, width: int, mode: str = "sintel") -> Padding:
     ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below, both as
     in princeton's evaluation.
     """
-    _check.choice(mode, "padding", ("sintel", "kitti"))
+    _check.check_choice(mode, "padding", ("sintel", "kitti"))
     rows = (-height) % STRIDE if height > STRIDE else MIN_SIDE - height
     columns = (-width) % STRIDE if width > STRIDE else MIN_SIDE - width
     top = rows // 2 if mode == "sintel" else 0
@@ -68,13 +68,13 @@ def check_frames_and_get_size(
     Raises:
         InputError: naming the frame that does not fit.
     """
-    first = _check.tensor(frame1, "frame1", ("B", 3, "H", "W"), dtypes=_FRAME_DTYPES)
+    first = _check.check_tensor(frame1, "frame1", ("B", 3, "H", "W"), dtypes=_FRAME_DTYPES)
     batch, _, height, width = first.shape
     if height == 0 or width == 0:
         raise _check.InputError(f"frame1: expected at least one pixel, got {_check.describe_value(first)}")
     if device is not None and first.device != device:
         raise _check.InputError(f"frame1: expected device {device}, as the weights, got {_check.describe_value(first)}")
-    _check.tensor(frame2, "frame2", (batch, 3, height, width), dtypes=[first.dtype], device=first.device)
+    _check.check_tensor(frame2, "frame2", (batch, 3, height, width), dtypes=[first.dtype], device=first.device)
     return batch, height, width
 
 
@@ -120,7 +120,7 @@ def resample_initial_flow_to_cells(
     """Check an initial flow of ``frame`` [B, C, H, W], and :func:`resample_flow_to_cells`; None stays None."""
     if initial_flow is None:
         return None
-    _check.tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
+    _check.check_tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
     return resample_flow_to_cells(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
 
 
@@ -139,7 +139,7 @@ def resample_flow_to_cells(
     Raises:
         InputError: if ``initial_flow``, called ``name``, is not a floating tensor [B, 2, h, w].
     """
-    flow = _check.tensor(initial_flow, name, ("B", 2, "h", "w"))
+    flow = _check.check_tensor(initial_flow, name, ("B", 2, "h", "w"))
     _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
     if flow.shape[-2] == 0 or flow.shape[-1] == 0:
         raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe_value(flow)}")

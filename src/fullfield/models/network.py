@@ -145,7 +145,7 @@ class FlowNetwork(nn.Module):
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames_and_get_size(frame1, frame2, self.fnet.conv1.weight.device)
         count = self._get_update_count(updates)
-        _check.number(count, "updates", integer=True, low=min_updates)
+        _check.check_number(count, "updates", integer=True, low=min_updates)
         padding = framing.choose_padding(height, width, self.config.padding)
         return count, padding, framing.resample_initial_flow_to_cells(initial_flow, frame1, padding)
 

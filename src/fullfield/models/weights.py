@@ -510,7 +510,7 @@ def build_random_model(
     import torch
 
     if isinstance(shape, str):
-        _check.choice(shape, "model", NETWORKS)
+        _check.check_choice(shape, "model", NETWORKS)
         shape = NETWORKS[shape]
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:

@@ -115,7 +115,7 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
 
     def _check_dilation(self, dilation: Tensor) -> None:
         """Refuse a dilation other than ones without gradient."""
-        _check.tensor(dilation, "dilation", self._dilation_shape, device=self._device)
+        _check.check_tensor(dilation, "dilation", self._dilation_shape, device=self._device)
         expected = "None or ones without gradient"
         _check.require(not dilation.requires_grad, "dilation", expected, "a tensor with gradient")
         # Changes of inference tensors are not counted, and compiled code has no counter.
@@ -196,7 +196,7 @@ class DroidCorrBlock:
         self, fmap1: Tensor, fmap2: Tensor, num_levels: int = 4, radius: int = 3, *, backend: str | None = None
     ) -> None:
         for name, fmap in (("fmap1", fmap1), ("fmap2", fmap2)):
-            _check.tensor(fmap, name, ("B", "N", "C", "H", "W"))
+            _check.check_tensor(fmap, name, ("B", "N", "C", "H", "W"))
         self.num_levels = num_levels
         self.radius = radius
         self._backend = backend
@@ -211,7 +211,7 @@ class DroidCorrBlock:
         coords: Tensor,  # [B, N, H1, W1, 2], (x, y)
     ) -> Tensor:  # [B, N, num_levels·(2·radius+1)², H1, W1]
         """Look up around ``coords``; B·N is the number of pairs."""
-        _check.tensor(coords, "coords", ("B", "N", *self._fmap1.shape[2:], 2))
+        _check.check_tensor(coords, "coords", ("B", "N", *self._fmap1.shape[2:], 2))
         pairs = coords.shape[0] * coords.shape[1]
         _check.require(pairs == len(self._fmap1), "coords", f"positions of {len(self._fmap1)} pairs", coords)
         at = _convert_coords(coords.detach(), self._fmap1.dtype).flatten(0, 1).permute(0, 3, 1, 2)
@@ -269,13 +269,13 @@ def local_correlation_with_flow(
     Raises:
         InputError: naming the argument that does not fit; ``padding_mode`` can only be "zeros" and ``dilation`` 1.
     """
-    _check.choice(padding_mode, "padding_mode", ("zeros",))
-    _check.choice(dilation, "dilation", (1,))
+    _check.check_choice(padding_mode, "padding_mode", ("zeros",))
+    _check.check_choice(dilation, "dilation", (1,))
     check_levels_and_radius(1, local_radius)
     check_features(feature0, [feature1], ["feature1"])
     coords = create_pixel_grid(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
     if isinstance(flow, Tensor):
-        _check.tensor(flow, "flow", (feature0.shape[0], 2, *feature0.shape[2:]), device=feature0.device)
+        _check.check_tensor(flow, "flow", (feature0.shape[0], 2, *feature0.shape[2:]), device=feature0.device)
         coords = coords + _convert_coords(flow, feature0.dtype)
     else:
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
@@ -345,7 +345,7 @@ class StereoCorrBlock:
     ) -> Tensor:  # [B, num_levels·(2·radius+1), H, W1] float32: level, dx
         """Look up around column coords[:, 0]."""
         batch, height, width = self._size
-        _check.tensor(coords, "coords", (batch, "2", height, width))
+        _check.check_tensor(coords, "coords", (batch, "2", height, width))
         x = coords[:, :1].float()
         # Beyond these bounds all taps are outside, and so they are at them.
         x_levels = [

@@ -35,7 +35,7 @@ class PointConv(nn.Module):
         super().__init__()
         self.kernel_size = expand_kernel_size(kernel_size)
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-            _check.number(value, name, integer=True, low=1)
+            _check.check_number(value, name, integer=True, low=1)
         is_valid = in_channels % groups == 0 and out_channels % groups == 0
         _check.require(is_valid, "groups", f"a divisor of {in_channels} and {out_channels} channels", groups)
         self.in_channels, self.out_channels, self.groups, self.backend = in_channels, out_channels, groups, backend
@@ -73,8 +73,8 @@ class PointNorm(nn.Module):
 
     def __init__(self, channels: int, kind: str = "layer", eps: float = 1e-5) -> None:
         super().__init__()
-        _check.number(channels, "channels", integer=True, low=1)
-        _check.choice(kind, "kind", KINDS)
+        _check.check_number(channels, "channels", integer=True, low=1)
+        _check.check_choice(kind, "kind", KINDS)
         self.kind, self.eps = kind, eps
         self.norm: nn.Module | None = None
         if kind == "instance":
@@ -153,7 +153,7 @@ class PointPool(nn.Module):
 
     def __init__(self, mode: str = "max") -> None:
         super().__init__()
-        _check.choice(mode, "mode", ("max", "mean"))
+        _check.check_choice(mode, "mode", ("max", "mean"))
         self.mode = mode
 
     def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
@@ -166,7 +166,7 @@ class CloudPool(nn.Module):
 
     def __init__(self, mode: str = "mean") -> None:
         super().__init__()
-        _check.choice(mode, "mode", ("max", "mean"))
+        _check.check_choice(mode, "mode", ("max", "mean"))
         self.mode = mode
 
     def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:

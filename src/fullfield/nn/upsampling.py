@@ -32,10 +32,10 @@ def convex_upsample(
     Raises:
         InputError: naming the argument that does not fit.
     """
-    _check.tensor(field, "field", ("B", "C", "h", "w"))
+    _check.check_tensor(field, "field", ("B", "C", "h", "w"))
     batch, _, height, width = field.shape
-    _check.number(factor, "factor", integer=True, low=1)
-    _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
+    _check.check_number(factor, "factor", integer=True, low=1)
+    _check.check_tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     can = graph and is_eager(field, mask) and explain_unsupported_device(field.device) is None
     if can and _import_kernels().explain_convex_gradients_refusal(field, mask, factor) is None:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, NotEnoughMemoryError, choice
+from fullfield._check import InputError, NotEnoughMemoryError, check_choice
 from fullfield._kernels import Missing
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -89,7 +89,7 @@ class Backends:
             NotEnoughMemoryError: an InputError, if the named backend only misses memory.
         """
         if backend is not None:
-            choice(backend, "backend", self.names)
+            check_choice(backend, "backend", self.names)
             reason = self.explain_refusal(backend, *request)
             if reason is None:
                 return backend

@@ -18,8 +18,8 @@ def interpolate_unknown_pixels(values: Tensor, valid: Tensor) -> Tensor:  # [C, 
     Raises:
         InputError: if the shapes or devices do not fit.
     """
-    _check.tensor(values, "values", ("C", "H", "W"))
-    _check.tensor(valid, "valid", values.shape[1:], dtypes=(torch.bool,), device=values.device)
+    _check.check_tensor(values, "values", ("C", "H", "W"))
+    _check.check_tensor(valid, "valid", values.shape[1:], dtypes=(torch.bool,), device=values.device)
     weights = valid[None, None].to(values.dtype)
     means = torch.where(valid, values, 0.0)[None]
     levels = [(means, weights)]

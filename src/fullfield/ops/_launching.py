@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield._kernels import Missing, nvrtc
-from fullfield._kernels.nvrtc import Kernel, Libraries, Source
+from fullfield._kernels.nvrtc import Kernel, LibraryCache, Source
 from fullfield._kernels.structures import Structures
 
 OLDEST, BFLOAT16 = (7, 5), (8, 0)
@@ -126,12 +126,12 @@ class GpuProperties:
 def get_gpu_properties(index: int) -> GpuProperties:
     """Return the GPU with this number."""
     about = torch.cuda.get_device_properties(index)
-    arch = nvrtc.load_nvrtc().choose_target((about.major, about.minor))
+    arch = nvrtc.load_nvrtc().choose_compilation_target((about.major, about.minor))
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
     return GpuProperties(index, about.name, arch, about.multi_processor_count, shared)
 
 
-def get_gpu_properties_of_device(device: torch.device) -> GpuProperties:
+def get_device_gpu_properties(device: torch.device) -> GpuProperties:
     """Return the GPU that a CUDA device names."""
     return get_gpu_properties(torch.cuda.current_device() if device.index is None else device.index)
 
@@ -247,17 +247,17 @@ class Launch:
         self._kernel.launch(self._grid, self._threads, self._shared, self._index, stream, self._arguments, self.early)
 
 
-# By the libraries, the source and the device, for `Libraries.load` takes the host longer than a launch.
+# By the libraries, the source and the device, for `LibraryCache.load` takes the host longer than a launch.
 _KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
 
 
-def load_kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
+def load_kernels(libraries: LibraryCache, source: Source, index: int) -> Kernels:
     """Return a source's kernels, compiled and loaded at the first call."""
     loaded = _KERNELS.get((libraries, source, index))
     return load_several_kernels(libraries, [source], index)[0] if loaded is None else loaded
 
 
-def load_several_kernels(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
+def load_several_kernels(libraries: LibraryCache, sources: Sequence[Source], index: int) -> list[Kernels]:
     """Return :func:`load_kernels` of each source; compile together what is not compiled yet."""
     with nullcontext() if current_device() == index else torch.cuda.device(index):
         loaded = libraries.load(sources, get_gpu_properties(index).arch, index)

@@ -20,8 +20,8 @@ def forward_backward_distance(
     Raises:
         InputError: if the two tensors have different shapes or devices.
     """
-    _check.tensor(flow, "flow", ("B", 2, "H", "W"))
-    _check.tensor(backward, "backward", flow.shape, device=flow.device)
+    _check.check_tensor(flow, "flow", ("B", 2, "H", "W"))
+    _check.check_tensor(backward, "backward", flow.shape, device=flow.device)
     returned, inside = warp(backward.to(flow.dtype), flow)
     distance = torch.linalg.vector_norm(flow + returned, dim=1)
     return torch.where(inside, distance, torch.inf)

@@ -28,9 +28,9 @@ def warp(
     Raises:
         InputError: naming the argument that does not fit.
     """
-    _check.tensor(planes, "planes", ("B", "C", "H", "W"), dtypes=_FLOATS)
+    _check.check_tensor(planes, "planes", ("B", "C", "H", "W"), dtypes=_FLOATS)
     batch, channels, height, width = planes.shape
-    _check.tensor(flow, "flow", (batch, 2, height, width), dtypes=_FLOATS, device=planes.device)
+    _check.check_tensor(flow, "flow", (batch, 2, height, width), dtypes=_FLOATS, device=planes.device)
     warped = torch.empty((batch, channels, height, width), dtype=planes.dtype, device=planes.device)
     inside = torch.empty((batch, height, width), dtype=torch.bool, device=planes.device)
     pixels = planes.flatten(2)

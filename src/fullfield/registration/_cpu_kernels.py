@@ -8,12 +8,12 @@ from numba import types
 from fullfield._kernels.numba_cache import create_jit, find_cache_folder
 from fullfield._kernels.simd import (
     LANES,
+    compute_reciprocal_above,
     is_above,
     load,
     load_columns,
     maximum,
     minimum,
-    reciprocal_where,
     splat,
     sqrt,
     store,
@@ -142,7 +142,7 @@ def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, l
         count = _copy_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
             distance, _, _ = _view_from_point(surface, i, row, n)
-            store(weights, n, reciprocal_where(distance * distance, zero))
+            store(weights, n, compute_reciprocal_above(distance * distance, zero))
         a, b, c = zero, zero, zero
         for n in range(count):
             at, weight = np.int64(row[n]) * ROW, splat(weights[n])

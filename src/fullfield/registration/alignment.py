@@ -26,7 +26,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_dis
     the long search where the clouds are far apart. ``source`` and ``target`` as in :func:`register`.
     """
     if max_distance is not None:
-        _check.number(max_distance, "max_distance", above=0.0)
+        _check.check_number(max_distance, "max_distance", above=0.0)
     points = as_point_cloud(source, "source").points
     goal = take_finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else orthonormalize_pose(transform, "transform")
@@ -57,7 +57,7 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
 
     ``source`` and ``target`` as in :func:`register`; ``transform`` is [4, 4], None for none.
     """
-    _check.number(voxel, "voxel", above=0.0)
+    _check.check_number(voxel, "voxel", above=0.0)
     clouds = [take_finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     middles = [compute_median_point(points) for points in clouds]
     pose = express_relative_to_origins(

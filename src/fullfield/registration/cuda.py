@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address
 from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.registration.descriptors import BINS
 
-LIBRARIES = Libraries("descriptor kernels")
+LIBRARIES = LibraryCache("descriptor kernels")
 _WARPS = 8
 _SOURCE = Path(__file__).with_name("describe.cu")
 _Params = _launching.parse_structures(_SOURCE)["DescribeParams"]

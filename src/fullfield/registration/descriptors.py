@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fullfield._kernels.numba_cache import Kernels
-from fullfield._kernels.threads import run_chunks
+from fullfield._kernels.numba_cache import KernelModule
+from fullfield._kernels.threads import run_task_on_ranges
 from fullfield.ops.neighbors import knn_search, radius_search
 from fullfield.ops.neighbors.ragged import Neighbors
 
@@ -106,12 +106,12 @@ def describe_surfaces(points: Floats, queries: Floats, radius: float, near: floa
     return normals, shapes
 
 
-kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
+kernels = KernelModule(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
 def run_in_parallel(count: int, task: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
-    run_chunks(count, _GRAIN, torch.get_num_threads(), task)
+    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def compute_fpfh_histograms(

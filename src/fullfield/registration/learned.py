@@ -207,7 +207,7 @@ class LearnedDescriptor:
             InputError: for any other file, with its name and, if known, its kind.
             OSError: if it cannot be read.
         """
-        target_device = _check.device(device)
+        target_device = _check.check_device(device)
         state, name = read_state_dict(path)
         stored = _read_header(Path(path)).get(_NAME)
         if stored is None:

@@ -57,9 +57,9 @@ class DescriptorConfig(Config):
     """Resolutions of the cloud, 1 to 4: one point per voxel, per 2 voxels, and so on."""
 
     def __post_init__(self) -> None:
-        _check.number(self.scales, "scales", integer=True, low=1, high=4)
-        _check.number(self.channels, "channels", integer=True, low=1, high=1024)
-        _check.number(self.layers, "layers", integer=True, low=0, high=16)
+        _check.check_number(self.scales, "scales", integer=True, low=1, high=4)
+        _check.check_number(self.channels, "channels", integer=True, low=1, high=1024)
+        _check.check_number(self.layers, "layers", integer=True, low=0, high=16)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], name: str = "config") -> DescriptorConfig:

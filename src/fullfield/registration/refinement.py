@@ -97,7 +97,7 @@ def measure_true_overlap(
         refine: whether ``transform`` is only near the truth and is refined by GICP first. A refinement that moves it
             by more than 5° or 2 units is dropped.
     """
-    _check.number(max_distance, "max_distance", above=0.0)
+    _check.check_number(max_distance, "max_distance", above=0.0)
     pose = orthonormalize_pose(transform, "transform")
     clouds = [take_finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = compute_median_point(clouds[1])

@@ -107,10 +107,10 @@ class Settings(NamedTuple):
     def check_settings(self) -> None:
         """Raise InputError naming the number that makes no sense."""
         if self.voxel is not None:
-            _check.number(self.voxel, "voxel", above=0.0)
-        _check.number(self.seed, "seed", integer=True, low=0)
-        _check.number(self.iterations, "iterations", integer=True, low=1, high=10_000_000)
-        _check.number(self.samples, "samples", integer=True, low=3)
+            _check.check_number(self.voxel, "voxel", above=0.0)
+        _check.check_number(self.seed, "seed", integer=True, low=0)
+        _check.check_number(self.iterations, "iterations", integer=True, low=1, high=10_000_000)
+        _check.check_number(self.samples, "samples", integer=True, low=3)
 
 
 def register_clouds(

@@ -350,7 +350,7 @@ class Engine:
             if flow is None:
                 flow = self._time_estimate(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
                 flow = self._fill_vectors_of_unknown_pixels(flow, first, grid)
-            _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
+            _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
             return _attribute_error_to_frame(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():

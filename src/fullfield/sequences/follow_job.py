@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal, Records
-from fullfield._ledger.versions import Checksums, compute_digest_of_values
+from fullfield._ledger.versions import Checksums, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.vectors import ENDS_NOTE, read_header_text, read_vectors
+from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_as_text
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
 from fullfield.sequences.job import build_prepared_estimator, list_predictable_parameters
@@ -142,7 +142,7 @@ class _InputDigests:
                 if files is None:
                     get, plates = checksums.get_or_compute_checksum, self._plates
                     files = get(plates.get_file(current)), get(plates.get_mask_file(current))
-                self._digests[current] = compute_digest_of_values([before, *files])
+                self._digests[current] = hash_json_values([before, *files])
             before = self._digests[current]
         return {"plates": self._digests.get(number)}
 
@@ -183,7 +183,7 @@ def run_follow(
 
     def read_stored(number: int) -> dict[str, Tensor]:
         path = job.output.path(number)
-        return {} if read_header_text(path, ENDS_NOTE) else read_vectors(path)
+        return {} if read_header_entry_as_text(path, ENDS_NOTE) else read_flow_layers(path)
 
     def write(result: FrameResult, event: Any, inputs: dict[str, str | None]) -> bool:
         layers = copy_to_cpu_as_float32(writers.copy_to_host(result.tensors, event))

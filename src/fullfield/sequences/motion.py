@@ -40,11 +40,11 @@ def warp_image(
 
     >>> picture, known = warp_image(next_frame, flow.flow)  # doctest: +SKIP
     """
-    _check.tensor(image, "image", ("C", "H", "W"))
-    _check.tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
+    _check.check_tensor(image, "image", ("C", "H", "W"))
+    _check.check_tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
     image, flow = _check.check_has_values(image, "image"), _check.check_has_values(flow, "flow")
     if valid is not None:
-        _check.tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
+        _check.check_tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
         image = torch.cat((torch.where(valid, image, 0.0), valid[None].to(image.dtype)))
     warped, inside = warp(image[None], flow[None])
     values, inside = warped[0], inside[0]
@@ -125,7 +125,7 @@ def interpolate_picture(
         valid: bool [H, W] each, where the two are known; None: everywhere. What neither knows is filled from its
             surroundings. It stays 0 where both frames are 0, as outside their data windows.
     """
-    _check.number(time, "time", low=0, high=1)
+    _check.check_number(time, "time", low=0, high=1)
     if time in (0, 1):
         visible = torch.ones(first.shape[-2:], dtype=torch.bool, device=first.device)
         return InterpolatedPicture((second if time else first).clone(), visible)

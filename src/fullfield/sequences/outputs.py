@@ -23,9 +23,9 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_digest_of_values, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import Checksums, compute_sampled_checksum, hash_json_values, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import remove_abandoned_temporary_files, to_one_line, truncate_to_bytes, write_atomically
+from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Header, open_source
@@ -34,10 +34,10 @@ from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
-    pack_vector_lines,
-    read_header_text,
-    read_vectors,
-    write_vector_lines_atomically,
+    pack_layers_into_scanlines,
+    read_flow_layers,
+    read_header_entry_as_text,
+    write_scanlines_atomically,
 )
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.results import FrameResult
@@ -115,7 +115,7 @@ class Output:
         if not path.is_file() or path.stat().st_size == 0 or (st_map is not None and not Path(st_map).is_file()):
             return False
         try:
-            return self.suffix != ".exr" or not read_header_text(path, INCOMPLETE_NOTE)
+            return self.suffix != ".exr" or not read_header_entry_as_text(path, INCOMPLETE_NOTE)
         except InputError:
             return False
 
@@ -132,9 +132,13 @@ class Output:
         """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
-    def pack_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+    def pack_channels_into_scanlines(
+        self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None
+    ) -> Scanlines:
         """Return layers on the CPU as lines of an EXR; ``buffer`` is memory that may be used for them."""
-        return pack_vector_lines({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
+        return pack_layers_into_scanlines(
+            {name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer
+        )
 
     def write(
         self,
@@ -144,7 +148,7 @@ class Output:
         journal: Journal,
         provenance: Mapping[str, Any],
     ) -> None:
-        """Write a frame's files, and record in ``journal`` its ``provenance``; errors as of :func:`write_vectors`.
+        """Write a frame's files, and record in ``journal`` its ``provenance``; errors as of :func:`write_flow_layers`.
 
         The layers are on the CPU. For a frame that is one EXR file, they may be its lines.
         """
@@ -164,16 +168,16 @@ class Output:
                 notes[INCOMPLETE_NOTE] = ",".join(sorted(set(result.missing)))
             if result.shot_ends:
                 notes[ENDS_NOTE] = ",".join(result.shot_ends)
-            lines = self.pack_lines(layers) if isinstance(layers, Mapping) else layers
+            lines = self.pack_channels_into_scanlines(layers) if isinstance(layers, Mapping) else layers
             header = Header(notes, result.window, () if result.plate is None else result.plate.metadata)
-            write_vector_lines_atomically(path, lines, self.compression, header)
+            write_scanlines_atomically(path, lines, self.compression, header)
 
     # ---- what made them
 
     def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
         normalized, weights = self._split_off_weights_checksum(settings)
-        return {"settings": compute_digest_of_values(normalized), "weights": weights, "version": __version__}
+        return {"settings": hash_json_values(normalized), "weights": weights, "version": __version__}
 
     def _split_off_weights_checksum(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
@@ -239,7 +243,7 @@ class Output:
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
-            if st_map is None or not stored.is_frame_complete(number) or read_header_text(path, ENDS_NOTE):
+            if st_map is None or not stored.is_frame_complete(number) or read_header_entry_as_text(path, ENDS_NOTE):
                 continue
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [
@@ -250,7 +254,7 @@ class Output:
                 continue
             with open_source(Path(path), "openexr", "vectors") as source:
                 window = source.get_first_part().window
-            write_st_map(st_map, read_vectors(path)[direction], window=window)
+            write_st_map(st_map, read_flow_layers(path)[direction], window=window)
             # A record is noted when its file is written, so the file replaces itself.
             with (
                 journal.record_file_when_written(path, {**after, **made_from}, compute_sampled_checksum(st_map)),
@@ -302,7 +306,7 @@ class Output:
                 self._find_reason_outdated(number, record, expected, records.checksums) for record in frame_records
             ]
             if "" in reasons:
-                current_digests[number] = compute_digest_of_values(expected)
+                current_digests[number] = hash_json_values(expected)
                 continue
             plan.missing.append(number)
             if self.is_frame_complete(number):
@@ -344,7 +348,7 @@ class Output:
         options = inspect.signature(FrameReader).parameters
         for name, value in settings.get("reading", {}).items():
             if name not in options or not isinstance(value, (str, int, float, NoneType)):
-                option = to_one_line(f"{name}={value!r}", 60)
+                option = join_to_one_line(f"{name}={value!r}", 60)
                 raise InputError(f"{self.sidecar}: expected options for reading frames as reading, got {option}")
         return settings
 
@@ -355,7 +359,7 @@ class Output:
             "the settings of a shot",
             subject=self.pattern,
             entries={"settings": "object"},
-            binding=lambda content: self._split_off_weights_checksum(content["settings"])[0],
+            select_binding_settings=lambda content: self._split_off_weights_checksum(content["settings"])[0],
             parameters_advice="give the same --preset and options",
         )
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fullfield._ledger.records import Records
-from fullfield._ledger.versions import Identity, compute_digest_of_values
+from fullfield._ledger.versions import Identity, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.io.scanlines import Scanlines, compute_body_shape
-from fullfield.io.vectors import pack_vector_lines_on_device
+from fullfield.io.scanlines import Scanlines, compute_scanlines_shape
+from fullfield.io.vectors import pack_layers_into_scanlines_on_device
 from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.outputs import copy_to_cpu_as_float32
@@ -159,7 +159,7 @@ class VectorWriter:
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
             record["start"] = self._get_record_digest(result.number - self._job.settings.step)
-            self._digests[result.number] = compute_digest_of_values(record)
+            self._digests[result.number] = hash_json_values(record)
         return record
 
     def _get_record_digest(self, number: int) -> str | None:
@@ -171,7 +171,7 @@ class VectorWriter:
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
             records = self._records.find_records_of_current_file(self._output.path(number))
-            self._digests[number] = compute_digest_of_values(records[-1].provenance) if records else "not made"
+            self._digests[number] = hash_json_values(records[-1].provenance) if records else "not made"
         return self._digests[number]
 
     def _copy_and_write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
@@ -197,10 +197,10 @@ class VectorWriter:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.pack_lines(copy_to_cpu_as_float32(tensors), buffer.numpy())
+            return output.pack_channels_into_scanlines(copy_to_cpu_as_float32(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.use_copy_stream(tensors, event):
-            names, body, is_valid_there = pack_vector_lines_on_device(tensors, output.dtype, output.y)
+            names, body, is_valid_there = pack_layers_into_scanlines_on_device(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
             is_valid.copy_(is_valid_there, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
@@ -255,7 +255,7 @@ class _LineBuffers:
     def lend_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
         """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
         height, width = next(iter(tensors.values())).shape[-2:]
-        shape = compute_body_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
+        shape = compute_scanlines_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
         buffer = None
         with contextlib.suppress(IndexError):  # several writers take from it at once
             buffer = self._free.pop()

@@ -45,8 +45,8 @@ class ShotSettings:
     scale: str = "1"
 
     def __post_init__(self) -> None:
-        _check.choice(self.direction, "direction", DIRECTIONS)
-        _check.number(self.step, "step", integer=True, low=1)
+        _check.check_choice(self.direction, "direction", DIRECTIONS)
+        _check.check_number(self.step, "step", integer=True, low=1)
 
     @property
     def torch_device(self) -> torch.device:

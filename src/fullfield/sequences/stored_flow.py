@@ -14,10 +14,10 @@ from fullfield.io.vectors import (
     ENDS_NOTE,
     INCOMPLETE_NOTE,
     VALID,
-    VectorReading,
+    FlowReadOptions,
     list_flow_and_mask_layers,
     read_flow_direction,
-    read_header_text,
+    read_header_entry_as_text,
     read_motion_plane,
 )
 from fullfield.sequences.names import FrameFiles, find_frame_files, has_number_field
@@ -62,10 +62,10 @@ class StoredFlow:
         self,
         source: str | os.PathLike[str],
         scale: str | float | Fraction = 1,
-        reading: VectorReading | None = None,
+        reading: FlowReadOptions | None = None,
     ) -> None:
         self.source = source = os.fspath(source)
-        self.scale, self.reading = _parse_scale(scale), reading or VectorReading()
+        self.scale, self.reading = _parse_scale(scale), reading or FlowReadOptions()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]
@@ -118,7 +118,9 @@ class StoredFlow:
         if number not in self:
             raise InputError(f"{path}: no such file")
         if has_exr_suffix(path):
-            ends, incomplete = (read_header_text(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE))
+            ends, incomplete = (
+                read_header_entry_as_text(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)
+            )
             if direction in ends:
                 raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
             if direction in incomplete:

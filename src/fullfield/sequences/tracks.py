@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import read_vectors
+from fullfield.io import read_flow_layers
 from fullfield.io.files import write_atomically
 from fullfield.ops.warping import warp
 
@@ -84,7 +84,7 @@ def read_tracks_from_flow_files(
     tracks: list[TrackedPoint] = []
     for number in numbers:
         path = build_path(number)
-        layers = read_vectors(path)
+        layers = read_flow_layers(path)
         if not {"forward", "occlusion.forward", "confidence.forward"} <= layers.keys():
             raise InputError(f"{path}: expected the layers of a followed shot, got {', '.join(layers)}")
         planes = torch.cat(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, compute_digest_of_values
+from fullfield._ledger.versions import Checksums, hash_json_values
 from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.names import get_separate_mask_file
@@ -51,7 +51,7 @@ class WarpSettings:
     mask: str | None = None
 
     def __post_init__(self) -> None:
-        _check.choice(self.direction, "direction", ("forward", "backward"))
+        _check.check_choice(self.direction, "direction", ("forward", "backward"))
 
 
 def warp_shot(
@@ -195,7 +195,7 @@ class WarpJob(PictureJob):
         while start not in digests:
             start -= step
         for n in range(start + step, number + step, step):
-            digests[n] = compute_digest_of_values([digests[n - step], self._compute_flow_checksum(n, checksums)])
+            digests[n] = hash_json_values([digests[n - step], self._compute_flow_checksum(n, checksums)])
         return digests[number]
 
     def _get_picture_number(self, number: int) -> int:

@@ -163,12 +163,12 @@ def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float 
         max_motion: length of the longest true vector in pixels, at most half the longer side. None is 3 % of the
             shorter side.
     """
-    _check.number(height, "height", integer=True, low=16)
-    _check.number(width, "width", integer=True, low=16)
-    _check.number(seed, "seed", integer=True, low=0)
+    _check.check_number(height, "height", integer=True, low=16)
+    _check.check_number(width, "width", integer=True, low=16)
+    _check.check_number(seed, "seed", integer=True, low=0)
     if max_motion is None:
         max_motion = 0.03 * min(height, width)
-    _check.number(max_motion, "max_motion", low=0, high=max(height, width) / 2)
+    _check.check_number(max_motion, "max_motion", low=0, high=max(height, width) / 2)
     layers = _draw_layers(height, width, seed, float(max_motion))
     flow, occluded = _compute_truth(layers, height, width)
     return Scene(

@@ -87,7 +87,7 @@ class SyntheticShot:
         light: float = 0.15,
     ) -> None:
         for name, value, low in (("height", height, 16), ("width", width, 16), ("frames", frames, 2)):
-            _check.number(value, name, integer=True, low=low)
+            _check.check_number(value, name, integer=True, low=low)
         self.height, self.width, self.frames = height, width, frames
         self._shutter, self._light = shutter, light
         generator = torch.Generator().manual_seed(seed)

@@ -5,13 +5,13 @@ Names are loaded on first use.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.training.config import DescriptorTraining as DescriptorTraining
     from fullfield.training.descriptor import train_descriptor as train_descriptor
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "config": "DescriptorTraining",

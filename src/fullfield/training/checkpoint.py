@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield._check import InputError
-from fullfield._ledger.notes import read_notes, write_notes
+from fullfield._ledger.notes import read_json_file, write_json_file_atomically
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
 from fullfield.models.state import load_state_into, read_safetensors
@@ -101,7 +101,9 @@ class TrainingFolder:
     def save_notes(self, history: Sequence[tuple[Any, ...]], notes: Mapping[str, Any] | None = None) -> None:
         """Store the history and notes of the last row's step, whose tensors are already stored."""
         rows = [[None if value != value else value for value in row] for row in history]
-        write_notes(self.folder / STATE / POINTER, {"step": int(history[-1][0]), **(notes or {}), "history": rows})
+        write_json_file_atomically(
+            self.folder / STATE / POINTER, {"step": int(history[-1][0]), **(notes or {}), "history": rows}
+        )
         self.write_history(history)
 
     def write_history(self, history: Sequence[tuple[Any, ...]]) -> None:
@@ -156,7 +158,7 @@ def restore_run(
     if not has_checkpoint(folder):
         return None
     try:
-        notes = read_notes(pointer, "the state of a run")
+        notes = read_json_file(pointer, "the state of a run")
         step, history = int(notes.pop("step")), [_restore_history_row(values, row) for values in notes.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
         step, history = 0, []

@@ -53,17 +53,17 @@ class DescriptorTraining(Config):
         named = self.start is None or isinstance(self.start, str)
         _check.require(named, "start", "the name of a file, or learned", self.start)
         for name in ("steps", "pairs", "block", "reuse", "anchors"):
-            _check.number(getattr(self, name), name, integer=True, low=1, high=2**31)
+            _check.check_number(getattr(self, name), name, integer=True, low=1, high=2**31)
         _check.require(self.block % self.pairs == 0, "block", f"a multiple of {self.pairs} pairs", self.block)
         if self.seconds is not None:
-            _check.number(self.seconds, "seconds", above=0.0)
-        _check.number(self.cells, "cells", integer=True, low=100, high=1_000_000)
-        _check.number(self.seed, "seed", integer=True, low=0)
-        _check.number(self.synthetic, "synthetic", low=0.0, high=1.0)
-        _check.number(self.weight_decay, "weight_decay", low=0.0)
-        _check.number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
+            _check.check_number(self.seconds, "seconds", above=0.0)
+        _check.check_number(self.cells, "cells", integer=True, low=100, high=1_000_000)
+        _check.check_number(self.seed, "seed", integer=True, low=0)
+        _check.check_number(self.synthetic, "synthetic", low=0.0, high=1.0)
+        _check.check_number(self.weight_decay, "weight_decay", low=0.0)
+        _check.check_number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
         for name in ("temperature", "reach"):
-            _check.number(getattr(self, name), name, above=0.0)
+            _check.check_number(getattr(self, name), name, above=0.0)
 
     def compute_completed_fraction(self, step: int, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""

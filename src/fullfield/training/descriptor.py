@@ -53,14 +53,14 @@ def contrastive_loss(
     Raises:
         InputError: for shapes that do not fit, no match, a temperature or reach that is not above 0.
     """
-    _check.tensor(first, "first", ("A", "C"))
-    _check.tensor(second, "second", ("B", first.shape[1]))
-    _check.tensor(matches, "matches", ("K", 2), dtypes=(torch.int64,))
+    _check.check_tensor(first, "first", ("A", "C"))
+    _check.check_tensor(second, "second", ("B", first.shape[1]))
+    _check.check_tensor(matches, "matches", ("K", 2), dtypes=(torch.int64,))
     _check.require(len(matches) > 0, "matches", "at least one", matches)
-    _check.tensor(moved, "moved", (first.shape[0], 3))
-    _check.tensor(places, "places", (second.shape[0], 3))
-    _check.number(temperature, "temperature", above=0.0)
-    _check.number(reach, "reach", above=0.0)
+    _check.check_tensor(moved, "moved", (first.shape[0], 3))
+    _check.check_tensor(places, "places", (second.shape[0], 3))
+    _check.check_number(temperature, "temperature", above=0.0)
+    _check.check_number(reach, "reach", above=0.0)
     rows, columns = matches[:, 0], matches[:, 1]
     forth = _compute_infonce(first[rows], second, columns, moved[rows], places, temperature, reach)
     back = _compute_infonce(second[columns], first, rows, places[columns], moved, temperature, reach)
@@ -161,8 +161,8 @@ def train_descriptor(
     """
     training = training or DescriptorTraining()
     target_device = resolve_device(device)
-    _check.number(workers, "workers", integer=True, low=1, high=1024)
-    _check.number(every, "every", integer=True, low=1)
+    _check.check_number(workers, "workers", integer=True, low=1, high=1024)
+    _check.check_number(every, "every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
         (_load_finite_points(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
     ]

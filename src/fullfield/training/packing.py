@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.notes import read_notes, write_notes
+from fullfield._ledger.notes import read_json_file, write_json_file_atomically
 from fullfield.models.state import read_safetensors
 from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_checkpoint, write_safetensors
 
@@ -51,7 +51,7 @@ def pack_run(
         InputError: if the folder has no checkpoint or the target holds other files.
     """
     folder, target = Path(folder), Path(target)
-    _check.number(file_bytes, "file_bytes", integer=True, low=1 << 16)
+    _check.check_number(file_bytes, "file_bytes", integer=True, low=1 << 16)
     if not has_checkpoint(folder):
         raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
     target.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def pack_run(
     foreign = sorted({path.name for path in target.iterdir()} - {path.name for path in earlier})
     if foreign:
         raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
-    pointer = read_notes(folder / STATE / POINTER)
+    pointer = read_json_file(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = file_bytes
     for key, tensor in _pack_tensors(folder / STATE, pointer["step"]):
@@ -77,11 +77,11 @@ def pack_run(
     history = folder / HISTORY
     index = {
         "files": names,
-        "recipe": read_notes(folder / RECIPE),
+        "recipe": read_json_file(folder / RECIPE),
         "state": {**pointer, "best": None} if "best" in pointer else pointer,  # the best weights are not packed
         "history": history.read_text("utf-8") if history.is_file() else "",
     }
-    write_notes(target / INDEX, index)
+    write_json_file_atomically(target / INDEX, index)
     return [target / INDEX, *(target / name for name in names)]
 
 
@@ -100,7 +100,7 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         raise InputError(f"{packed}: expected a packed run, got a folder without {INDEX}")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: expected a new or empty folder")
-    index = read_notes(packed / INDEX)
+    index = read_json_file(packed / INDEX)
     unreadable = f"{packed / INDEX}: expected a packed run, cannot be read"
     try:
         step, files = int(index["state"]["step"]), [packed / str(name) for name in index["files"]]
@@ -119,9 +119,9 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     for kind, tensors in states.items():
         write_safetensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
     write_safetensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
-    write_notes(folder / RECIPE, recipe)
+    write_json_file_atomically(folder / RECIPE, recipe)
     (folder / HISTORY).write_text(history, "utf-8")
-    write_notes(folder / STATE / POINTER, pointer)
+    write_json_file_atomically(folder / STATE / POINTER, pointer)
     return folder
 
 

@@ -6,7 +6,7 @@ Names are loaded on first use.
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.viz.errors import error_map as error_map
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.viz.wheel import flow_to_image as flow_to_image
     from fullfield.viz.wheel import wheel_legend as wheel_legend
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "errors": "error_map",

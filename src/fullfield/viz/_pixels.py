@@ -31,9 +31,9 @@ def iterate_row_blocks(height: int, width: int) -> Iterator[slice]:
 def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
     """Refuse anything but a flow ``[2, H, W]`` and a bool ``[H, W]`` mask on the CPU."""
     cpu = torch.device("cpu")
-    _check.tensor(flow, name, (2, "H", "W"), dtypes=FLOATS, device=cpu)
+    _check.check_tensor(flow, name, (2, "H", "W"), dtypes=FLOATS, device=cpu)
     if valid is not None:
-        _check.tensor(valid, "valid", tuple(flow.shape[-2:]), dtypes=(torch.bool,), device=cpu)
+        _check.check_tensor(valid, "valid", tuple(flow.shape[-2:]), dtypes=(torch.bool,), device=cpu)
 
 
 def mark_valid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
@@ -44,7 +44,7 @@ def mark_valid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
 
 def check_image(image: Tensor, name: str) -> None:
     """Refuse anything but a picture: uint8 ``[3, H, W]`` on the CPU, not empty."""
-    _check.tensor(image, name, (3, "H", "W"), dtypes=(torch.uint8,), device=torch.device("cpu"))
+    _check.check_tensor(image, name, (3, "H", "W"), dtypes=(torch.uint8,), device=torch.device("cpu"))
     _check.require(image.numel() > 0, name, "at least one pixel", image)
 
 

@@ -52,7 +52,7 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
     height, width = pred.shape[-2:]
     four = isinstance(truth, Tensor) and truth.ndim == 4
     shape = (4, 2, height, width) if four else (2, height, width)
-    _check.tensor(truth, "truth", shape, dtypes=FLOATS, device=pred.device)
+    _check.check_tensor(truth, "truth", shape, dtypes=FLOATS, device=pred.device)
     top = _resolve_max_error(max_error)
     candidates = truth if four else truth[None]
     table = create_error_colors()
@@ -76,7 +76,7 @@ def create_error_colors() -> Tensor:
 
 def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
     """Draw the legend of :func:`error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
-    _check.number(width, "width", integer=True, low=128)
+    _check.check_number(width, "width", integer=True, low=128)
     top = _resolve_max_error(max_error)
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
@@ -101,7 +101,7 @@ def _format_halved_error(top: float, halvings: int) -> str:
 def _resolve_max_error(max_error: float | None) -> float:
     if max_error is None:
         return DEFAULT_MAX_ERROR
-    _check.number(max_error, "max_error", above=0)
+    _check.check_number(max_error, "max_error", above=0)
     return float(max_error)
 
 

@@ -28,7 +28,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
 
 def check_frame(frame: Tensor, name: str) -> None:
     """Refuse anything but a grey or colour frame tensor on the CPU."""
-    _check.tensor(frame, name, ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
+    _check.check_tensor(frame, name, ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
     _check.require(frame.shape[0] in (1, 3), name, "1 or 3 channels", frame)
 
 
@@ -64,8 +64,8 @@ def overlay(
     check_frame(frame, "frame")
     height, width = flow.shape[-2:]
     _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)
-    _check.number(opacity, "opacity", low=0, high=1)
-    _check.number(arrows, "arrows", integer=True, low=0)
+    _check.check_number(opacity, "opacity", low=0, high=1)
+    _check.check_number(arrows, "arrows", integer=True, low=0)
     _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
     scale = choose_max_motion(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)

@@ -28,7 +28,7 @@ class ViewFrame:
     """One frame of the page.
 
     ``frame`` is [1 or 3, H, W], display-referred, or None without plates; one of another size is resized to that of
-    ``parts``, which have the names of :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W],
+    ``parts``, which have the names of :func:`fullfield.io.write_flow_layers`: ``forward``, ``backward`` [2, H, W],
     ``occlusion.forward`` ... [H, W].
     """
 
@@ -59,7 +59,7 @@ def build_html_page(
         step: how many frames the flow spans; the wipe warps the frame that far away.
         reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
-    _check.number(step, "step", integer=True, low=1)
+    _check.check_number(step, "step", integer=True, low=1)
     frames = [_encode_frame(frame, width) for frame in shot]
     page_data = {
         "title": title,

@@ -29,9 +29,9 @@ def alignment_view(
     ``[3, H, W]`` of ``size`` (height, width).
     """
     for cloud, name in ((target, "target"), (source, "source")):
-        _check.tensor(cloud, name, ("N", 3), dtypes=_FLOATS, device=torch.device("cpu"))
-    _check.tensor(errors, "errors", (source.shape[0],), dtypes=_FLOATS)
-    _check.number(max_error, "max_error", above=0.0)
+        _check.check_tensor(cloud, name, ("N", 3), dtypes=_FLOATS, device=torch.device("cpu"))
+    _check.check_tensor(errors, "errors", (source.shape[0],), dtypes=_FLOATS)
+    _check.check_number(max_error, "max_error", above=0.0)
     height, width = size
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).expand(height, width, 3).clone()
     colors = _colors_from_levels(errors / max_error)
@@ -90,8 +90,8 @@ def _colors_from_levels(level: Tensor) -> Tensor:
 
 def draw_alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     """Draw the legend of :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
-    _check.number(width, "width", integer=True, low=128)
-    _check.number(max_error, "max_error", above=0.0)
+    _check.check_number(width, "width", integer=True, low=128)
+    _check.check_number(max_error, "max_error", above=0.0)
     height = width // 8
     margin = height // 2
     image = create_blank_picture(height, width)

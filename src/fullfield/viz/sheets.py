@@ -31,8 +31,8 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
             check_image(picture, f"panels[{index}]")
     if columns is None:
         columns = math.ceil(math.sqrt(len(panels)))
-    _check.number(columns, "columns", integer=True, low=1)
-    _check.number(max_width, "max_width", integer=True, low=64)
+    _check.check_number(columns, "columns", integer=True, low=1)
+    _check.check_number(max_width, "max_width", integer=True, low=64)
     columns = min(columns, len(panels))
 
     cell = max(panel[1].shape[-1] for panel in panels)

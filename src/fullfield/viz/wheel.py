@@ -98,11 +98,11 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
 
     The picture is uint8 ``[3, size, size]``, with ``size`` at least 32, and wider where there is a number.
     """
-    _check.number(size, "size", integer=True, low=32)
+    _check.check_number(size, "size", integer=True, low=32)
     text, extra_width = "", 0
     letters = size * 0.27
     if max_motion is not None:
-        _check.number(max_motion, "max_motion", low=0)
+        _check.check_number(max_motion, "max_motion", low=0)
         text = f"{max_motion:.3g} px"
         extra_width = math.ceil(size * 0.1 + load_font(letters).getlength(text))
     radius = size / 2 - max(1.5, size / 50)
@@ -125,7 +125,7 @@ def choose_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | No
     """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
         return flow_scale(flow, valid)
-    _check.number(max_motion, "max_motion", above=0)
+    _check.check_number(max_motion, "max_motion", above=0)
     return float(max_motion)
 
 
@@ -142,7 +142,7 @@ class FlowColors:
 
     def __init__(self, max_motion: float | None = None, device: str | torch.device = "cpu") -> None:
         if max_motion is not None:
-            _check.number(max_motion, "max_motion", above=0)
+            _check.check_number(max_motion, "max_motion", above=0)
         self._fixed, self.max_motion = max_motion, float(max_motion or 0.0)
         axis = torch.linspace(-_TABLE_RADIUS, _TABLE_RADIUS, _SIDE, dtype=torch.float32)
         vectors = torch.stack([axis.expand(_SIDE, _SIDE), axis[:, None].expand(_SIDE, _SIDE)])
@@ -155,7 +155,7 @@ class FlowColors:
         flow: Tensor,  # [2, H, W], pixels
     ) -> Tensor:  # [3, H, W] uint8
         """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
-        _check.tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
+        _check.check_tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
             self._adapt_max_motion(flow)
         # Half a step inside the edge of the circle that the table covers.

@@ -30,14 +30,14 @@ class Kernel:
         assert min(grid) > 0
 
 
-class Libraries:
+class LibraryCache:
     def load(self, sources: list[object], *_: object) -> list[dict[str, Kernel]]:
         return [defaultdict(Kernel) for _ in sources]
 
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
+    monkeypatch.setattr(launch_backward, "LIBRARIES", LibraryCache())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
     monkeypatch.setattr(_launching, "get_gpu_properties", lambda _: HOPPER)
     monkeypatch.setattr(_launching, "current_device", lambda: 0)
@@ -112,7 +112,7 @@ def test_allocate_sums_splits_coarse_levels() -> None:
 def test_fit_lookup_config_refuses_plans_beyond_turing_memory(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_launching, "get_gpu_properties_of_device", lambda _: TURING)
+    monkeypatch.setattr(_launching, "get_device_gpu_properties", lambda _: TURING)
     monkeypatch.setattr(_launching, "explain_unsupported_device", lambda _: None)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         request = LookupRequest(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)

@@ -39,7 +39,7 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
 
 def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: GpuProperties, bands: int | None = None) -> None:
     """``bands`` of 0: forms with wgmma for any number of rows."""
-    for name in ("get_gpu_properties", "get_gpu_properties_of_device"):
+    for name in ("get_gpu_properties", "get_device_gpu_properties"):
         monkeypatch.setattr(_launching, name, lambda _: gpu)
     if bands is not None:
         monkeypatch.setattr(config, "_BANDS", bands)

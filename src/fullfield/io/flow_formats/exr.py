@@ -20,15 +20,15 @@ from fullfield.io.files import check_display_window_size
 from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Header,
-    Part,
-    Source,
-    describe_parts,
-    group_by_layer,
+    ImagePart,
+    ImageSource,
+    describe_part_channels,
+    group_channels_by_layer,
     open_source,
     write_and_verify_picture,
     write_and_verify_scanlines,
 )
-from fullfield.io.scanlines import Channel, Scanlines, pack_lines
+from fullfield.io.scanlines import NamedPlane, Scanlines, pack_channels_into_scanlines
 from fullfield.io.windows import FrameWindow, Window, resolve_window_to_box
 
 VALID = "valid"
@@ -40,7 +40,7 @@ _WORTH = 0.8  # packed to more of its size, a file saves less than packing and u
 _TRIED = 1 << 15  # bytes of a picture on which packing is tried
 
 
-class Selection(NamedTuple):
+class ChannelSelection(NamedTuple):
     """Vectors to read from an OpenEXR: by default layer ``forward``, or bare channels u and v, of the first part."""
 
     part: int | str | None = None
@@ -51,75 +51,81 @@ class Selection(NamedTuple):
     """Where the stored y axis points: ``up`` or ``down``; None: as the header says, else up."""
 
 
-class _ChannelPair(NamedTuple):
-    part: Part
+class _FlowChannelPair(NamedTuple):
+    part: ImagePart
     indices: list[int]
     sign: int = 1
 
 
-def read_selected_vectors(
-    path: Path, selection: Selection, window: Window = "display", *, use_valid_channel: bool = True
+def read_selected_flow(
+    path: Path, selection: ChannelSelection, window: Window = "display", *, use_valid_channel: bool = True
 ) -> tuple[Planes, Mask]:
     """Read the vectors of a selection, and where they are known.
 
     Without ``use_valid_channel``, vectors that come from their surroundings count as known.
     """
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _read_channel_pair(source, _find_channel_pair(source, selection), selection.y, window, use_valid_channel)
+        return _read_channel_pair(
+            source, _find_flow_channel_pair(source, selection), selection.y, window, use_valid_channel
+        )
 
 
-def read_selected_window(path: Path, selection: Selection) -> FrameWindow:
-    """Return the windows of the part that :func:`read_selected_vectors` reads."""
+def read_selected_window(path: Path, selection: ChannelSelection) -> FrameWindow:
+    """Return the windows of the part that :func:`read_selected_flow` reads."""
     with open_source(path, "openexr", "flow in OpenEXR") as source:
-        return _find_channel_pair(source, selection).part.window
+        return _find_flow_channel_pair(source, selection).part.window
 
 
-def has_blender_vectors(source: Source) -> bool:
+def has_blender_vectors(source: ImageSource) -> bool:
     """Return whether a file has Blender's pass ``Vector``, which holds both directions."""
     return any(_find_blender_channels(part, None) for part in source.iterate_parts())
 
 
-def _find_blender_channels(part: Part, layer: str | None) -> dict[str, int]:
+def _find_blender_channels(part: ImagePart, layer: str | None) -> dict[str, int]:
     """Return the channels x, y, z, w of Blender's pass ``Vector``; empty where the part has none."""
-    for name, channels in group_by_layer(part.channels).items():
+    for name, channels in group_channels_by_layer(part.channels).items():
         is_vector = (name or part.name).rpartition(".")[2].lower() == "vector"
         if is_vector and layer in (None, name) and all(axis in channels for axis in _BLENDER):
             return channels
     return {}
 
 
-def _find_channel_pair(source: Source, selection: Selection) -> _ChannelPair:
+def _find_flow_channel_pair(source: ImageSource, selection: ChannelSelection) -> _FlowChannelPair:
     part, layer, channels = selection.part, selection.layer, selection.channels
     seen = [source.find_part(part)] if part is not None else list(source.iterate_parts())
     if channels is not None:
         for candidate in seen:
             if all(name in candidate.channels for name in channels):
-                return _ChannelPair(candidate, [candidate.channels.index(name) for name in channels])
-        raise InputError(f"{source.path}: no channels {', '.join(channels)}; the file has {describe_parts(seen)}")
+                return _FlowChannelPair(candidate, [candidate.channels.index(name) for name in channels])
+        raise InputError(
+            f"{source.path}: no channels {', '.join(channels)}; the file has {describe_part_channels(seen)}"
+        )
     for name in ("forward", "") if layer is None else (layer,):
         for candidate in seen:
-            group = group_by_layer(candidate.channels).get(name, {})
+            group = group_channels_by_layer(candidate.channels).get(name, {})
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
                 if all(axis in group for axis in names) and not _find_blender_channels(candidate, layer):
-                    return _ChannelPair(candidate, [group[axis] for axis in names])
+                    return _FlowChannelPair(candidate, [group[axis] for axis in names])
     for candidate in seen:
         # Blender stores the motion from the frame before to this one, and from this one to the frame after.
         is_direction = layer in (None, "forward", "backward")
         if group := _find_blender_channels(candidate, None if is_direction else layer):
             is_back = layer == "backward"
-            return _ChannelPair(candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1)
+            return _FlowChannelPair(
+                candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1
+            )
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
-    groups = [group for candidate in seen for group in group_by_layer(candidate.channels).values()]
+    groups = [group for candidate in seen for group in group_channels_by_layer(candidate.channels).values()]
     has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
     advice = "name another layer, or channels"
     if not has_pair:
         advice = "it is no flow; give a file that 'fullfield flow' wrote, or name a renderer's channels (--channels)"
-    raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
+    raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_part_channels(seen)}")
 
 
 def _read_channel_pair(
-    source: Source, pair: _ChannelPair, y_axis: str | None, window: Window, use_valid_channel: bool
+    source: ImageSource, pair: _FlowChannelPair, y_axis: str | None, window: Window, use_valid_channel: bool
 ) -> tuple[Planes, Mask]:
     path, part, spec = source.path, pair.part, pair.part.spec
     if spec.deep:
@@ -146,9 +152,9 @@ def _read_channel_pair(
     return flow, valid
 
 
-def build_vector_channels(layer: str, flow: Any, y_axis: str = "up") -> list[Channel]:
+def build_vector_channels(layer: str, flow: Any, y_axis: str = "up") -> list[NamedPlane]:
     """Return the channels of a flow [2, H, W], an array or a tensor."""
-    return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y_axis == "up")]
+    return [NamedPlane(f"{layer}.u", flow[0]), NamedPlane(f"{layer}.v", flow[1], y_axis == "up")]
 
 
 def write_compressed_lines(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
@@ -184,11 +190,11 @@ def _is_compressible(planes: NDArray[Any]) -> bool:
     return bool(size < _WORTH * row * len(rows))
 
 
-def pack_lines_checking_range(
-    channels: Sequence[Channel], dtype: str | None, buffer: NDArray[np.uint8] | None = None
+def pack_channels_checking_range(
+    channels: Sequence[NamedPlane], dtype: str | None, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return channels, which are arrays, as lines of the file's type; FlowRangeError where half cannot hold them."""
-    lines = pack_lines(channels, dtype == "half", buffer)
+    lines = pack_channels_into_scanlines(channels, dtype == "half", buffer)
     if lines.half and bool(np.isinf(lines.planes).any()):
         finite_planes = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
         longest = max(float(np.nanmax(np.abs(plane))) for plane in finite_planes)
@@ -207,5 +213,5 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
     write_compressed_lines(
-        path, pack_lines_checking_range([Channel("R", s), Channel("G", t)], None), None, Header(window=window)
+        path, pack_channels_checking_range([NamedPlane("R", s), NamedPlane("G", t)], None), None, Header(window=window)
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError, choice
+from fullfield._check import InputError, check_choice
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
-from fullfield.io.files import check_inflated_size, raise_as_input_errors, require_nonempty_file, to_one_line
+from fullfield.io.files import check_inflated_size, join_to_one_line, raise_as_input_errors, require_nonempty_file
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, fill_invalid_with_nan, mark_finite_vectors
 from fullfield.io.oiio import open_source, write_and_verify_picture
 
@@ -89,7 +89,7 @@ def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
     import h5py
 
     if not isinstance(file.get("flow", getlink=True, default=None), h5py.HardLink):
-        listed = ", ".join(to_one_line(name, 40) for name in list(file)[:20]) or "nothing"
+        listed = ", ".join(join_to_one_line(name, 40) for name in list(file)[:20]) or "nothing"
         raise InputError(f"{path}: expected a dataset 'flow', got {listed}")
     data = file["flow"]
     if not isinstance(data, h5py.Dataset):
@@ -98,7 +98,7 @@ def _read_flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
     if shape is None or len(shape) != 3 or shape[2] != 2 or 0 in shape:
         raise InputError(f"{path}: expected 'flow' of shape [H, W, 2], got {shape and list(shape)}")
     if data.dtype.kind not in "fiu":
-        raise InputError(f"{path}: expected 'flow' to hold real numbers, got {to_one_line(str(data.dtype), 60)}")
+        raise InputError(f"{path}: expected 'flow' to hold real numbers, got {join_to_one_line(str(data.dtype), 60)}")
     if data.is_virtual or data.external:
         raise InputError(f"{path}: 'flow' keeps its values in other files, which is not supported")
     stored = min(data.id.get_storage_size(), size)
@@ -139,7 +139,7 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     - ``virtual-kitti``: R and G are u / (W − 1) and v / (H − 1), −1 to 1, on 0 to 2¹⁶ − 1; B = 0 where unknown.
     - ``tartanair`` (V2): B = 64 u + 2¹⁵, G = 64 v + 2¹⁵, R = 0 where the flow is known, else the kind of occlusion.
     """
-    choice(encoding, "encoding", (None, *ENCODINGS))
+    check_choice(encoding, "encoding", (None, *ENCODINGS))
     with open_source(path, "png", _KITTI_PNG) as source:
         part = source.get_first_part()
         spec = part.spec
@@ -205,7 +205,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
     with open_npz(path) as (archive, names):
         array_name = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
         if not {"u", "v"} <= set(names) and array_name is None:
-            listed = ", ".join(to_one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
+            listed = ", ".join(join_to_one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected the arrays u and v (VIPER) or flow, got {listed}")
         if array_name is None or {"u", "v"} <= set(names):
             shapes = [read_npz_shape(path, archive, name) for name in ("u", "v")]
@@ -224,7 +224,7 @@ def read_npz_flow(path: Path) -> tuple[Planes, Mask]:
         valid &= (mask != 0) == (name == "valid")
     if doubtful and not masks:
         raise InputError(
-            f"{path}: array {to_one_line(doubtful[0], 40)} does not say whether it marks known vectors; rename it "
+            f"{path}: array {join_to_one_line(doubtful[0], 40)} does not say whether it marks known vectors; rename it "
             "valid or invalid, or store it in a file of its own"
         )
     return flow, valid
@@ -314,7 +314,7 @@ def _parse_pfm_header(path: Path, head: bytes) -> tuple[int, int, int, float, in
             raise InputError(f"{path}: corrupt PFM file: its header is cut short")
         words.append(head[at:end])
         at = end
-    header_text = to_one_line(b" ".join(words).decode("latin-1"), 60)
+    header_text = join_to_one_line(b" ".join(words).decode("latin-1"), 60)
     try:
         width, height, scale = int(words[0]), int(words[1]), float(words[2])
     except ValueError:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import raise_as_input_errors, to_one_line
+from fullfield.io.files import join_to_one_line, raise_as_input_errors
 
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
@@ -71,7 +71,7 @@ def convert_colors_to_uint16(colors: NDArray[Any]) -> NDArray[Any]:
     return scaled.clip(0, 65535).astype(np.uint16)
 
 
-def pop_columns_into_cloud(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
+def build_cloud_from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():
         raise build_missing_axes_error(path, columns)
@@ -128,7 +128,7 @@ def read_binary_columns(
 
 def build_missing_axes_error(path: Path, names: Iterable[str]) -> InputError:
     """Return the error for points whose columns ``names`` have no x, y or z."""
-    listed = ", ".join(to_one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
+    listed = ", ".join(join_to_one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 
 

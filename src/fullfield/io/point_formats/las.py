@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, describe_error, require_nonempty_file, to_one_line
+from fullfield.io.files import check_inflated_size, describe_error, join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import PointCloud, convert_colors_to_uint16
 
 _STEP = 1e-4
@@ -54,7 +54,7 @@ def read_las(path: Path) -> PointCloud:
     except BaseException as error:  # a panic of Rust is no Exception
         if type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"{path}: cannot be read as LAZ: {to_one_line(str(error))}") from error
+        raise InputError(f"{path}: cannot be read as LAZ: {join_to_one_line(str(error))}") from error
 
 
 def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
@@ -134,12 +134,12 @@ def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:
             f"{path}: corrupt LAS file: a header of {header_size} bytes and points from byte {points_at} on, "
             f"in a file of {size}"
         )
-    _check_variable_records(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
+    _check_variable_length_records(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
     if head[25] >= 4:  # the minor version, which is what laspy goes by
         if header_size < _LONGEST:
             raise InputError(f"{path}: corrupt LAS file: version 1.{head[25]} with a header of {header_size} bytes")
         extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
-        _check_variable_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
+        _check_variable_length_records(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
     expected_bytes, stored = points * row, size - points_at
     if point_format & _COMPRESSED:
         check_inflated_size(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
@@ -149,52 +149,62 @@ def _check_header_counts(path: Path, file: IO[bytes], size: int) -> None:
         raise InputError(f"{path}: the header says {points} points, {expected_bytes} bytes; {stored} are stored")
 
 
-def _check_laz_chunk_table(path: Path, file: IO[bytes], points_at: int, size: int, point_format: int, row: int) -> None:
+def _check_laz_chunk_table(
+    path: Path, file: IO[bytes], points_offset: int, file_bytes: int, point_format: int, row_bytes: int
+) -> None:
     """Refuse a table with more chunks than bytes of points, and chunks that are longer than the rest.
 
     lazrs allocates what the table announces.
     """
-    file.seek(points_at)
+    file.seek(points_offset)
     start_bytes = file.read(8)
     if start_bytes == b"\xff" * 8:  # a writer that could not go back wrote it at the end
-        file.seek(size - 8)
+        file.seek(file_bytes - 8)
         start_bytes = file.read(8)
     at = int.from_bytes(start_bytes, "little", signed=True)
-    if not points_at + 8 <= at <= size - 8:
-        raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
+    if not points_offset + 8 <= at <= file_bytes - 8:
+        raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {file_bytes}")
     file.seek(at + 4)
     chunks = int.from_bytes(file.read(4), "little")
-    if chunks > at - points_at:
-        raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_at} bytes")
-    if point_format not in _LAYERS or row < _ROWS[point_format]:
+    if chunks > at - points_offset:
+        raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_offset} bytes")
+    if point_format not in _LAYERS or row_bytes < _ROWS[point_format]:
         return
     # From format 6 on a chunk is its first point, its number of points, and the lengths of its layers before them.
-    layers = _LAYERS[point_format] + row - _ROWS[point_format]  # each extra byte has its own
-    position, end = points_at + 8, at
+    layers = _LAYERS[point_format] + row_bytes - _ROWS[point_format]  # each extra byte has its own
+    position, end = points_offset + 8, at
     while position < end:
-        file.seek(position + row + 4)
+        file.seek(position + row_bytes + 4)
         lengths = file.read(4 * layers)
         position += (
-            row + 4 + len(lengths) + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
+            row_bytes
+            + 4
+            + len(lengths)
+            + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
         )
         if position > end:
             raise InputError(f"{path}: corrupt LAZ file: a chunk ends {position - end} bytes behind the last point")
 
 
-def _check_variable_records(
-    path: Path, file: IO[bytes], between: tuple[int, int], count: int, header: int, length: tuple[str, int]
+def _check_variable_length_records(
+    path: Path,
+    file: IO[bytes],
+    byte_range: tuple[int, int],
+    count: int,
+    header_bytes: int,
+    length_field: tuple[str, int],
 ) -> None:
-    """Go through ``count`` variable-length records, which must end within ``between``."""
-    at, end = between
-    if count * header > end - at:
+    """Go through ``count`` variable-length records, which must end within ``byte_range``."""
+    at, end = byte_range
+    if count * header_bytes > end - at:
         raise InputError(
             f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them"
         )
-    layout, offset = length
+    layout, offset = length_field
     for number in range(1, count + 1):
         file.seek(at)
-        head = file.read(header)
-        if len(head) == header:
-            at += header + int(struct.unpack_from(layout, head, offset)[0])
-        if len(head) < header or at > end:
+        head = file.read(header_bytes)
+        if len(head) == header_bytes:
+            at += header_bytes + int(struct.unpack_from(layout, head, offset)[0])
+        if len(head) < header_bytes or at > end:
             raise InputError(f"{path}: variable-length record {number} of {count} goes beyond its place in the file")

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated_size, require_nonempty_file, to_one_line
+from fullfield.io.files import check_inflated_size, join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import (
     PointCloud,
+    build_cloud_from_columns,
     convert_colors_to_uint8,
-    pop_columns_into_cloud,
     read_binary_columns,
     read_text_columns,
 )
@@ -45,8 +45,8 @@ def read_pcd(path: Path) -> PointCloud:
         elif data_kind == "binary_compressed":
             columns = _read_compressed_columns(path, file.read(), fields, count)
         else:
-            raise InputError(f"{path}: corrupt PCD header: DATA {to_one_line(data_kind, 40)!r} is unknown")
-    return pop_columns_into_cloud(path, _drop_padding_and_unpack_rgb(columns))
+            raise InputError(f"{path}: corrupt PCD header: DATA {join_to_one_line(data_kind, 40)!r} is unknown")
+    return build_cloud_from_columns(path, _drop_padding_and_unpack_rgb(columns))
 
 
 def write_pcd(path: Path, cloud: PointCloud) -> None:
@@ -109,7 +109,7 @@ def _read_header_integer(path: Path, header: dict[str, list[str]], name: str) ->
         case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
             return int(text)
     raise InputError(
-        f"{path}: corrupt PCD header: {name} is {to_one_line(' '.join(header.get(name, [])), 40) or 'absent'}"
+        f"{path}: corrupt PCD header: {name} is {join_to_one_line(' '.join(header.get(name, [])), 40) or 'absent'}"
     )
 
 
@@ -128,7 +128,7 @@ def _parse_fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, s
         right = kind in _KINDS and size in ("1", "2", "4", "8") and (kind != "F" or size in ("4", "8"))
         if not (right and is_count):
             raise InputError(
-                f"{path}: corrupt PCD header: field {to_one_line(f'{name} {kind} {size} {count_text}', 60)}"
+                f"{path}: corrupt PCD header: field {join_to_one_line(f'{name} {kind} {size} {count_text}', 60)}"
             )
         fields.append((name, f"<{_KINDS[kind]}{size}", int(count_text)))
     values = sum(count for _, _, count in fields)
@@ -172,7 +172,7 @@ def _read_text_columns(
             if is_wrong.any():
                 came = values[is_wrong][0]
                 raise InputError(
-                    f"{path}: field {to_one_line(name, 40)} holds whole numbers of type {kind[1:]}, got {came:g}"
+                    f"{path}: field {join_to_one_line(name, 40)} holds whole numbers of type {kind[1:]}, got {came:g}"
                 )
         with np.errstate(over="ignore"):
             columns[name] = values.astype(kind)

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import require_nonempty_file, to_one_line
+from fullfield.io.files import join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import (
     PointCloud,
+    build_cloud_from_columns,
     build_missing_axes_error,
     convert_colors_to_uint8,
-    pop_columns_into_cloud,
     read_binary_columns,
     read_text_columns,
 )
@@ -55,11 +55,11 @@ def read_ply(path: Path) -> PointCloud:
             raise build_missing_axes_error(path, (name for name, _ in vertex.properties))
         if encoding == "ascii":
             skipped = sum(e.rows for e in before)
-            return pop_columns_into_cloud(
+            return build_cloud_from_columns(
                 path, read_text_columns(path, file, vertex.properties, vertex.rows, left, skipped)
             )
         skipped = sum(e.rows * _build_row_dtype(e, encoding).itemsize for e in before)
-        return pop_columns_into_cloud(
+        return build_cloud_from_columns(
             path, read_binary_columns(path, file, _build_row_dtype(vertex, encoding), vertex.rows, left, skipped)
         )
 
@@ -70,7 +70,7 @@ def _build_row_dtype(element: _Element, encoding: str) -> np.dtype[Any]:
 
 def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
     def build_error(reason: str) -> InputError:
-        return InputError(f"{path}: corrupt PLY header: {to_one_line(reason, 80)}")
+        return InputError(f"{path}: corrupt PLY header: {join_to_one_line(reason, 80)}")
 
     if file.readline(16).strip() != b"ply":
         raise InputError(f"{path}: is no PLY file, it does not begin with 'ply'")

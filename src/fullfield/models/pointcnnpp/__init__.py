@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.config import PointResNetConfig as PointResNetConfig
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.networks import PointResNet as PointResNet
     from fullfield.models.pointcnnpp.networks import PointUNet as PointUNet
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "config": "PointResNetConfig PointUNetConfig",

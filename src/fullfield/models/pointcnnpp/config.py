@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fullfield._check import choice, number, require
+from fullfield._check import check_choice, check_number, require
 from fullfield._config import Config
 
 BLOCKS = ("basic", "bottleneck")
@@ -15,14 +15,14 @@ Step = tuple[int, int, int]
 
 
 def _check_and_freeze_lists(config: Any, list_fields: tuple[str, ...], count_fields: tuple[str, ...]) -> None:
-    number(config.grid, "grid", above=0.0)
-    choice(config.norm, "norm", NORMS)
+    check_number(config.grid, "grid", above=0.0)
+    check_choice(config.norm, "norm", NORMS)
     for name in list_fields:
         values = tuple(getattr(config, name))
         object.__setattr__(config, name, values)
         require(len(values) > 0, name, "at least one", repr(values))
         for value in values:
-            number(value, name, integer=True, low=1)
+            check_number(value, name, integer=True, low=1)
     same = len({len(getattr(config, name)) for name in list_fields}) == 1
     require(
         same,
@@ -31,8 +31,8 @@ def _check_and_freeze_lists(config: Any, list_fields: tuple[str, ...], count_fie
         repr(getattr(config, list_fields[0])),
     )
     for name in count_fields:
-        number(getattr(config, name), name, integer=True, low=1)
-    number(config.stem_kernel, "stem_kernel", integer=True, low=1, high=8)
+        check_number(getattr(config, name), name, integer=True, low=1)
+    check_number(config.stem_kernel, "stem_kernel", integer=True, low=1, high=8)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PointResNetConfig(Config):
     norm: str = "layer"
 
     def __post_init__(self) -> None:
-        choice(self.block, "block", BLOCKS)
+        check_choice(self.block, "block", BLOCKS)
         _check_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "classes"))
 
     @classmethod

@@ -60,8 +60,8 @@ class PointPyramid:
             InputError: if a coordinate is not finite, or the grid or the offsets do not fit.
         """
         check_distance(grid, "grid")
-        _check.number(levels, "levels", integer=True, low=1, high=16)
-        _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
+        _check.check_number(levels, "levels", integer=True, low=1, high=16)
+        _check.check_tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
         cells = [float(grid) * 2**level for level in range(1, levels)]
         if cells:
             first, fewer = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), cells)
@@ -80,7 +80,7 @@ class PointPyramid:
 
     def to(self, device: str | torch.device) -> PointPyramid:
         """Return the pyramid on ``device``."""
-        target = _check.device(device)
+        target = _check.check_device(device)
         return replace(
             self,
             points=tuple(p.to(target) for p in self.points),
@@ -100,7 +100,7 @@ def check_features_fit_pyramid(
     _check.require(isinstance(pyramid, PointPyramid), "pyramid", "a PointPyramid", pyramid)
     missing = [step for step in steps if step not in pyramid.geometries]
     _check.require(not missing, "pyramid", "one prepared by this network", f"one without the steps {missing}")
-    _check.tensor(features, "features", (pyramid.points[0].shape[0], channels), device=pyramid.points[0].device)
+    _check.check_tensor(features, "features", (pyramid.points[0].shape[0], channels), device=pyramid.points[0].device)
 
 
 class ConvNorm(nn.Module):

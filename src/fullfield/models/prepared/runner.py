@@ -69,7 +69,7 @@ class PreparedFlow:
 
     def _allocate_and_record(self, kit: _SharedParts, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
-            _check.number(value, name, integer=True, low=low)
+            _check.check_number(value, name, integer=True, low=low)
         self.model = kit.model
         self.device, self.dtype = kit.converter.device, kit.converter.dtype
         self.size = (int(height), int(width))
@@ -154,7 +154,7 @@ class PreparedFlow:
         )
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
-        _check.number(number, "updates", integer=True, low=0 if allow_zero_updates else 1)
+        _check.check_number(number, "updates", integer=True, low=0 if allow_zero_updates else 1)
         return int(number), int(self.model.get_max_updates(updates))
 
     def _estimate_flows(
@@ -329,7 +329,7 @@ class PreparedSizes:
     """
 
     def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
-        _check.number(sizes, "sizes", integer=True, low=1)
+        _check.check_number(sizes, "sizes", integer=True, low=1)
         self._kit = _build_shared_parts(model, precision)
         self.model = model
         self.sizes = int(sizes)
@@ -375,7 +375,7 @@ class _SharedParts(NamedTuple):
 
 def _build_shared_parts(model: FlowNetwork, precision: str) -> _SharedParts:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe_value(model))
-    _check.choice(precision, "precision", PRECISIONS)
+    _check.check_choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     converter = WeightConverter(device, dtype, _choose_kernels(device, dtype, precision))

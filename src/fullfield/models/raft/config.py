@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fullfield._check import choice, number, require
+from fullfield._check import check_choice, check_number, require
 from fullfield.models.shape import NetworkArchitecture
 
 # How frames are padded to multiples of eight: evenly, or (KITTI) rows only below.
@@ -46,20 +46,20 @@ class RAFTConfig(NetworkArchitecture):
 
     def __post_init__(self) -> None:
         for name in ("feature_channels", "hidden_channels", "context_channels", "head_channels"):
-            number(getattr(self, name), name, integer=True, low=1)
-        number(self.motion_channels, "motion_channels", integer=True, low=3)
+            check_number(getattr(self, name), name, integer=True, low=1)
+        check_number(self.motion_channels, "motion_channels", integer=True, low=3)
         for name, lengths in (("encoder_channels", (3,)), ("correlation_channels", (1, 2)), ("flow_channels", (2,))):
             sizes = tuple(getattr(self, name))
             object.__setattr__(self, name, sizes)
             require(len(sizes) in lengths, name, f"{' or '.join(map(str, lengths))} sizes", repr(sizes))
             for size in sizes:
-                number(size, name, integer=True, low=1)
-        choice(self.context_norm, "context_norm", ("batch", "none"))
-        number(self.levels, "levels", integer=True, low=1, high=8)
-        number(self.radius, "radius", integer=True, low=1, high=8)
-        number(self.dropout, "dropout", low=0, below=1)
-        number(self.updates, "updates", integer=True, low=1)
-        choice(self.padding, "padding", PADDINGS)
+                check_number(size, name, integer=True, low=1)
+        check_choice(self.context_norm, "context_norm", ("batch", "none"))
+        check_number(self.levels, "levels", integer=True, low=1, high=8)
+        check_number(self.radius, "radius", integer=True, low=1, high=8)
+        check_number(self.dropout, "dropout", low=0, below=1)
+        check_number(self.updates, "updates", integer=True, low=1)
+        check_choice(self.padding, "padding", PADDINGS)
 
     @property
     def matched_channels(self) -> int:

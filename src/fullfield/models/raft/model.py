@@ -315,7 +315,7 @@ class RAFT(FlowNetwork):
     ) -> list[Tensor]:  # updates × [B, 2, H, W] float32
         """Return the flow after every update (at least 1), for training; arguments as for :meth:`forward`."""
         if updates is not None:
-            _check.number(updates, "updates", integer=True, low=1)
+            _check.check_number(updates, "updates", integer=True, low=1)
         return list(self._iterate_flows(frame1, frame2, updates, initial_flow, upsample_each=True))
 
     def _iterate_flows(

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from fullfield._lazy import load_lazily
+from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.models.sea_raft.config import SEARAFTConfig as SEARAFTConfig
     from fullfield.models.sea_raft.model import SEARAFT as SEARAFT
     from fullfield.models.sea_raft.model import compute_expected_log_scale as compute_expected_log_scale
 
-__all__, __getattr__, __dir__ = load_lazily(
+__all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__, {"config": "SEARAFTConfig", "model": "SEARAFT compute_expected_log_scale"}
 )

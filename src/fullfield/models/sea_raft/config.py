@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fullfield._check import InputError, choice, number, require
+from fullfield._check import InputError, check_choice, check_number, require
 from fullfield.models.shape import NetworkArchitecture
 
 # Residual blocks in the three stages of the encoders.
@@ -60,25 +60,25 @@ class SEARAFTConfig(NetworkArchitecture):
     padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.choose_padding`
 
     def __post_init__(self) -> None:
-        choice(self.backbone, "backbone", BACKBONES)
+        check_choice(self.backbone, "backbone", BACKBONES)
         stages = tuple(self.stage_channels)
         object.__setattr__(self, "stage_channels", stages)
         require(len(stages) == 3, "stage_channels", "3 sizes", repr(stages))
         for size in stages:
-            number(size, "stage_channels", integer=True, low=1)
+            check_number(size, "stage_channels", integer=True, low=1)
         for name in ("stem_channels", "refinements"):
-            number(getattr(self, name), name, integer=True, low=1)
-        number(self.channels, "channels", integer=True, low=4)
+            check_number(getattr(self, name), name, integer=True, low=1)
+        check_number(self.channels, "channels", integer=True, low=4)
         require(self.channels % 2 == 0, "channels", "an even integer", self.channels)
-        number(self.levels, "levels", integer=True, low=1, high=8)
-        number(self.radius, "radius", integer=True, low=1, high=8)
-        number(self.updates, "updates", integer=True, low=0)
+        check_number(self.levels, "levels", integer=True, low=1, high=8)
+        check_number(self.radius, "radius", integer=True, low=1, high=8)
+        check_number(self.updates, "updates", integer=True, low=0)
         if self.max_updates is not None:
-            number(self.max_updates, "max_updates", integer=True, low=max(1, self.updates))
-        number(self.log_scale_min, "log_scale_min", high=0)
-        number(self.log_scale_max, "log_scale_max", low=0)
+            check_number(self.max_updates, "max_updates", integer=True, low=max(1, self.updates))
+        check_number(self.log_scale_min, "log_scale_min", high=0)
+        check_number(self.log_scale_max, "log_scale_max", low=0)
         if self.loss_log_scale_max is not None:
-            number(self.loss_log_scale_max, "loss_log_scale_max", low=0, high=self.log_scale_max)
+            check_number(self.loss_log_scale_max, "loss_log_scale_max", low=0, high=self.log_scale_max)
 
     @property
     def matched_channels(self) -> int:

@@ -464,7 +464,7 @@ def compute_expected_log_scale(
 
     At most 0 means a scale of about one pixel or less.
     """
-    _check.tensor(info, "info", ("B", 4, "H", "W"))
+    _check.check_tensor(info, "info", ("B", 4, "H", "W"))
     wide_log_scale = info[:, 2:3].clamp(0, config.log_scale_max)
     narrow = info[:, 3:].clamp(config.log_scale_min, 0)
     return (info[:, :2].softmax(1) * torch.cat((wide_log_scale, narrow), 1)).sum(1, keepdim=True)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, ScaleAndShift, TargetSlice
 from fullfield.ops._launching import CODES, FRAMES, Kernels, get_address, parse_structures, read_source
 
-LIBRARIES = Libraries("kernels of the networks")
+LIBRARIES = LibraryCache("kernels of the networks")
 LARGEST_FACTOR = 8
 _MAX_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
@@ -171,7 +171,7 @@ def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
         raise ValueError(
             f"moments: expected at most {_THREADS * _count_vector_elements(y.dtype)} channels, got {channels}"
         )
-    processors = _launching.get_gpu_properties_of_device(y.device).processors
+    processors = _launching.get_device_gpu_properties(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
     params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels

@@ -24,7 +24,7 @@ def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     Raises:
         InputError: if the flow has another shape.
     """
-    _check.tensor(flow, "flow", (2, "H", "W"))
+    _check.check_tensor(flow, "flow", (2, "H", "W"))
     return cpu.predict_next_flow(flow) if cpu.is_supported(flow) else reference.predict_next_flow(flow)
 
 
@@ -36,8 +36,8 @@ def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], b
     Raises:
         InputError: if the shapes or devices do not fit.
     """
-    _check.tensor(flow, "flow", (2, "H", "W"))
-    _check.tensor(valid, "valid", flow.shape[1:], device=flow.device)
+    _check.check_tensor(flow, "flow", (2, "H", "W"))
+    _check.check_tensor(valid, "valid", flow.shape[1:], device=flow.device)
     return (
         cpu.fill_unknown_vectors(flow, valid) if cpu.is_supported(flow) else reference.fill_unknown_vectors(flow, valid)
     )
@@ -59,9 +59,9 @@ def splat_scaled_flow(
     Raises:
         InputError: if the shapes or devices do not fit.
     """
-    _check.tensor(flow, "flow", (2, "H", "W"))
+    _check.check_tensor(flow, "flow", (2, "H", "W"))
     for plane, name in ((confidence, "confidence"), (valid, "valid")):
-        _check.tensor(plane, name, flow.shape[1:], device=flow.device)
+        _check.check_tensor(plane, name, flow.shape[1:], device=flow.device)
     return (
         cpu.splat_scaled_flow(flow, length_fraction, confidence, valid)
         if cpu.is_supported(flow)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
+from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
 
-_kernels = Kernels(f"{__package__}._cpu_kernels", "kernels that move vectors")
+_kernels = KernelModule(f"{__package__}._cpu_kernels", "kernels that move vectors")
 
 
 def is_supported(flow: Tensor) -> bool:

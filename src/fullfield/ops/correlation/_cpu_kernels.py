@@ -206,7 +206,7 @@ def _fill_window_products(
 
 
 @_helper
-def _blend_taps_of_lanes(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
+def _blend_lane_taps(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
     """Blend taps_out[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
@@ -271,7 +271,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, scratch, out, f
         for level in range(levels.shape[0]):
             pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
             if pitch > 0:
-                _blend_taps_of_lanes(cells, offsets, pitch, window, fx, fy, line, taps)
+                _blend_lane_taps(cells, offsets, pitch, window, fx, fy, line, taps)
             else:
                 for position in range(positions):
                     store(taps, position * LANES, zero)

@@ -22,13 +22,13 @@ from fullfield._kernels.simd import (
     LANES,
     VECTOR,
     build_pointer,
+    create_index_constant,
+    create_vector_constant,
     emit_load,
     emit_splat,
     emit_store,
     emit_switch,
     float32x16,
-    index_constant,
-    vector_constant,
 )
 
 _POINTERS = ir.VectorType(ir.PointerType(FLOAT), LANES)
@@ -56,7 +56,7 @@ def _sum_lanes(builder: Any, vector: Any) -> Any:
 def _zero_vectors(builder: Any, count: int) -> list[Any]:
     cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
-        builder.store(vector_constant(0.0), cell)
+        builder.store(create_vector_constant(0.0), cell)
     return cells
 
 
@@ -87,13 +87,13 @@ def gather_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
 
 def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     base = build_pointer(context, builder, sig, args, 0, args[2])
-    at = build_pointer(context, builder, sig, args, 1, index_constant(0))
+    at = build_pointer(context, builder, sig, args, 1, create_index_constant(0))
     return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
 def _emit_switch_by_width(builder: Any, count: Any, emit_case: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
-    half = builder.lshr(builder.add(count, index_constant(1)), index_constant(1))
+    half = builder.lshr(builder.add(count, create_index_constant(1)), create_index_constant(1))
     emit_switch(builder, half, [width // 2 for width in WIDTHS], lambda half: emit_case(2 * half))
 
 
@@ -114,19 +114,19 @@ def compute_tile_products(
             cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
-                left = builder.gep(a, [builder.mul(outer.index, index_constant(LANES * LANES))])
+                left = builder.gep(a, [builder.mul(outer.index, create_index_constant(LANES * LANES))])
                 unroll = 4 if width <= 6 else 2 if width <= 12 else 1  # longer loops only take longer to compile
-                with cgutils.for_range(builder, index_constant(LANES // unroll)) as inner:
-                    first = builder.mul(inner.index, index_constant(unroll))
+                with cgutils.for_range(builder, create_index_constant(LANES // unroll)) as inner:
+                    first = builder.mul(inner.index, create_index_constant(unroll))
                     for step in range(unroll):
-                        channel = builder.add(first, index_constant(step))
-                        pixels = emit_load(builder, left, builder.mul(channel, index_constant(LANES)))
+                        channel = builder.add(first, create_index_constant(step))
+                        pixels = emit_load(builder, left, builder.mul(channel, create_index_constant(LANES)))
                         row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
-                            value = builder.load(builder.gep(row, [index_constant(position * LANES)]))
+                            value = builder.load(builder.gep(row, [create_index_constant(position * LANES)]))
                             _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
             for position, cell in enumerate(cells):
-                emit_store(builder, builder.load(cell), c, index_constant(position * LANES))
+                emit_store(builder, builder.load(cell), c, create_index_constant(position * LANES))
 
         _emit_switch_by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -148,13 +148,15 @@ def compute_pixel_products(
             cells = _zero_vectors(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
-                channels = emit_load(builder, a, builder.mul(loop.index, index_constant(LANES)))
+                channels = emit_load(builder, a, builder.mul(loop.index, create_index_constant(LANES)))
                 for position, cell in enumerate(cells):
                     _add_product_to_cell(
-                        builder, cell, channels, emit_load(builder, operand, index_constant(position * LANES))
+                        builder, cell, channels, emit_load(builder, operand, create_index_constant(position * LANES))
                     )
             for position, cell in enumerate(cells):
-                builder.store(_sum_lanes(builder, builder.load(cell)), builder.gep(c, [index_constant(position)]))
+                builder.store(
+                    _sum_lanes(builder, builder.load(cell)), builder.gep(c, [create_index_constant(position)])
+                )
 
         _emit_switch_by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -169,7 +171,7 @@ def store_eight_lanes(typingctx: Any, array: Any, offset: Any, values: Any, inde
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.VectorType(FLOAT, LANES // 2)
-        start = builder.bitcast(build_pointer(context, builder, sig, args, 0, index_constant(0)), _BYTES)
+        start = builder.bitcast(build_pointer(context, builder, sig, args, 0, create_index_constant(0)), _BYTES)
         emit_store(
             builder, emit_load(builder, build_pointer(context, builder, sig, args, 2), kind=half), start, args[1]
         )
@@ -207,15 +209,15 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
                 cells = _zero_vectors(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
-                    offset = builder.mul(inner.index, index_constant(LANES))
+                    offset = builder.mul(inner.index, create_index_constant(LANES))
                     pixels = emit_load(builder, left, offset)
                     row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
-                        value = builder.load(builder.gep(row, [index_constant(channel)]))
+                        value = builder.load(builder.gep(row, [create_index_constant(channel)]))
                         _add_product_to_cell(builder, cell, pixels, emit_splat(builder, value))
                 _add_vectors_to_totals(builder, totals, cells)
             for channel, cell in enumerate(totals):
-                at = index_constant(channel * LANES)
+                at = create_index_constant(channel * LANES)
                 emit_store(builder, builder.fadd(emit_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
             return context.get_dummy_value()
 
@@ -231,13 +233,13 @@ def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: An
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 2, 5))
-        pixels = [emit_load(builder, b, index_constant(lane * LANES)) for lane in range(LANES)]
+        pixels = [emit_load(builder, b, create_index_constant(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
-            offset = builder.mul(loop.index, index_constant(LANES))
+            offset = builder.mul(loop.index, create_index_constant(LANES))
             row = builder.gep(a, [offset])
-            sums = [emit_load(builder, c, offset), vector_constant(0.0)]
+            sums = [emit_load(builder, c, offset), create_vector_constant(0.0)]
             for lane, channels in enumerate(pixels):
-                value = emit_splat(builder, builder.load(builder.gep(row, [index_constant(lane)])))
+                value = emit_splat(builder, builder.load(builder.gep(row, [create_index_constant(lane)])))
                 sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
             emit_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
         return context.get_dummy_value()

@@ -194,8 +194,8 @@ def correlation_pyramid(
     Raises:
         InputError: naming ``fmap2`` or ``levels``.
     """
-    _check.tensor(fmap2, "fmap2", ("B", "C", "H2", "W2"), dtypes=FEATURES)
-    _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
+    _check.check_tensor(fmap2, "fmap2", ("B", "C", "H2", "W2"), dtypes=FEATURES)
+    _check.check_number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
     return pool_pyramid_levels(fmap2, levels)
 
 

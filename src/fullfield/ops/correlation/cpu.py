@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
-from fullfield._kernels.threads import run_chunks
+from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
+from fullfield._kernels.threads import run_task_on_ranges
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE, compute_max_box_cells
 from fullfield.ops.correlation.protocol import GradientAccumulators, LookupRequest, PreparedPair, allocate_lookup_output
 
@@ -93,8 +93,8 @@ def _view_levels(request: LookupRequest, target: Tensor) -> list[Tensor]:
     return views
 
 
-_kernels = Kernels(f"{__package__}._cpu_kernels", "correlation kernels")
-_backward_kernels = Kernels(f"{__package__}._cpu_backward_kernels", "kernels of the correlation's gradients")
+_kernels = KernelModule(f"{__package__}._cpu_kernels", "correlation kernels")
+_backward_kernels = KernelModule(f"{__package__}._cpu_backward_kernels", "kernels of the correlation's gradients")
 
 
 def _allocate_scratch(window: int, blocks: int) -> tuple[NDArray[Any], ...]:
@@ -147,7 +147,7 @@ class CpuPair(PreparedPair):
         def task(first: int, last: int) -> None:
             kernel(*arrays, *sizes, _allocate_scratch(*sizes), *extra, out.numpy(), first, last)
 
-        run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
+        run_task_on_ranges(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`PreparedPair` describes."""
@@ -199,8 +199,8 @@ class CpuPair(PreparedPair):
                 )  # fmt: skip
 
             threads = torch.get_num_threads()
-            run_chunks(end - origin, 4, threads, compute_dot_gradients)
-            run_chunks(blocks, 1, threads, collect)
+            run_task_on_ranges(end - origin, 4, threads, compute_dot_gradients)
+            run_task_on_ranges(blocks, 1, threads, collect)
 
     def finish_gradients(self, grads: GradientAccumulators) -> GradientAccumulators:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""

@@ -136,7 +136,7 @@ def _check_tensor(
     dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
 ) -> None:
-    """Check as ``_check.tensor`` does; a tensor that fits costs little, and is traceable with symbolic sizes."""
+    """Check as ``_check.check_tensor`` does; a tensor that fits costs little, and is traceable with symbolic sizes."""
     if (
         isinstance(value, Tensor)
         and value.ndim == len(shape)
@@ -147,7 +147,7 @@ def _check_tensor(
         and (device is None or value.device == device)
     ):
         return
-    _check.tensor(value, name, shape, dtypes=dtypes, device=device)
+    _check.check_tensor(value, name, shape, dtypes=dtypes, device=device)
 
 
 def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -160,8 +160,8 @@ def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) 
 
 def check_levels_and_radius(levels: int, radius: int) -> None:
     """Check the number of levels and the radius."""
-    _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
-    _check.number(radius, "radius", integer=True, low=1, high=MAX_RADIUS)
+    _check.check_number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
+    _check.check_number(radius, "radius", integer=True, low=1, high=MAX_RADIUS)
 
 
 def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -174,13 +174,13 @@ def choose_output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) ->
     """Return the result's dtype: as requested, else float32 (float64 for float64 features)."""
     if out_dtype is None:
         return torch.float64 if features == torch.float64 else torch.float32
-    _check.choice(out_dtype, "out_dtype", FEATURES)
+    _check.check_choice(out_dtype, "out_dtype", FEATURES)
     return out_dtype
 
 
 def is_channels_last(memory_format: torch.memory_format) -> bool:
     """Return whether a result is channels-last."""
-    _check.choice(memory_format, "memory_format", (torch.contiguous_format, torch.channels_last))
+    _check.check_choice(memory_format, "memory_format", (torch.contiguous_format, torch.channels_last))
     return memory_format == torch.channels_last
 
 

@@ -87,9 +87,9 @@ _MATCHERS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
-    _check.tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), dtypes=_FLOATS)
+    _check.check_tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), dtypes=_FLOATS)
     batch, channels = fmap1.shape[:2]
-    _check.tensor(fmap2, "fmap2", (batch, channels, "H2", "W2"), dtypes=(fmap1.dtype,), device=fmap1.device)
+    _check.check_tensor(fmap2, "fmap2", (batch, channels, "H2", "W2"), dtypes=(fmap1.dtype,), device=fmap1.device)
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
@@ -165,7 +165,7 @@ def global_attention(
     """
     _check_maps(fmap1, fmap2)
     value_shape = (fmap2.shape[0], "V", *fmap2.shape[2:])
-    _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
+    _check.check_tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
     query, key, value = flatten_pixels_to_rows(fmap1), flatten_pixels_to_rows(fmap2), flatten_pixels_to_rows(values)
     return unflatten_rows_to_map(compute_attention(query, key, value), fmap1).to(values.dtype)
 
@@ -197,7 +197,7 @@ def local_matching(
 
     Source: Xu et al., GMFlow, 2022 (the matching of its refinement).
     """
-    _check.number(radius, "radius", integer=True, low=0)
+    _check.check_number(radius, "radius", integer=True, low=0)
     scores = _compute_window_scores(fmap1, fmap2, radius)
     height, width = fmap1.shape[2:]
     offsets = torch.arange(-radius, radius + 1, device=fmap1.device)
@@ -230,10 +230,10 @@ def local_attention(
 
     Source: Xu et al., GMFlow, 2022 (the propagation of its refinement).
     """
-    _check.number(radius, "radius", integer=True, low=0)
+    _check.check_number(radius, "radius", integer=True, low=0)
     scores = _compute_window_scores(fmap1, fmap2, radius)
     value_shape = (fmap1.shape[0], "V", *fmap1.shape[2:])
-    _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
+    _check.check_tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
     shares = scores.flatten(1, 2).softmax(1)
     around = functional.pad(values.to(scores.dtype), (radius,) * 4)
     side, (height, width) = 2 * radius + 1, fmap1.shape[2:]

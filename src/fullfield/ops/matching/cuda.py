@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.matching.protocol import HALVES, MatchingRequest, count_rows_per_chunk
 
-LIBRARIES = Libraries("kernels of matching by a softmax")
+LIBRARIES = LibraryCache("kernels of matching by a softmax")
 _THREADS, _ALIGNED, _LOG2_E = 256, 8, 1.4426950408889634
 _SOURCE = Path(__file__).with_name("positions.cu")
 _Params = parse_structures(_launching.HALVES, _launching.VALUES, _SOURCE)["PositionParams"]
@@ -78,7 +78,7 @@ class _MatchingLauncher:
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 
-    def multiply_rows_of_chunk(self, chunk: slice) -> Tensor:
+    def multiply_chunk_rows(self, chunk: slice) -> Tensor:
         """Return the products of these rows [B, n, M] and pass them to the kernels."""
         product_rows = _multiply_matrices_in_float32(self.query[:, chunk], self.key.transpose(1, 2))
         self.params.products, self.params.begin = product_rows.data_ptr(), chunk.start
@@ -102,7 +102,7 @@ def compute_flow_and_log_sums(
     work.params.flow, work.params.logarithms = flow.data_ptr(), logarithms.data_ptr()
     with torch.autocast(query.device.type, enabled=False):
         for chunk in work.list_row_chunks():
-            product_rows = work.multiply_rows_of_chunk(chunk)
+            product_rows = work.multiply_chunk_rows(chunk)
             work.launch_kernel("positions")
             del product_rows
     return flow, logarithms
@@ -130,7 +130,7 @@ def compute_feature_gradients(
     grad_key = key.new_zeros(key.shape, dtype=torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         for chunk in work.list_row_chunks():
-            product_rows = work.multiply_rows_of_chunk(chunk)
+            product_rows = work.multiply_chunk_rows(chunk)
             grad_rows = product_rows.new_empty(product_rows.shape, dtype=query.dtype) if half else product_rows
             p.grad_products = grad_rows.data_ptr()
             work.launch_kernel("gradient")

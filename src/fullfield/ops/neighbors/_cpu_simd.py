@@ -15,11 +15,11 @@ from fullfield._kernels.simd import (
     INTEGERS,
     LANES,
     build_pointer,
+    create_index_constant,
     emit_load,
     emit_splat,
     emit_store,
-    index_constant,
-    target_has,
+    target_has_cpu_feature,
 )
 
 
@@ -33,16 +33,18 @@ def build_store_within_intrinsic(uses_avx512: bool) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             distances, source, into = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 5))
             within = builder.fcmp_ordered("<=", emit_load(builder, distances), emit_splat(builder, args[2]))
-            if uses_avx512 and target_has(context, "avx512f"):
+            if uses_avx512 and target_has_cpu_feature(context, "avx512f"):
                 indices = emit_load(builder, source, kind=INTEGERS)
                 kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, within.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
                 emit_store(builder, builder.call(pack, [indices, indices, within]), into)
                 bits = builder.ctpop(builder.bitcast(within, ir.IntType(LANES)))
                 return builder.add(args[6], builder.zext(bits, INDEX))
-            count = index_constant(0)
+            count = create_index_constant(0)
             for lane in range(LANES):  # without a branch: the next one overwrites it
-                builder.store(builder.load(builder.gep(source, [index_constant(lane)])), builder.gep(into, [count]))
+                builder.store(
+                    builder.load(builder.gep(source, [create_index_constant(lane)])), builder.gep(into, [count])
+                )
                 hit = builder.extract_element(within, ir.Constant(ir.IntType(32), lane))
                 count = builder.add(count, builder.zext(hit, INDEX))
             return builder.add(args[6], count)

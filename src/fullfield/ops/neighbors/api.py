@@ -80,7 +80,7 @@ def knn_search(
     Raises:
         InputError: if coordinates are not finite, k < 1, offsets do not fit, or the backend cannot run.
     """
-    _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
+    _check.check_number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     cloud, query_cloud = check_and_build_cloud_pair(points, queries, offsets, query_offsets)
     return search_knn_in_clouds(cloud, query_cloud, convert_clouds_to_float32(cloud, query_cloud), int(k), backend)
 

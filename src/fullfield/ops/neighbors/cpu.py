@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
-from fullfield._kernels.threads import run_chunks
+from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
+from fullfield._kernels.threads import run_task_on_ranges
 from fullfield.ops.neighbors.ragged import Neighbors
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def explain_unsupported(device: torch.device) -> str | None:
     return explain_missing_numba()
 
 
-_kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")
+_kernels = KernelModule(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
 def _run_on_threads(count: int, task: Any) -> None:
-    run_chunks(count, _GRAIN, torch.get_num_threads(), task)
+    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:

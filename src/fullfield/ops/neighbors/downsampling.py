@@ -39,7 +39,7 @@ def grid_downsample(
         InputError: if coordinates are not finite, ``cell`` is not above 0, offsets do not fit, or the cells are so
             small that their numbers along an axis exceed 2⁵².
     """
-    _check.number(cell, "cell", above=0.0)
+    _check.check_number(cell, "cell", above=0.0)
     (thinned_cloud,) = downsample_repeatedly(check_shape_and_build_cloud(points, offsets), [float(cell)])[1]
     return DownsampledPoints(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
@@ -71,7 +71,7 @@ def downsample_repeatedly(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, 
                 ]
             results += thinner
         else:
-            results.append(_downsample_once(last, left[0]))
+            results.append(_downsample_single(last, left[0]))
         last = results[-1].cloud
     return cloud, results
 
@@ -85,7 +85,7 @@ def _check_cells_and_store_magnitude(cloud: Cloud, max_magnitude: float, cells: 
     return cloud._replace(max_magnitude=max_magnitude)
 
 
-def _downsample_once(cloud: Cloud, cell: float) -> cuda.DownsampledCloud:
+def _downsample_single(cloud: Cloud, cell: float) -> cuda.DownsampledCloud:
     if not cloud.points.shape[0]:
         return cuda.DownsampledCloud(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.explain_unsupported(cloud.points.device) is None

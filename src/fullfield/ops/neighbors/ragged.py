@@ -50,7 +50,7 @@ class Cloud(NamedTuple):
 
 def check_distance(distance: object, name: str) -> None:
     """Check a length; InputError if float32 distances cannot be compared with it."""
-    _check.number(distance, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
+    _check.check_number(distance, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
 
 def check_and_build_cloud(
@@ -71,13 +71,13 @@ def check_shape_and_build_cloud(
     points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets"
 ) -> Cloud:
     """Do as :func:`check_and_build_cloud`, but leave values unchecked, so without waiting for the device."""
-    _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
+    _check.check_tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_holds_values(points, name)
     count = points.shape[0]
     _check.require(count <= MAX_POINTS, name, f"at most {MAX_POINTS} points", str(count))
     if offsets is None:
         return Cloud(points.detach(), torch.tensor([0, count]))
-    _check.tensor(offsets, offsets_name, ("B + 1",), dtypes=(torch.int32, torch.int64))
+    _check.check_tensor(offsets, offsets_name, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
     numbers: list[int] = rows.tolist()  # plain integers are compared faster
     is_valid = len(numbers) >= 1 and numbers[0] == 0 and numbers[-1] == count and numbers == sorted(numbers)
@@ -115,7 +115,7 @@ def check_and_build_cloud_pair(
         _check.require(query_offsets is None, names[1], f"None without {names[0]}", query_offsets)
         return cloud, cloud
     query_cloud = check_and_build_cloud(queries, query_offsets, *names)
-    _check.tensor(queries, names[0], ("M", 3), dtypes=(points.dtype,), device=points.device)
+    _check.check_tensor(queries, names[0], ("M", 3), dtypes=(points.dtype,), device=points.device)
     same = query_cloud.batches == cloud.batches
     _check.require(same, names[1], f"{cloud.batches} clouds, as the points have", f"{query_cloud.batches}")
     return cloud, query_cloud

@@ -221,7 +221,7 @@ def convolve_row_tiles(
 
 
 @_jit
-def add_outer_products_of_tiles(
+def add_tile_outer_products(
     features, grad, row_offsets, entries, cells, index_bits, cell_count, g, inputs, outputs, block, out, first, last
 ):
     """Add tiles [first, last) to ``out`` [kernel][channels in, rounded up to 16][pitch], for one block of channels."""
@@ -341,8 +341,8 @@ _triplets = (_long, _words, _cells, _i)
 
 ENTRY_POINTS = {
     "convolve_row_tiles": (convolve_row_tiles, (_floats, _flat, _flat, *_triplets, *[_i] * 4, _floats, _i, _i)),
-    "add_outer_products_of_tiles": (
-        add_outer_products_of_tiles,
+    "add_tile_outer_products": (
+        add_tile_outer_products,
         (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i),
     ),
     "build_row_entries": (

@@ -14,11 +14,11 @@ from fullfield._kernels.simd import (
     LANES,
     VECTOR,
     build_pointer,
+    create_index_constant,
     emit_load,
     emit_splat,
     emit_store,
     emit_switch,
-    index_constant,
 )
 
 _FLAGS = ("contract", "nsz")
@@ -39,7 +39,7 @@ def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             left, right, target = (build_pointer(context, builder, sig, args, which) for which in (2, 6, 9))
             steps, rows = (
-                build_pointer(context, builder, sig, args, 8, index_constant(0)),
+                build_pointer(context, builder, sig, args, 8, create_index_constant(0)),
                 build_pointer(context, builder, sig, args, 11),
             )
             row_step, depth_step = args[4], args[5]
@@ -47,16 +47,17 @@ def _build_accumulate_products_intrinsic(vectors: int, widths: tuple[int, ...]) 
             def emit(width: int) -> None:
                 cells, homes = [], []
                 for r in range(width):
-                    home = builder.gep(target, [builder.load(builder.gep(rows, [index_constant(r)]))])
+                    home = builder.gep(target, [builder.load(builder.gep(rows, [create_index_constant(r)]))])
                     for v in range(vectors):
-                        homes.append(builder.gep(home, [index_constant(v * LANES)]))
+                        homes.append(builder.gep(home, [create_index_constant(v * LANES)]))
                         cells.append(cgutils.alloca_once(builder, VECTOR))
                         builder.store(emit_load(builder, homes[-1]), cells[-1])
-                starts = [builder.gep(left, [builder.mul(row_step, index_constant(r))]) for r in range(width)]
+                starts = [builder.gep(left, [builder.mul(row_step, create_index_constant(r))]) for r in range(width)]
                 with cgutils.for_range(builder, args[1]) as loop:
                     operand = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
                     across = [
-                        emit_load(builder, builder.gep(operand, [index_constant(v * LANES)])) for v in range(vectors)
+                        emit_load(builder, builder.gep(operand, [create_index_constant(v * LANES)]))
+                        for v in range(vectors)
                     ]
                     along = builder.mul(loop.index, depth_step)
                     for r in range(width):

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, explain_missing_numba
-from fullfield._kernels.threads import run_chunks
+from fullfield._kernels.numba_cache import KernelModule, explain_missing_numba
+from fullfield._kernels.threads import run_task_on_ranges
 from fullfield.ops.point_conv.protocol import ConvRequest
 from fullfield.ops.point_conv.triplets import Triplets, convert_counts_to_offsets, count_index_bits, is_packed
 
@@ -36,11 +36,11 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:
     return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_missing_numba()
 
 
-_kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
+_kernels = KernelModule(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
 def _run_on_threads(count: int, grain: int, task: Any) -> None:
-    run_chunks(count, grain, torch.get_num_threads(), task)
+    run_task_on_ranges(count, grain, torch.get_num_threads(), task)
 
 
 def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
@@ -107,7 +107,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
     """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
-    kernel = _kernels().add_outer_products_of_tiles
+    kernel = _kernels().add_tile_outer_products
     groups, joined = _choose_joined_groups(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES

@@ -91,7 +91,7 @@ class PointGeometry:
 
     def to(self, device: str | torch.device) -> PointGeometry:
         """Return the geometry on ``device``."""
-        target = _check.device(device)
+        target = _check.check_device(device)
         backward = None if self.backward is None else Triplets(*(t.to(target) for t in self.backward))
         return replace(self, forward=Triplets(*(t.to(target) for t in self.forward)), backward=backward)
 
@@ -189,7 +189,7 @@ def knn_geometry(
     """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
     check_distance(grid, "grid")
     sides = expand_kernel_size(kernel_size)
-    _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
+    _check.check_number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     pair = convert_clouds_to_float32(*clouds)
     neighbors = search_knn_in_clouds(*clouds, pair, int(k))
@@ -215,7 +215,7 @@ def voxel_geometry(
     Raises:
         InputError: as :func:`radius_geometry`, and if voxels are so small that their numbers exceed 62 bits.
     """
-    _check.number(grid, "grid", above=0.0)
+    _check.check_number(grid, "grid", above=0.0)
     sides = expand_kernel_size(kernel_size)
     cloud, center_cloud = _check_and_build_point_and_center_clouds(points, offsets, centers, center_offsets)
     triplets = _build_voxel_triplets(cloud, center_cloud, float(grid), sides)
@@ -243,11 +243,11 @@ def triplet_geometry(
     sides = expand_kernel_size(kernel_size)
     _check.require(len(sizes) == 2, "sizes", "two, of centres and of points", repr(sizes))
     for size in sizes:
-        _check.number(size, "sizes", integer=True, low=0)
+        _check.check_number(size, "sizes", integer=True, low=0)
     limits = (*sizes, math.prod(sides))
     columns = []
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
-        _check.tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
+        _check.check_tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
         check_holds_values(column, name)
         indices = column.to(torch.int64)
         inside = not indices.numel() or (int(indices.min()) >= 0 and int(indices.max()) < limit)
@@ -307,8 +307,8 @@ class _GeometrySettings(NamedTuple):
 def _build_requested_triplets(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
     build: Any = protocol.choose_triplet_backend(requests[0].points.device)
-    if hasattr(build, "build_triplets_of_requests"):
-        triplets: list[Triplets] = build.build_triplets_of_requests(requests)
+    if hasattr(build, "build_all_triplets"):
+        triplets: list[Triplets] = build.build_all_triplets(requests)
         return triplets
     return [build.build_triplets(*one) for one in requests]
 
@@ -319,9 +319,9 @@ def _build_geometries(triplets: Sequence[Triplets], directions: Sequence[_Geomet
     indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
     transpositions = [TranspositionRequest(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
     build: Any = protocol.choose_triplet_backend(triplets[0].rows.device)
-    several = hasattr(build, "transpose_triplets_of_requests") and bool(transpositions)
+    several = hasattr(build, "transpose_all_triplets") and bool(transpositions)
     transposed = (
-        build.transpose_triplets_of_requests(transpositions)
+        build.transpose_all_triplets(transpositions)
         if several
         else [build.transpose_triplets(*one) for one in transpositions]
     )

@@ -43,7 +43,7 @@ def point_pool(
         NotImplementedError: for forward-mode tangents.
     """
     _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
-    _check.choice(mode, "mode", ("max", "mean"))
+    _check.check_choice(mode, "mode", ("max", "mean"))
     check_feature_rows(features, geometry.points, geometry.device)
     refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:

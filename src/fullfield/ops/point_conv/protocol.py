@@ -18,7 +18,7 @@ A backend is a module with
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
 ``transpose_triplets(triplets, columns, cells) -> Triplets``
     The rows of the other side.
-``build_triplets_of_requests(requests) -> list[Triplets]``, ``transpose_triplets_of_requests(requests) ->
+``build_all_triplets(requests) -> list[Triplets]``, ``transpose_all_triplets(requests) ->
 list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
@@ -93,7 +93,7 @@ def expand_kernel_size(kernel_size: int | Sequence[int]) -> tuple[int, int, int]
     sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
     _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
     for side in sides:
-        _check.number(side, "kernel_size", integer=True, low=1, high=MAX_CELLS_PER_AXIS)
+        _check.check_number(side, "kernel_size", integer=True, low=1, high=MAX_CELLS_PER_AXIS)
     return (int(sides[0]), int(sides[1]), int(sides[2]))
 
 
@@ -102,7 +102,7 @@ def check_conv(
 ) -> None:
     """Check the arguments; cheap and traceable with symbolic sizes if they fit, else ``_check`` words the error."""
     if not isinstance(groups, int) or groups < 1:
-        _check.number(groups, "groups", integer=True, low=1)
+        _check.check_number(groups, "groups", integer=True, low=1)
     if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
         rows, weight_shape, dtype = features.shape, weight.shape, features.dtype
         is_valid = (
@@ -119,18 +119,18 @@ def check_conv(
     inputs = features.shape[1]
     _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
     shape = (cells, inputs // groups, "Cout")
-    _check.tensor(weight, "weight", shape, dtypes=(features.dtype,), device=device)
+    _check.check_tensor(weight, "weight", shape, dtypes=(features.dtype,), device=device)
     outputs = weight.shape[2]
     _check.require(outputs % groups == 0, "groups", f"a divisor of {outputs} output channels", groups)
     if bias is not None:
-        _check.tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
+        _check.check_tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
 
 
 def check_feature_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
     """Check that features have one row per point."""
     is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_equal_count(features.shape[0], points)
     rows = None if is_valid else int(points)
-    _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
+    _check.check_tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
 
 
 def is_equal_count(rows: int, points: int) -> bool:

@@ -82,13 +82,15 @@ def _check_norm(
     running: Running | None,
     residual: Tensor | None,
 ) -> None:
-    _check.choice(kind, "kind", KINDS)
-    _check.tensor(features, "features", ("N", "C"), dtypes=_FLOATS)
+    _check.check_choice(kind, "kind", KINDS)
+    _check.check_tensor(features, "features", ("N", "C"), dtypes=_FLOATS)
     rows, channels = features.shape
     for name, value in (("weight", weight), ("bias", bias)):
-        _check.tensor(value, name, (channels,), device=features.device)
+        _check.check_tensor(value, name, (channels,), device=features.device)
     if residual is not None:
-        _check.tensor(residual, "residual", tuple(features.shape), dtypes=(features.dtype,), device=features.device)
+        _check.check_tensor(
+            residual, "residual", tuple(features.shape), dtypes=(features.dtype,), device=features.device
+        )
     if kind == "instance" and sum(sizes) != rows:  # formatted only here: under torch.compile they are symbols
         raise _check.InputError(f"sizes: expected {rows} points in all, got {sum(sizes)}")
     if kind == "batch" and (running is None or running.update) and rows < 2:

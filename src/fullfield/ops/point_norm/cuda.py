@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Kernels, get_address, parse_structures
 
-LIBRARIES = Libraries("normalisation kernels")
+LIBRARIES = LibraryCache("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")
 _Params = parse_structures(_SOURCE)["NormParams"]
 # Most channels of a lane; fewest rows that a block sums; threads of a block.

@@ -159,8 +159,8 @@ def spatial_correlation(
     Source: Dosovitskiy et al., FlowNet, 2015 (the layer); Pinard's Pytorch-Correlation-extension (the form).
     """
     window = _check_and_build_window(patch_size, dilation_patch, stride, padding)
-    _check.tensor(fmap1, "fmap1", ("B", "C", "H", "W"), dtypes=_FLOATS)
-    _check.tensor(fmap2, "fmap2", tuple(fmap1.shape), dtypes=(fmap1.dtype,), device=fmap1.device)
+    _check.check_tensor(fmap1, "fmap1", ("B", "C", "H", "W"), dtypes=_FLOATS)
+    _check.check_tensor(fmap2, "fmap2", tuple(fmap1.shape), dtypes=(fmap1.dtype,), device=fmap1.device)
     if not is_eager(fmap1, fmap2):
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
@@ -202,5 +202,5 @@ def _check_and_expand_integer_pair(value: object, name: str, minimum: int) -> Pa
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for side in pair:
-        _check.number(side, name, integer=True, low=minimum)
+        _check.check_number(side, name, integer=True, low=minimum)
     return int(pair[0]), int(pair[1])

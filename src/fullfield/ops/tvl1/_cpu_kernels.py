@@ -14,13 +14,13 @@ from fullfield._kernels.numba_cache import create_helper_jit, create_jit, find_c
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
     build_sorting_exchange,
+    compute_reciprocal_above,
+    create_lane_numbers,
     floor,
     is_within,
-    lane_numbers,
     load,
     maximum,
     minimum,
-    reciprocal_where,
     splat,
     sqrt,
     store,
@@ -308,7 +308,7 @@ def _store_cubic_weights(weights_out, first, fractions):
 def _locate_flow_targets(u, v, x, y, right, low, weights_out, corners_out):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
-    px = splat(np.float32(x)) + lane_numbers() + u
+    px = splat(np.float32(x)) + create_lane_numbers() + u
     py = splat(np.float32(y)) + v
     inside = is_within(px, zero, right) * is_within(py, zero, low)
     px = minimum(maximum(px, zero), right)
@@ -374,7 +374,7 @@ def linearise_residual_rows(
             store(planes, i + GX * plane_size, gx16)
             store(planes, i + GY * plane_size, gy16)
             store(planes, i + RHO * plane_size, inside * (difference - (gx16 * u + gy16 * v)))
-            store(planes, i + INV * plane_size, reciprocal_where(gx16 * gx16 + gy16 * gy16, floor_))
+            store(planes, i + INV * plane_size, compute_reciprocal_above(gx16 * gx16 + gy16 * gy16, floor_))
 
 
 @_jit
@@ -414,24 +414,36 @@ def resample_rows(
             target[out + x] = value
 
 
-_sort3 = build_sorting_exchange((0, 1), (1, 2), (0, 1), kept=(0, 1, 2))
+_sort3 = build_sorting_exchange((0, 1), (1, 2), (0, 1), returned_positions=(0, 1, 2))
 _sort5 = build_sorting_exchange(
-    (0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), kept=(0, 1, 2, 3, 4)
+    (0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), returned_positions=(0, 1, 2, 3, 4)
 )
 # Of so many values all but the smallest and the largest.
 _inner8 = build_sorting_exchange(
-    (0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (4, 6), (0, 4), (1, 3), (5, 7), (3, 7), kept=(2, 1, 4, 3, 6, 5)
+    (0, 1),
+    (2, 3),
+    (4, 5),
+    (6, 7),
+    (0, 2),
+    (4, 6),
+    (0, 4),
+    (1, 3),
+    (5, 7),
+    (3, 7),
+    returned_positions=(2, 1, 4, 3, 6, 5),
 )
 _inner7 = build_sorting_exchange(
-    (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), kept=(2, 1, 4, 3, 5)
+    (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), returned_positions=(2, 1, 4, 3, 5)
 )
-_inner6 = build_sorting_exchange((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), kept=(2, 1, 4, 3))
-_inner5 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), kept=(2, 1, 3))
-_inner4 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
+_inner6 = build_sorting_exchange(
+    (0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), returned_positions=(2, 1, 4, 3)
+)
+_inner5 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), returned_positions=(2, 1, 3))
+_inner4 = build_sorting_exchange((0, 1), (2, 3), (0, 2), (1, 3), returned_positions=(2, 1))
 
 
 @_helper
-def _compute_median_of_3(a, b, c):
+def _compute_median3(a, b, c):
     return maximum(minimum(a, b), minimum(maximum(a, b), c))
 
 
@@ -461,10 +473,10 @@ def _filter_rows_by_median3x3(planes, target, plane, pitch, height, width, top, 
             i = LEFT + x
             low = maximum(maximum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
             i += n
-            middle = _compute_median_of_3(load(line_scratch, i - 1), load(line_scratch, i), load(line_scratch, i + 1))
+            middle = _compute_median3(load(line_scratch, i - 1), load(line_scratch, i), load(line_scratch, i + 1))
             i += n
             high = minimum(minimum(load(line_scratch, i - 1), load(line_scratch, i)), load(line_scratch, i + 1))
-            store(target, row + x, _compute_median_of_3(low, middle, high))
+            store(target, row + x, _compute_median3(low, middle, high))
 
 
 @_helper
@@ -523,7 +535,7 @@ def _filter_rows_by_median5x5(planes, target, plane, pitch, height, width, top, 
             p, q, r, t = _inner6((p, q, r, t, w, c1))
             p, q, r = _inner5((p, q, r, t, c3))
             p, q = _inner4((p, q, r, d1))
-            store(target, row + x, _compute_median_of_3(p, q, e1))
+            store(target, row + x, _compute_median3(p, q, e1))
 
 
 @_jit

@@ -118,7 +118,7 @@ def compute_linear_system_rows(
 
 
 @_helper
-def _compute_flow_jumps_of_row(planes, plane_size, pitch, height, width, y, jumps_out, at):
+def _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps_out, at):
     """Write to jumps_out[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
@@ -138,7 +138,7 @@ def _compute_flow_jumps_of_row(planes, plane_size, pitch, height, width, y, jump
 
 
 @_helper
-def _mark_pixels_near_flow_jumps(jumps, pitch, width, first, last, threshold, active_out):
+def _mark_flow_jump_surroundings(jumps, pitch, width, first, last, threshold, active_out):
     """Set active_out[x] to 1 if a jump above ``threshold`` in rows [first, last] is within RADIUS columns, else to 0.
 
     Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
@@ -195,16 +195,14 @@ def filter_by_weighted_median_rows(
             i = (y + 1) * pitch + LEFT + width + plane * plane_size
             planes[i] = planes[i - 1]
     for y in range(max(0, top - RADIUS), min(height, top + RADIUS)):
-        _compute_flow_jumps_of_row(planes, plane_size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
+        _compute_row_flow_jumps(planes, plane_size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         first = max(0, y - RADIUS)
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
-            _compute_flow_jumps_of_row(
-                planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT
-            )
-        _mark_pixels_near_flow_jumps(jumps, pitch, width, first, last, threshold, active)
+            _compute_row_flow_jumps(planes, plane_size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
+        _mark_flow_jump_surroundings(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
             is_active = load(active, x)

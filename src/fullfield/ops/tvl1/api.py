@@ -63,7 +63,7 @@ class TVL1Solver:
         self.config = TVL1Config() if config is None else config
         check_solver_arguments(height, width, self.config, TVL1Config, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, add_device_index(_check.device(device))
+        self.dtype, self.device = dtype, add_device_index(_check.check_device(device))
         if backend is None and self.config.cuda_only_feature is not None and self.device.type != "cuda":
             got = f"{self.config.precision!r} on {self.device.type}"
             raise InputError(f"precision: expected 'float32', or an NVIDIA GPU as device, got {got}")
@@ -96,7 +96,7 @@ class TVL1Solver:
         start = None
         if initial_flow is not None:
             shape = (len(first), 2, self.height, self.width)
-            _check.tensor(initial_flow, "initial_flow", shape, device=first.device)
+            _check.check_tensor(initial_flow, "initial_flow", shape, device=first.device)
             start = initial_flow.detach().to(self.dtype)
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
@@ -150,7 +150,7 @@ def tvl1(
     c = TVL1Config() if config is None else config
     if not isinstance(c, TVL1Config):  # worded only here: torch.compile traces this function
         raise _check.InputError(f"config: expected a TVL1Config, got {_check.describe_value(c)}")
-    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-    _check.tensor(frame2, "frame2", ("B", "C", "H", "W"))
+    _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.check_tensor(frame2, "frame2", ("B", "C", "H", "W"))
     flow: Tensor = tvl1_op(frame1, frame2, initial_flow, backend, **c.as_dict())
     return flow

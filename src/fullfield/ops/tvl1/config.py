@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fullfield._check import choice, number
+from fullfield._check import check_choice, check_number
 from fullfield._config import Config, describe_field
 
 BORDERS = ("adjoint", "clamp")
@@ -44,18 +44,18 @@ class TVL1Config(Config):
 
     def __post_init__(self) -> None:
         # The limits keep every product inside float32; useful values lie far within.
-        number(self.lambda_, "lambda_", low=1e-6, high=1e6)
-        number(self.theta, "theta", low=1e-6, high=1e6)
-        number(self.tau, "tau", above=0, high=0.25)
+        check_number(self.lambda_, "lambda_", low=1e-6, high=1e6)
+        check_number(self.theta, "theta", low=1e-6, high=1e6)
+        check_number(self.tau, "tau", above=0, high=0.25)
         if self.scales is not None:
-            number(self.scales, "scales", integer=True, low=1)
-        number(self.scale_factor, "scale_factor", low=0.1, high=0.95)
-        number(self.warps, "warps", integer=True, low=1, high=10_000)
-        number(self.iterations, "iterations", integer=True, low=1, high=1_000_000)
-        choice(self.median, "median", MEDIANS)
-        number(self.gradient_blend, "gradient_blend", low=0, high=1)
-        choice(self.borders, "borders", BORDERS)
-        choice(self.precision, "precision", PRECISIONS)
+            check_number(self.scales, "scales", integer=True, low=1)
+        check_number(self.scale_factor, "scale_factor", low=0.1, high=0.95)
+        check_number(self.warps, "warps", integer=True, low=1, high=10_000)
+        check_number(self.iterations, "iterations", integer=True, low=1, high=1_000_000)
+        check_choice(self.median, "median", MEDIANS)
+        check_number(self.gradient_blend, "gradient_blend", low=0, high=1)
+        check_choice(self.borders, "borders", BORDERS)
+        check_choice(self.precision, "precision", PRECISIONS)
         for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend"):
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("scales", "warps", "iterations", "median"):
@@ -72,7 +72,7 @@ class TVL1Config(Config):
         - ``paper``: the setting of Romera et al. 2023 for Middlebury, run to convergence: three scales of factor
           1/2, one warp, no median filter, clamped borders. lambda, theta and tau, which they do not print, are IPOL's.
         """
-        choice(name, "preset", PRESETS)
+        check_choice(name, "preset", PRESETS)
         return PRESETS[name]
 
     @property
@@ -161,21 +161,21 @@ class RefinementConfig(Config):
 
     def __post_init__(self) -> None:
         for name in ("lambda_", "coupling", "consistent_coupling", "edges", "trust"):
-            number(getattr(self, name), name, low=0, high=1e6)
-        number(self.epsilon, "epsilon", low=1e-3, high=1e6)
-        number(self.consistent_distance, "consistent_distance", low=1e-3, high=1e6)
-        number(self.blur, "blur", low=0, high=10)
+            check_number(getattr(self, name), name, low=0, high=1e6)
+        check_number(self.epsilon, "epsilon", low=1e-3, high=1e6)
+        check_number(self.consistent_distance, "consistent_distance", low=1e-3, high=1e6)
+        check_number(self.blur, "blur", low=0, high=10)
         for name in ("rounds", "passes", "warps", "iterations"):
-            number(getattr(self, name), name, integer=True, low=1, high=10_000)
+            check_number(getattr(self, name), name, integer=True, low=1, high=10_000)
             object.__setattr__(self, name, int(getattr(self, name)))
-        number(self.step, "step", low=1e-4, high=1e4)
-        number(self.filter_colour, "filter_colour", low=1e-3, high=1e6)
-        number(self.filter_reach, "filter_reach", low=1, high=1e6)
-        number(self.filter_residual, "filter_residual", low=1e-3, high=1e6)
-        number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
-        choice(self.filter_precision, "filter_precision", PRECISIONS)
-        number(self.least_fall, "least_fall", low=0, high=1)
-        number(self.passes_fall, "passes_fall", low=0, high=1)
+        check_number(self.step, "step", low=1e-4, high=1e4)
+        check_number(self.filter_colour, "filter_colour", low=1e-3, high=1e6)
+        check_number(self.filter_reach, "filter_reach", low=1, high=1e6)
+        check_number(self.filter_residual, "filter_residual", low=1e-3, high=1e6)
+        check_number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
+        check_choice(self.filter_precision, "filter_precision", PRECISIONS)
+        check_number(self.least_fall, "least_fall", low=0, high=1)
+        check_number(self.passes_fall, "passes_fall", low=0, high=1)
 
 
 THREE_PASSES = RefinementConfig(passes=3, rounds=1, consistent_distance=0.06, filter_precision="float16")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels import numba_cache
-from fullfield._kernels.threads import run_tasks, split_rows
+from fullfield._kernels.threads import run_tasks, split_into_row_ranges
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32TapTable,
@@ -50,7 +50,7 @@ def create_solver(height: int, width: int, config: TVL1Config, device: torch.dev
     return Solver(height, width, config)
 
 
-kernels = numba_cache.Kernels(f"{__package__}._cpu_kernels", "TV-L1 kernels")
+kernels = numba_cache.KernelModule(f"{__package__}._cpu_kernels", "TV-L1 kernels")
 
 
 class _LevelLayout:
@@ -137,7 +137,10 @@ class Solver:
         return torch.from_numpy(np.stack(flow_planes))
 
     def _run_kernel_over_row_strips(self, height: int, kernel: Callable[[int, int], None]) -> None:
-        run_tasks([partial(kernel, top, bottom) for top, bottom in split_rows(height, self._threads)], self._threads)
+        run_tasks(
+            [partial(kernel, top, bottom) for top, bottom in split_into_row_ranges(height, self._threads)],
+            self._threads,
+        )
 
     def _get_resampling_table(self, kind: str, size_in: int, size_out: int) -> Float32TapTable:
         key = (kind, size_in, size_out)
@@ -220,7 +223,7 @@ class Solver:
                 run_before_strip(top, bottom)
             k.iterate_strip(*size, top, bottom, *rule)
 
-        strips = split_rows(level.height, self._threads, grain=2 * iterations + 2)
+        strips = split_into_row_ranges(level.height, self._threads, min_rows=2 * iterations + 2)
         run_tasks([partial(strip, top, bottom) for top, bottom in strips], self._threads)
         run_tasks([partial(k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 

@@ -30,14 +30,14 @@ _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames ar
 def check_frame_size(height: int, width: int) -> None:
     """Raise InputError for a frame that no backend can match."""
     for name, side in (("height", height), ("width", width)):
-        _check.number(side, name, integer=True, low=1, high=LONGEST_SIDE)
+        _check.check_number(side, name, integer=True, low=1, high=LONGEST_SIDE)
     _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
 
 
 def check_solver_arguments(height: int, width: int, config: object, config_class: type, dtype: torch.dtype) -> None:
     """Raise InputError for arguments of no prepared object; ``config_class`` is the configuration's class."""
     check_frame_size(height, width)
-    _check.choice(dtype, "dtype", (torch.float32, torch.float64))
+    _check.check_choice(dtype, "dtype", (torch.float32, torch.float64))
     _check.require(
         isinstance(config, config_class), "config", f"a {config_class.__name__}", _check.describe_value(config)
     )
@@ -52,7 +52,7 @@ def add_device_index(device: torch.device) -> torch.device:
 
 def check_and_detach_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
     """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; else InputError."""
-    frame = _check.tensor(frame, name, ("B", "C", height, width))
+    frame = _check.check_tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
     is_on_device = frame.device.type == device.type and index in (None, frame.device.index)
     _check.require(is_on_device, name, f"device {device}", frame)

@@ -68,7 +68,7 @@ class FlowRefiner:
         self.config = RefinementConfig() if config is None else config
         check_solver_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, add_device_index(_check.device(device))
+        self.dtype, self.device = dtype, add_device_index(_check.check_device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
@@ -111,7 +111,7 @@ class FlowRefiner:
             if self._cuda is None:
                 return self._refine_in_passes(first, second, prior, back)
             refined, flags = self._cuda(first, second, prior, back)
-            self._raise_error_of_flags(int(flags))
+            self._raise_flagged_error(int(flags))
             return refined
 
     def _refine_in_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
@@ -156,7 +156,7 @@ class FlowRefiner:
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit
 
-    def _raise_error_of_flags(self, flags: int) -> None:
+    def _raise_flagged_error(self, flags: int) -> None:
         """Raise the error that the kernels noted."""
         if not flags:
             return
@@ -175,7 +175,7 @@ class FlowRefiner:
         return frame
 
     def _check_and_convert_flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
-        flow = _check.tensor(flow, name, (batch, 2, self.height, self.width))
+        flow = _check.check_tensor(flow, name, (batch, 2, self.height, self.width))
         _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
         flow = flow.detach().to(self.dtype).contiguous()
@@ -227,7 +227,7 @@ def refine_flow(
     Builds a :class:`FlowRefiner` for every call; keep one to reuse its buffers. float64 frames are refined in float64
     (reference backend), all others in float32. Errors as the refiner's.
     """
-    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.check_tensor(frame1, "frame1", ("B", "C", "H", "W"))
     height, width = frame1.shape[-2:]
     dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
     refiner = FlowRefiner(height, width, config, dtype=dtype, device=frame1.device, backend=backend)

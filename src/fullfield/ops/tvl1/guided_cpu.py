@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fullfield._kernels import Missing, numba_cache
-from fullfield._kernels.threads import run_tasks, split_rows
+from fullfield._kernels.threads import run_tasks, split_into_row_ranges
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _allocate_aligned, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
@@ -26,7 +26,7 @@ _DEPTH = 10
 _NONE = np.empty((2, 0, 0), np.float32)
 # Beyond the frame's sides no neighbour has a colour like this.
 _NO_COLOUR = 1e4
-kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement kernels")
+kernels = numba_cache.KernelModule(f"{__package__}._guided_cpu_kernels", "refinement kernels")
 
 
 def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -93,7 +93,7 @@ class Refiner:
         return flow, torch.cat(round_misfits)
 
     def _run_kernel_over_row_strips(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
-        strips = split_rows(self._height, strips_per_thread * self._threads)
+        strips = split_into_row_ranges(self._height, strips_per_thread * self._threads)
         run_tasks([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _write_pair_to_buffers(
@@ -140,7 +140,7 @@ class Refiner:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (iterations, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
-        strips = split_rows(self._height, self._threads, grain=2 * iterations + 2)
+        strips = split_into_row_ranges(self._height, self._threads, min_rows=2 * iterations + 2)
         run_tasks([partial(self._k.iterate_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
         run_tasks([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import (
     COPIES,
@@ -33,7 +33,7 @@ from fullfield.ops.tvl1.cuda.state import compute_row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel
 
-LIBRARIES = Libraries("refinement kernels")
+LIBRARIES = LibraryCache("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
 _ACROSS, _DOWN = 32, 16  # tile of the weighted median
@@ -191,7 +191,7 @@ class Refiner:
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
         self._filter_name = f"guided_median_{config.filter_precision}"
-        self._about = about = _launching.get_gpu_properties_of_device(device)
+        self._about = about = _launching.get_device_gpu_properties(device)
         self._pitch = compute_row_pitch(width, torch.float32)
         starts = range(0, config.iterations, shape.depth)
         self._depths = [min(shape.depth, config.iterations - start) for start in starts]

@@ -88,7 +88,7 @@ class PersistentSolver:
             isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe_value(self.config)
         )
         self.shape = _check_and_convert_shape(shape)
-        _check.choice(dtype, "dtype", FRAMES)
+        _check.check_choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _check_and_resolve_cuda_device(device, self.config)
         batch, _, height, width = self.shape
@@ -170,7 +170,7 @@ class PersistentSolver:
 
     def _check_and_detach_frame(self, frame: Any, name: str) -> Tensor:
         tensor = _convert_to_tensor(frame, name)
-        _check.tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
+        _check.check_tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
         return tensor.detach()
 
     def _check_or_create_out(self, out: Any) -> Tensor:
@@ -179,7 +179,7 @@ class PersistentSolver:
         if out is None:
             return torch.empty(shape, device=self.device, dtype=torch.float32)
         flow = _convert_to_tensor(out, "out")
-        _check.tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
+        _check.check_tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
 
@@ -221,7 +221,7 @@ def _check_and_convert_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     sides = tuple(shape)
     _check.require(len(sides) == 4, "shape", "(B, C, H, W)", str(sides))
     for name, value in zip(("B", "C", "H", "W"), sides, strict=True):
-        _check.number(value, f"shape: {name}", integer=True, low=1)
+        _check.check_number(value, f"shape: {name}", integer=True, low=1)
     batch, channels, height, width = (int(side) for side in sides)
     _check.require(channels in (1, 3), "shape", "1 or 3 channels", f"{channels}")
     check_frame_size(height, width)
@@ -229,7 +229,7 @@ def _check_and_convert_shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
 
 
 def _check_and_resolve_cuda_device(device: str | torch.device, config: TVL1Config) -> torch.device:
-    resolved = _check.device(device)
+    resolved = _check.check_device(device)
     reason = cuda.explain_unsupported(resolved, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
     return add_device_index(resolved)

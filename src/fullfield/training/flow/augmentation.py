@@ -56,14 +56,14 @@ class Augmentation(Config):
             _check.require(len(self.size) == 2, "size", "height and width", repr(self.size))
             object.__setattr__(self, "size", tuple(self.size))
             for side in self.size:
-                _check.number(side, "size", integer=True, low=8)
+                _check.check_number(side, "size", integer=True, low=8)
         for name in ("scale", "box"):
             low, high = getattr(self, name)
             object.__setattr__(self, name, (low, high))
-            _check.number(low, name, above=0.0)
-            _check.number(high, name, low=low)
+            _check.check_number(low, name, above=0.0)
+            _check.check_number(high, name, low=low)
         for name in ("scaled", "flip", "flip_vertical", "apart", "eraser", "colour", "stretch"):
-            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+            _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
     @classmethod
     def usual(cls, size: tuple[int, int], **changes: Any) -> Augmentation:

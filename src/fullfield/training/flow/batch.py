@@ -63,15 +63,15 @@ class PairSource(Protocol):
 
 def check_batch(batch: FlowBatch) -> FlowBatch:
     """Return the batch if its shapes and dtypes fit together."""
-    frame = _check.tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
+    frame = _check.check_tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
     _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
     count, _, height, width = frame.shape
     device = frame.device
-    _check.tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=device)
-    _check.tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=device)
+    _check.check_tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=device)
+    _check.check_tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=device)
     for name in ("valid", "occluded"):
         value = getattr(batch, name)
-        _check.tensor(value, f"source: {name}", (count, height, width), dtypes=[torch.bool], device=device)
+        _check.check_tensor(value, f"source: {name}", (count, height, width), dtypes=[torch.bool], device=device)
     return batch
 
 
@@ -99,7 +99,7 @@ class PrefetchedBatches(Generic[T]):
     """
 
     def __init__(self, make: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
-        _check.number(workers, "workers", integer=True, low=0, high=1024)
+        _check.check_number(workers, "workers", integer=True, low=0, high=1024)
         self._make, self._workers, self._pin = make, workers, pin
         self._coming: Iterator[T] | None = None
         self._next: _Request | None = None
@@ -238,9 +238,9 @@ class DatasetPairs:
     ) -> None:
         min_size = size if min_size is None else min_size
         for side, small in zip(size, min_size, strict=True):
-            _check.number(side, "size", integer=True, low=8)
-            _check.number(small, "min_size", integer=True, low=8, high=side)
-        self.device = _check.device(device)
+            _check.check_number(side, "size", integer=True, low=8)
+            _check.check_number(small, "min_size", integer=True, low=8, high=side)
+        self.device = _check.check_device(device)
         with_truth = [index for index, record in enumerate(dataset.records) if record.flow is not None]
         if not with_truth:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
@@ -302,7 +302,7 @@ class Mixture:
     def __init__(self, sources: Sequence[tuple[PairSource, float]]) -> None:
         _check.require(len(sources) > 0, "sources", "one source at least", "none")
         for _, weight in sources:
-            _check.number(weight, "sources", above=0.0)
+            _check.check_number(weight, "sources", above=0.0)
         self._sources = [source for source, _ in sources]
         total = sum(weight for _, weight in sources)
         self._shares = [weight / total for _, weight in sources]

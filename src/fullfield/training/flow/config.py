@@ -58,29 +58,29 @@ class FlowTraining(Config):
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
-            _check.number(getattr(self, name), name, integer=True, low=1, high=2**31)
+            _check.check_number(getattr(self, name), name, integer=True, low=1, high=2**31)
         if self.seconds is not None:
-            _check.number(self.seconds, "seconds", above=0.0)
+            _check.check_number(self.seconds, "seconds", above=0.0)
         for name, options in (("schedule", SCHEDULES), ("loss", LOSSES), ("precision", PRECISIONS)):
-            _check.choice(getattr(self, name), name, options)
+            _check.check_choice(getattr(self, name), name, options)
         if self.compile is not None:
-            _check.choice(self.compile, "compile", COMPILED)
-        _check.number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
+            _check.check_choice(self.compile, "compile", COMPILED)
+        _check.check_number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
         for name in ("clip", "max_flow"):
-            _check.number(getattr(self, name), name, above=0.0)
+            _check.check_number(getattr(self, name), name, above=0.0)
         for name in ("warmup", "decay", "last", "visible"):
-            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+            _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
         total = self.warmup + (self.decay if self.schedule == "stable" else 0.0)
         _check.require(total <= 1.0, "warmup", "shares of warm-up and decay of 1 at most together", f"{total:g}")
-        _check.number(self.weight_decay, "weight_decay", low=0.0)
-        _check.number(self.average, "average", low=0.0, below=1.0)
-        _check.number(self.gamma, "gamma", above=0.0, high=1.0)
+        _check.check_number(self.weight_decay, "weight_decay", low=0.0)
+        _check.check_number(self.average, "average", low=0.0, below=1.0)
+        _check.check_number(self.gamma, "gamma", above=0.0, high=1.0)
         if isinstance(self.updates, (tuple, list)):
             object.__setattr__(self, "updates", tuple(self.updates))
             _check_updates_range(self.updates)
         elif self.updates is not None:
-            _check.number(self.updates, "updates", integer=True, low=0)
-        _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
+            _check.check_number(self.updates, "updates", integer=True, low=0)
+        _check.check_number(self.seed, "seed", integer=True, low=0, high=2**31)
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
@@ -115,7 +115,7 @@ def _check_updates_range(updates: tuple[int, ...]) -> None:
     expected = "two numbers, the lower first"
     _check.require(len(updates) == 2, "updates", expected, updates)
     for value in updates:
-        _check.number(value, "updates", integer=True, low=1)
+        _check.check_number(value, "updates", integer=True, low=1)
     low, high = updates
     _check.require(low <= high, "updates", expected, updates)
 
@@ -162,11 +162,11 @@ class SceneStyle(Config):
 
     def __post_init__(self) -> None:
         for name in ("camera_motion", "object_motion", "largest"):
-            _check.number(getattr(self, name), name, above=0.0)
-        _check.number(self.spread, "spread", low=0.0, high=3.0)
-        _check.number(self.noise, "noise", low=0.0, high=1.0)
-        _check.number(self.gamma, "gamma", low=1.0, high=8.0)
-        _check.number(self.instants, "instants", integer=True, low=1, high=64)
+            _check.check_number(getattr(self, name), name, above=0.0)
+        _check.check_number(self.spread, "spread", low=0.0, high=3.0)
+        _check.check_number(self.noise, "noise", low=0.0, high=1.0)
+        _check.check_number(self.gamma, "gamma", low=1.0, high=8.0)
+        _check.check_number(self.instants, "instants", integer=True, low=1, high=64)
         for name in (
             "still_camera",
             "blur",
@@ -179,12 +179,12 @@ class SceneStyle(Config):
             "photographs",
             "smooth",
         ):
-            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+            _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
     @staticmethod
     def preset(name: str) -> SceneStyle:
         """Return the style ``usual``, ``small`` (motion), ``figures``, ``bodies`` or ``meshes``."""
-        _check.choice(name, "style", PRESETS)
+        _check.check_choice(name, "style", PRESETS)
         return PRESETS[name]
 
 

@@ -101,9 +101,9 @@ class FlowRun:
 
     def __post_init__(self) -> None:
         for name in ("every", "validate", "read"):
-            _check.number(getattr(self, name), name, integer=True, low=1)
+            _check.check_number(getattr(self, name), name, integer=True, low=1)
         if self.pause is not None:
-            _check.number(self.pause, "pause", above=0.0)
+            _check.check_number(self.pause, "pause", above=0.0)
 
 
 class TrainedFlow(NamedTuple):

@@ -67,14 +67,14 @@ def laplace_mixture_loss(
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
     truth, inside, pixels = _check_and_mask_truth([flow for flow, _ in predictions], flow, valid, gamma)
-    _check.number(log_scale_min, "log_scale_min", high=0)
-    _check.number(log_scale_max, "log_scale_max", low=0)
+    _check.check_number(log_scale_min, "log_scale_min", high=0)
+    _check.check_number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, (predicted, info) in zip(
         _compute_prediction_weights(len(predictions), gamma), predictions, strict=True
     ):
-        _check.tensor(info, "predictions", (batch, 4, height, width))
+        _check.check_tensor(info, "predictions", (batch, 4, height, width))
         surprise = mixture_negative_log_likelihood(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
     return total / (2 * pixels)
@@ -95,7 +95,7 @@ def mixture_loss_before_upsampling(
     On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.training.flow.convex_loss`.
     """
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
-    _check.number(gamma, "gamma", above=0.0, high=1.0)
+    _check.check_number(gamma, "gamma", above=0.0, high=1.0)
     low, high = limits
     pixels = valid.sum().clamp(min=1)
     if any(padding):
@@ -127,10 +127,10 @@ def _check_and_mask_truth(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
-    _check.number(gamma, "gamma", above=0.0, high=1.0)
-    batch, _, height, width = _check.tensor(flow, "flow", ("B", 2, "H", "W")).shape
+    _check.check_number(gamma, "gamma", above=0.0, high=1.0)
+    batch, _, height, width = _check.check_tensor(flow, "flow", ("B", 2, "H", "W")).shape
     for predicted in predictions:
-        _check.tensor(predicted, "predictions", (batch, 2, height, width), device=flow.device)
-    _check.tensor(valid, "valid", (batch, height, width), dtypes=[torch.bool], device=flow.device)
+        _check.check_tensor(predicted, "predictions", (batch, 2, height, width), device=flow.device)
+    _check.check_tensor(valid, "valid", (batch, height, width), dtypes=[torch.bool], device=flow.device)
     inside = valid[:, None]
     return torch.where(inside, flow, 0.0), inside, valid.sum().clamp(min=1)

@@ -59,13 +59,16 @@ def write_pairs(
         together: pairs made in one go.
         progress: called with the part done and what is being done.
     """
-    _check.number(count, "count", integer=True, low=1)
-    _check.number(together, "together", integer=True, low=1)
-    _check.choice(flow_format, "flow_format", FLOW_FORMATS)
+    _check.check_number(count, "count", integer=True, low=1)
+    _check.check_number(together, "together", integer=True, low=1)
+    _check.check_choice(flow_format, "flow_format", FLOW_FORMATS)
     base = Path(folder)
     manifest = _build_manifest(pairs, textures, flow_format)
     file = SettingsFile(
-        base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_drop_count
+        base / MANIFEST,
+        "the settings of synthetic pairs",
+        entries={"count": "count"},
+        select_binding_settings=_drop_count,
     )
     settings = {**manifest, "count": count}
     before = file.write_or_check(

@@ -66,10 +66,10 @@ class PairGenerator:
         workers: int = 0,
     ) -> None:
         for side in size:
-            _check.number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
-        _check.number(seed, "seed", integer=True, low=0)
-        self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.device(device)
-        _check.number(compressed, "compressed", low=0.0, high=1.0)
+            _check.check_number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
+        _check.check_number(seed, "seed", integer=True, low=0)
+        self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.check_device(device)
+        _check.check_number(compressed, "compressed", low=0.0, high=1.0)
         self.style, self.compressed = style or SceneStyle(), compressed
         pictures = create_procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
@@ -92,8 +92,8 @@ class PairGenerator:
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
-        _check.number(index, "index", integer=True, low=0)
-        _check.number(count, "count", integer=True, low=1)
+        _check.check_number(index, "index", integer=True, low=0)
+        _check.check_number(count, "count", integer=True, low=1)
         scenes, steps = self._drawn.take_batch(index, count)
         totals = None if scenes.meshes is None else scenes.meshes.vertex_and_triangle_counts
         if self.device.type == "cuda":

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, number
+from fullfield._check import InputError, check_number
 from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_mesh_store
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, create_procedural_shapes, create_procedural_textures
@@ -57,8 +57,8 @@ def load_picture_pack(path: str | Path | None, *, size: int = 512, drawn_shapes:
 
     InputError for a file that is no picture pack or is damaged.
     """
-    number(size, "size", integer=True, low=16)
-    number(drawn_shapes, "drawn_shapes", integer=True, low=0)
+    check_number(size, "size", integer=True, low=16)
+    check_number(drawn_shapes, "drawn_shapes", integer=True, low=0)
     if path is None:
         return create_procedural_pictures(size=size, shapes=drawn_shapes)
     where = Path(path)
@@ -120,10 +120,10 @@ def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, 
     marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
     And ``shapes`` shapes (:func:`create_procedural_shapes`).
     """
-    number(count, "count", integer=True, low=1)
-    number(size, "size", integer=True, low=16)
-    number(seed, "seed", integer=True, low=0)
-    number(shapes, "shapes", integer=True, low=0)
+    check_number(count, "count", integer=True, low=1)
+    check_number(size, "size", integer=True, low=16)
+    check_number(seed, "seed", integer=True, low=0)
+    check_number(shapes, "shapes", integer=True, low=0)
     pictures, names = create_procedural_textures(count, size, seed)
     return PicturePack(torch.from_numpy(pictures), torch.from_numpy(create_procedural_shapes(shapes, seed)), names)
 

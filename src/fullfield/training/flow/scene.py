@@ -58,10 +58,10 @@ def sample_scenes(
     """
     style = style or SceneStyle()
     for side in size:
-        _check.number(side, "size", integer=True, low=8, high=1 << 15)
-    _check.number(seed, "seed", integer=True, low=0)
-    _check.number(pictures, "pictures", integer=True, low=1)
-    _check.number(shapes, "shapes", integer=True, low=0)
+        _check.check_number(side, "size", integer=True, low=8, high=1 << 15)
+    _check.check_number(seed, "seed", integer=True, low=0)
+    _check.check_number(pictures, "pictures", integer=True, low=1)
+    _check.check_number(shapes, "shapes", integer=True, low=0)
     _check.require(style.meshes == 0 or meshes is not None, "meshes", "a table of meshes for this style", "none")
     solid = style.bodies > 0
     draw = SceneRandom(seed, numbers, solids=solid)

@@ -51,7 +51,7 @@ class AveragedWeights:
     """
 
     def __init__(self, model: nn.Module, keep: float = 0.999) -> None:
-        _check.number(keep, "keep", low=0.0, below=1.0)
+        _check.check_number(keep, "keep", low=0.0, below=1.0)
         self.keep = keep
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         both = zip(_list_parameters_and_buffers(self.model), _list_parameters_and_buffers(model), strict=True)

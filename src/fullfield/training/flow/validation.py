@@ -35,7 +35,7 @@ class FlowValidation:
         self, sets: Mapping[str, FlowDataset | PairSource], *, pairs: int = 64, updates: int | None = None
     ) -> None:
         _check.require(len(sets) > 0, "sets", "one at least", "none")
-        _check.number(pairs, "pairs", integer=True, low=1)
+        _check.check_number(pairs, "pairs", integer=True, low=1)
         self._sets, self._pairs = dict(sets), pairs
         self._updates = {} if updates is None else {"updates": updates}
         self.errors: dict[str, float] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, wgmma_source
+from fullfield._kernels.nvrtc import Source, generate_wgmma_source
 from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, GpuProperties, read_source
 from fullfield.ops.correlation.protocol import LookupRequest
 
@@ -286,7 +286,7 @@ def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: b
             MIN_BLOCKS=count_resident_blocks(config, out_code, channels_last),
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
-    product = wgmma_source(config.columns, config.bf16, _SWIZZLED)
+    product = generate_wgmma_source(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
     return build_lookup_source(
         text, MAPS=config.tensor_map_count, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer

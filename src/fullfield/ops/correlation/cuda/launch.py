@@ -64,7 +64,7 @@ def _explain_too_large(request: LookupRequest) -> str | None:
     max_pixels = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > max_pixels:
         return f"needs a first map of at most {max_pixels} pixels, got {pixels}"
-    device = _launching.get_gpu_properties_of_device(request.device)
+    device = _launching.get_device_gpu_properties(request.device)
     config, shared = shapes.choose_forward_config(request, device), device.shared
     own, less = shapes.derive_gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
     if shapes.compute_collect_kernel_shared_bytes(shapes.choose_gradient_patch_side(own, shared)) > shared:
@@ -80,7 +80,7 @@ def _explain_too_large(request: LookupRequest) -> str | None:
 
 def choose_config(request: LookupRequest) -> KernelConfig:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.choose_forward_config(request, _launching.get_gpu_properties_of_device(request.device))
+    return shapes.choose_forward_config(request, _launching.get_device_gpu_properties(request.device))
 
 
 def count_source_pixels(request: LookupRequest) -> int:
@@ -121,7 +121,7 @@ def _convert_features_to_kernel_layout(
     if f2 is not None and len(maps) < request.levels and request.levels > MAX_POOLED_LEVELS:
         fmap1, maps = fmap1.float(), pool_pyramid_levels(maps[0].float(), request.levels)
     source = shapes.generate_prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = _launching.load_kernels(LIBRARIES, source, _launching.get_gpu_properties_of_device(request.device).index)
+    kernels = _launching.load_kernels(LIBRARIES, source, _launching.get_device_gpu_properties(request.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [
         _build_prepare_params(request, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale)
@@ -162,7 +162,7 @@ def _build_prepare_params(
 
 def list_common_sources(request: LookupRequest) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
-    device, config = _launching.get_gpu_properties_of_device(request.device), choose_config(request)
+    device, config = _launching.get_device_gpu_properties(request.device), choose_config(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.generate_prepare_source(config, pooled, scaled, False)]
@@ -179,7 +179,7 @@ def list_common_sources(request: LookupRequest) -> list[Source]:
 
 def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> CudaPair:
     """Lay out a pair, after compiling its kernels where needed."""
-    device = _launching.get_gpu_properties_of_device(request.device)
+    device = _launching.get_device_gpu_properties(request.device)
     with torch.cuda.device(device.index):
         _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
         state = allocate_pair_state(request, fmap1)
@@ -199,7 +199,7 @@ class _LookupLaunch:
     def __init__(
         self, request: LookupRequest, config: KernelConfig, out: int, channels_last: bool, state: Sequence[Tensor]
     ) -> None:
-        device = _launching.get_gpu_properties_of_device(request.device)
+        device = _launching.get_device_gpu_properties(request.device)
         source = shapes.generate_lookup_source(config, out, channels_last)
         self.params = Params()
         fill_lookup_params(self.params, request, config, state[0], state[1])
@@ -230,7 +230,7 @@ class CudaPair(PreparedPair):
 
     def __init__(self, request: LookupRequest, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        self._device = _launching.get_gpu_properties_of_device(request.device)
+        self._device = _launching.get_device_gpu_properties(request.device)
         self._config = choose_config(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
         self._counters = get_lookup_counters(request.device, self._device.index)

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, encode_tensor_map, get_capture_id
+from fullfield._kernels.nvrtc import LibraryCache, encode_tensor_map, get_graph_capture_id
 from fullfield.ops._launching import parse_structures
 from fullfield.ops.correlation.cuda.config import KernelConfig
 from fullfield.ops.correlation.protocol import LookupRequest
 
-LIBRARIES = Libraries("correlation kernels")
+LIBRARIES = LibraryCache("correlation kernels")
 _FOLDER = Path(__file__).parent
 _DECLARED = parse_structures(
     *(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "coords_gradient.cu", "prepare.cu")),
@@ -28,7 +28,7 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 def find_current_capture_id(stream: int) -> int:
     """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
-    return get_capture_id(stream) if capturing else 0
+    return get_graph_capture_id(stream) if capturing else 0
 
 
 def compute_level_offsets(request: LookupRequest, config: KernelConfig) -> list[int]:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import Kernels, get_address, parse_structures
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
 """What :func:`radius_search` takes."""
-LIBRARIES = Libraries("neighbour kernels")
+LIBRARIES = LibraryCache("neighbour kernels")
 # Hash tables have at most so many slots.
 _MAX_SLOTS = 1 << 31
 # Cells are a little wider than the radius: float32 distances round, and what rounds into the ball must be seen.

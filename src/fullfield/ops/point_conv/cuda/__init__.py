@@ -13,11 +13,11 @@ import torch
 from fullfield.ops import _launching
 from fullfield.ops.point_conv.cuda.launch import convolve_triplets as convolve_triplets
 from fullfield.ops.point_conv.cuda.launch import sum_outer_products as sum_outer_products
+from fullfield.ops.point_conv.cuda.triplets import build_all_triplets as build_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import build_triplets as build_triplets
-from fullfield.ops.point_conv.cuda.triplets import build_triplets_of_requests as build_triplets_of_requests
 from fullfield.ops.point_conv.cuda.triplets import explain_triplets_unsupported as explain_triplets_unsupported
+from fullfield.ops.point_conv.cuda.triplets import transpose_all_triplets as transpose_all_triplets
 from fullfield.ops.point_conv.cuda.triplets import transpose_triplets as transpose_triplets
-from fullfield.ops.point_conv.cuda.triplets import transpose_triplets_of_requests as transpose_triplets_of_requests
 from fullfield.ops.point_conv.protocol import ConvRequest
 
 TRANSPOSES = True

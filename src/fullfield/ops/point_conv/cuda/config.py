@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, wgmma_source
+from fullfield._kernels.nvrtc import Source, generate_wgmma_source
 from fullfield.ops._launching import (
     BARRIERS,
     CODES,
@@ -211,7 +211,7 @@ class HopperMultiplyVariant(_Forward):
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        product = wgmma_source(self.columns, bf16, _SIDE_BY_SIDE)
+        product = generate_wgmma_source(self.columns, bf16, _SIDE_BY_SIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import MAX_BLOCKS, GpuProperties, Kernels, get_address, parse_structures
 from fullfield.ops.point_conv.cuda.config import (
@@ -26,7 +26,7 @@ from fullfield.ops.point_conv.cuda.config import (
 from fullfield.ops.point_conv.protocol import ConvRequest
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
 
-LIBRARIES = Libraries("point convolution kernels")
+LIBRARIES = LibraryCache("point convolution kernels")
 # Of the shares of the weights' gradient, if there is more than one: where every segment has its own, else.
 _SHARE_BYTES, _COMMON_BYTES = 64 << 20, 8 << 20
 _DECLARED = parse_structures(*(Path(__file__).with_name(name) for name in ("common.cuh", "multiply.cuh", "outer.cuh")))

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, get_address, parse_structures
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
 
-LIBRARIES = Libraries("pooling kernels")
+LIBRARIES = LibraryCache("pooling kernels")
 _CODES = {**CODES, torch.float64: 3}
 _SOURCE = Path(__file__).with_name("pooling.cu")
 _Params = parse_structures(_SOURCE)["PoolParams"]

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address, parse_structures
 from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits, is_packed
 
-LIBRARIES = Libraries("triplet kernels")
+LIBRARIES = LibraryCache("triplet kernels")
 _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
@@ -52,9 +52,7 @@ def _group_equal_keys(keys: Sequence[object]) -> Iterator[list[int]]:
             yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def build_triplets_of_requests(
-    requests: Sequence[TripletRequest], *, overwrites_neighbors: bool = True
-) -> list[Triplets]:
+def build_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbors: bool = True) -> list[Triplets]:
     """Run :func:`build_triplets` for each in few launches; by default over the neighbours' indices."""
     results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
     for one in requests:
@@ -91,12 +89,12 @@ def build_triplets(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    return build_triplets_of_requests(
+    return build_all_triplets(
         [TripletRequest(neighbors, points, centers, grid, kernel_size)], overwrites_neighbors=False
     )[0]
 
 
-def transpose_triplets_of_requests(requests: Sequence[TranspositionRequest]) -> list[Triplets]:
+def transpose_all_triplets(requests: Sequence[TranspositionRequest]) -> list[Triplets]:
     """Run :func:`transpose_triplets` for each, in the same four launches where possible."""
     results, none = [], requests[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in requests:
@@ -140,4 +138,4 @@ def _launch_transposition(
 
 def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
-    return transpose_triplets_of_requests([TranspositionRequest(triplets, columns, cells)])[0]
+    return transpose_all_triplets([TranspositionRequest(triplets, columns, cells)])[0]

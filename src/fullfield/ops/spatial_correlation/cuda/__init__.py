@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, DisplacementWindow, WindowRequest
 
-LIBRARIES = Libraries("spatial correlation kernels")
+LIBRARIES = LibraryCache("spatial correlation kernels")
 _FOLDER = Path(__file__).parent
 # As common.cuh has them: rows and columns of a tile, columns of a thread.
 _TILE, _XR, _PITCH = (4, 32), 8, 36
@@ -211,7 +211,7 @@ def _fill_axes_and_count_tiles(
     return total
 
 
-def _can_read_four_features_at_once(
+def _can_read_feature_vectors(
     window: DisplacementWindow, width: int, starts: tuple[int, ...], *tensors: Tensor
 ) -> bool:
     """Return whether four features in a row can be read at once."""
@@ -233,7 +233,7 @@ def compute_correlation(fmap1: Tensor, fmap2: Tensor, window: DisplacementWindow
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
     tiles = _fill_axes_and_count_tiles(p, window, (height, width), out_size) * batch
-    vectors = _can_read_four_features_at_once(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
+    vectors = _can_read_feature_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
         half = choose_half_precision_tiling(window.patch, tiles)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
@@ -287,7 +287,7 @@ def _compute_gradient(features: Tensor, grad: Tensor, window: DisplacementWindow
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if is_second_map else window.padding[1] + radius
-    vectors = _can_read_four_features_at_once(window, width, (start,), features)
+    vectors = _can_read_feature_vectors(window, width, (start,), features)
     kernels = _launching.load_kernels(
         LIBRARIES, generate_backward_source(features.dtype, vectors, columns, spread), device.index
     )

@@ -61,7 +61,7 @@ class Engine:
         self.sizes = sizes = compute_level_sizes(height, width, config.scales, config.scale_factor)
         self._schedule: IterationSchedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes, self._about = KernelLaunches(device, dtype), _launching.get_gpu_properties_of_device(device)
+        self._passes, self._about = KernelLaunches(device, dtype), _launching.get_device_gpu_properties(device)
         pitches = [compute_row_pitch(w, torch.float32) for _, w in sizes]
         self._images = [self._allocate((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.

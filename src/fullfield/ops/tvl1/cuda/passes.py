@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
@@ -20,7 +20,7 @@ from fullfield.ops.tvl1.frames import BRIGHTEST, FirstTapsAndWeights, compute_ga
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LIBRARIES = Libraries("TV-L1 kernels")
+LIBRARIES = LibraryCache("TV-L1 kernels")
 BAD_FRAMES = (1, 2)
 BAD_FLOW = 4
 """Bits of the flags: a value of frame 1 or 2 is not within ±BRIGHTEST; the flow is not finite."""
@@ -108,7 +108,7 @@ class KernelLaunches:
     """Makes launches for one device and one precision; keeps the resampling tables."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, index = device, _launching.get_gpu_properties_of_device(device).index
+        self._device, index = device, _launching.get_device_gpu_properties(device).index
         sources = [generate_pyramid_source(), generate_linearise_source(dtype), generate_median_source(dtype)]
         self._pyramid, self._warp, self._median = _launching.load_several_kernels(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _DeviceTapTable] = {}

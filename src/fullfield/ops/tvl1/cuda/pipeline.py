@@ -131,7 +131,7 @@ class RegisterPipeline:
 
     def prepare_iterations(self, level: Level, iterations: int) -> None:
         """Compile and load what ``launch_iterations`` will launch on ``level``; before a capture."""
-        device, shape = _launching.get_gpu_properties_of_device(level.device), self._choose_shape(level)
+        device, shape = _launching.get_device_gpu_properties(level.device), self._choose_shape(level)
         plans = [
             build_iteration_pass(level, shape, depth, device)
             for depth in sorted(set(split_iterations_into_passes(iterations, shape.depth)))
@@ -155,7 +155,7 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
-        device, shape = _launching.get_gpu_properties_of_device(level.device), self._choose_shape(level)
+        device, shape = _launching.get_device_gpu_properties(level.device), self._choose_shape(level)
         for depth in split_iterations_into_passes(iterations, shape.depth):
             one = build_iteration_pass(level, shape, depth, device)
             params: Any = _Params()

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 
-LIBRARIES = Libraries("kernels of the training loss")
+LIBRARIES = LibraryCache("kernels of the training loss")
 FACTOR, VALUES = 8, 6
 _CELLS, _THREADS, _PARTIAL_SUMS = 4, 256, 64
 _SOURCE = Path(__file__).with_name("loss.cu")

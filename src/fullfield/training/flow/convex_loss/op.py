@@ -31,13 +31,13 @@ def convex_mixture_loss(
     :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give
     the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field and mask, once.
     """
-    _check.tensor(field, "field", ("B", 6, "h", "w"))
+    _check.check_tensor(field, "field", ("B", 6, "h", "w"))
     batch, _, height, width = field.shape
-    _check.number(factor, "factor", integer=True, low=1)
-    _check.tensor(mask, "mask", (batch, 9 * factor * factor, height, width), device=field.device)
+    _check.check_number(factor, "factor", integer=True, low=1)
+    _check.check_tensor(mask, "mask", (batch, 9 * factor * factor, height, width), device=field.device)
     fine = (factor * height, factor * width)
-    _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
-    _check.tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
+    _check.check_tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
+    _check.check_tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
     if not field.numel() or not is_usable_or_warn(
         "convex_mixture_loss", "cuda", cuda.explain_unsupported(field, mask, factor)
     ):

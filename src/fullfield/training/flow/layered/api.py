@@ -44,7 +44,7 @@ def render_pairs(
     _check.require(isinstance(atlas, PictureAtlas), "atlas", "a PictureAtlas", atlas)
     _check.require(atlas.device == device, "atlas", f"one on {device}", atlas.device)
     for side in size:
-        _check.number(side, "size", integer=True, low=1, high=_LARGEST)
+        _check.check_number(side, "size", integer=True, low=1, high=_LARGEST)
     renderer = RENDERERS.load(RENDERERS.choose(backend, device))
     if device.type == "cpu":
         for column, low, high in ((0, 0, atlas.count), (1, MESH, len(atlas.shapes))):

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.nvrtc import LibraryCache, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import parse_structures
 from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
-LIBRARIES = Libraries("kernels of layered scenes")
+LIBRARIES = LibraryCache("kernels of layered scenes")
 _THREADS, _TILE = 256, 16
 _LAYERS, _MESHES, _FRAMES = (Path(__file__).with_name(name) for name in ("layers.cuh", "meshes.cuh", "render.cu"))
 _EMPTY = (1 << 63) - 1  # key of a sample that shows no mesh

@@ -42,9 +42,9 @@ class MeshStore(NamedTuple):
     def check_fields(self) -> None:
         """Check that the fields describe the same meshes."""
         device = self.vertices.device
-        _check.tensor(self.vertices, "vertices", ("R", 3), dtypes=(torch.float16,))
-        _check.tensor(self.triangles, "triangles", ("T", 3), dtypes=(torch.int32,), device=device)
-        _check.tensor(self.materials, "materials", (len(self.triangles),), dtypes=(torch.uint8,), device=device)
+        _check.check_tensor(self.vertices, "vertices", ("R", 3), dtypes=(torch.float16,))
+        _check.check_tensor(self.triangles, "triangles", ("T", 3), dtypes=(torch.int32,), device=device)
+        _check.check_tensor(self.materials, "materials", (len(self.triangles),), dtypes=(torch.uint8,), device=device)
         rows = self.table.first_rows + self.table.vertex_counts * self.table.pose_counts
         ends = self.table.first_triangles + self.table.triangle_counts
         is_valid = len(rows) > 0 and rows.max() <= len(self.vertices) and ends.max() <= len(self.triangles)

@@ -32,11 +32,11 @@ class PictureAtlas:
     """
 
     def __init__(self, pictures: Tensor, shapes: Tensor, meshes: MeshStore | None = None) -> None:
-        _check.tensor(pictures, "pictures", ("N", "S", "S", 3), dtypes=(torch.uint8,))
+        _check.check_tensor(pictures, "pictures", ("N", "S", "S", 3), dtypes=(torch.uint8,))
         count, side = pictures.shape[:2]
         _check.require(count > 0 and pictures.shape[2] == side, "pictures", "square ones, at least one", pictures)
         _check.require(side >= 8 and not side & (side - 1), "pictures", "a power of two of at least 8 texels", side)
-        _check.tensor(shapes, "shapes", ("M", "T", "T"), dtypes=(torch.uint8,), device=pictures.device)
+        _check.check_tensor(shapes, "shapes", ("M", "T", "T"), dtypes=(torch.uint8,), device=pictures.device)
         across = shapes.shape[1]
         _check.require(across == shapes.shape[2] and across >= 2, "shapes", "square ones of 2 texels or more", shapes)
         levels = []
@@ -116,7 +116,7 @@ class LayeredScenes(NamedTuple):
 
     def check_fields(self) -> None:
         """Check that all fields describe the same scenes."""
-        _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
+        _check.check_tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
         batch, _, matrices, layers = self.to_card.shape[:4]
         device = self.to_card.device
         exposures = f"1 ... {MAX_INSTANTS} exposures"
@@ -136,7 +136,7 @@ class LayeredScenes(NamedTuple):
         }
         for name, shape in shapes.items():
             dtype = torch.int32 if name in ("ids", "counts", "instants", "noise") else torch.float32
-            _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
+            _check.check_tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
         if self.meshes is not None:
             _check_mesh_placement(self.meshes, device)
 
@@ -169,7 +169,7 @@ def _check_mesh_placement(placement: MeshPlacement, device: torch.device) -> Non
     for name in placement._fields:
         dtype = torch.int64 if name in integers else torch.int32 if name == "pictures" else torch.float32
         shape = shapes.get(name, (count,))
-        _check.tensor(getattr(placement, name), f"meshes: {name}", shape, dtypes=(dtype,), device=device)
+        _check.check_tensor(getattr(placement, name), f"meshes: {name}", shape, dtypes=(dtype,), device=device)
 
 
 class RenderedPairs(NamedTuple):
