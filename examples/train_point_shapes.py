@@ -43,7 +43,7 @@ model = PointResNet(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(30):
     points, offsets, kinds = batch(1000 * step, 18)
-    pyramid = model.prepare(points, offsets)  # the geometry is computed once per batch, for all layers
+    pyramid = model.build_pyramid(points, offsets)  # the geometry is computed once per batch, for all layers
     loss = torch.nn.functional.cross_entropy(model(torch.ones(len(points), 1), pyramid), kinds)
     optimizer.zero_grad()
     loss.backward()
@@ -54,7 +54,7 @@ for step in range(30):
 points, offsets, kinds = batch(10**6, 60)  # unseen shapes
 model.eval()
 with torch.no_grad():
-    logits = model(torch.ones(len(points), 1), model.prepare(points, offsets, gradient=False))
+    logits = model(torch.ones(len(points), 1), model.build_pyramid(points, offsets, gradient=False))
 right = (logits.argmax(1) == kinds).float().mean().item()
 print(f"accuracy on unseen shapes: {100 * right:.0f} %")
 assert right > 0.8

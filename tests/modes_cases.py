@@ -234,7 +234,7 @@ def _() -> Any:
     ):
         network = fill_weights(network.to(F32)).eval()
         network.requires_grad_(False)
-        pyramid = network.prepare(cloud(200))
+        pyramid = network.build_pyramid(cloud(200))
         made.append(network(noise(200, network.config.in_channels), pyramid))
     return made
 
@@ -376,7 +376,7 @@ def pose(seed: int) -> Tensor:
 @case(
     "metrics.inlier_ratio", "metrics.feature_matching_recall", "metrics.registration_recall",
     "metrics.registration_rmse", "metrics.relative_rotation_error", "metrics.relative_translation_error",
-    "metrics.rmse_by_information", "metrics.rmse_by_moment", "metrics.second_moment",
+    "metrics.rmse_by_information", "metrics.compute_rmse_by_mean_outer_product", "metrics.second_moment",
 )  # fmt: skip
 def _() -> Any:
     first, second, points = pose(1), pose(2), cloud(dtype=torch.float64)
@@ -390,7 +390,7 @@ def _() -> Any:
         rotation,
         poses.relative_translation_error(first, second),
         poses.rmse_by_information(first, second, information),
-        poses.rmse_by_moment(first, second, poses.compute_mean_outer_product(points)),
+        poses.compute_rmse_by_mean_outer_product(first, second, poses.compute_mean_outer_product(points)),
     ]
 
 
@@ -714,8 +714,8 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
         *neighbors.grid_downsample(cloud(), 0.2),
         neighbors.spatial_order(cloud()),
     ),
-    ("metrics.four_values", "metrics.true_motion", "metrics.compute_boundary_distance"): lambda: (
-        metrics.four_values(flow()),
+    ("metrics.split_four_values", "metrics.true_motion", "metrics.compute_boundary_distance"): lambda: (
+        metrics.split_four_values(flow()),
         compute_true_motion_length(flow()),
         compute_boundary_distance(noise(24, 32) > 1),
     ),

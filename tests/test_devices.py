@@ -56,7 +56,10 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "rmse": ("points", lambda: poses.registration_rmse(EYE, EYE, create_meta(5, 3))),
     "rotation": ("truth", lambda: poses.relative_rotation_error(EYE, create_meta(4, 4))),
     "moment": ("points", lambda: poses.compute_mean_outer_product(create_meta(5, 3))),
-    "by moment": ("moment", lambda: poses.rmse_by_moment(EYE, EYE, create_meta(4, 4, dtype=torch.float64))),
+    "by moment": (
+        "moment",
+        lambda: poses.compute_rmse_by_mean_outer_product(EYE, EYE, create_meta(4, 4, dtype=torch.float64)),
+    ),
     "information": ("information", lambda: poses.rmse_by_information(EYE, EYE, create_meta(6, 6))),
     "register": ("source", lambda: register(create_meta(500, 3), create_meta(500, 3))),
     "write_flow": ("flow", lambda: io.write_flow("a.flo", create_meta(2, 8, 8))),

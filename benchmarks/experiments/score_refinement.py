@@ -24,7 +24,7 @@ from fullfield.estimators import RefinedEstimator
 from fullfield.estimators._frames import read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.estimation import build_estimator
-from fullfield.estimators.refined import Directions
+from fullfield.estimators.refined import RefinedDirections
 from fullfield.io import read_flow, read_frame
 from fullfield.io.files import write_atomically
 from fullfield.metrics import epe
@@ -76,12 +76,12 @@ def known() -> Iterator[tuple[str, str, Known]]:
                 yield f"seed {seed}", f"{style} {n}", Known(frames, made.flow[n], made.valid[n], made.occluded[n])
 
 
-def directions(network: str, group: str, name: str, pair: Known) -> Directions:  # noqa: ARG001 - for stored flows
+def directions(network: str, group: str, name: str, pair: Known) -> RefinedDirections:  # noqa: ARG001 - for stored flows
     """Estimate the network's forward and backward flow."""
     return RefinedEstimator(build_estimator(**NETWORKS[network]), refine=False).estimate_directions(*pair.frames)
 
 
-def scored(pair: Known, ways: Directions) -> dict[str, Any]:
+def scored(pair: Known, ways: RefinedDirections) -> dict[str, Any]:
     """Score the refinement, the occlusion and the confidence of a pair.
 
     Errors in px: of the network, of three passes with all of their change and with the kept change, and of one pass.

@@ -18,8 +18,8 @@ from fullfield.estimators.live import (
     PairFlow,
     capture_pairs,
     compute_newest_pairs,
-    play_at_rate,
-    stamp_on_arrival,
+    iterate_frames_at_rate,
+    iterate_with_arrival_times,
 )
 
 
@@ -58,7 +58,7 @@ class Simulated(OneItemBuffer[FramePair]):
     def catch_up(self) -> None:
         while self.coming and self.coming[0].at <= self.clock.now + 1e-9:
             frame = self.coming.pop(0)
-            self.statistics.count_captured(frame)
+            self.statistics.record_captured_frame(frame)
             if self.before is not None:
                 self.put_item(FramePair(self.before, frame))
             self.before, self.statistics.dropped = frame, self.dropped
@@ -124,22 +124,22 @@ def test_live_statistics_count_missing_frames() -> None:
     statistics = LiveStatistics()
     assert statistics.missing_frames == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
-        statistics.count_captured(CapturedFrame(Frame(time), number, time))
+        statistics.record_captured_frame(CapturedFrame(Frame(time), number, time))
     assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
     still = LiveStatistics()
     for number in range(3):
-        still.count_captured(CapturedFrame(Frame(0.0), number, 0.0))
+        still.record_captured_frame(CapturedFrame(Frame(0.0), number, 0.0))
     assert still.missing_frames == 0, "a source without time stamps"
 
 
 @pytest.mark.unit
 def test_play_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
-    taken = list(play_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
+    taken = list(iterate_frames_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
     assert clock.now == pytest.approx(100.75)
     assert not any(frame.late for frame in taken)
-    faster = list(play_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
+    faster = list(iterate_frames_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
@@ -156,7 +156,7 @@ def test_play_at_rate_reports_long_wait(
     times: tuple[float, ...], interval: float, expected_wait: tuple[int, float]
 ) -> None:
     clock, found = Clock(), []
-    list(play_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
+    list(iterate_frames_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
     assert found == [(expected_wait[0], pytest.approx(expected_wait[1]))]
 
 
@@ -169,8 +169,8 @@ def test_play_at_rate_marks_late_frames() -> None:
             clock.now += 0.4
             yield Frame(number / 4)
 
-    for frame in play_at_rate(decoded(), clock, clock.sleep, 1 / 4):
-        statistics.count_captured(frame)
+    for frame in iterate_frames_at_rate(decoded(), clock, clock.sleep, 1 / 4):
+        statistics.record_captured_frame(frame)
         assert frame.at == pytest.approx(100.4 + frame.number / 4), "when it was due, not when it was decoded"
     assert statistics.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
 
@@ -184,7 +184,7 @@ def test_stamp_on_arrival_returns_time_of_arrival() -> None:
             clock.now += 0.7
             yield Frame(0.0)
 
-    assert [frame.at for frame in stamp_on_arrival(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
+    assert [frame.at for frame in iterate_with_arrival_times(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
 
 
 @pytest.mark.unit

@@ -463,12 +463,12 @@ def test_network_estimator_caches_prepared_networks_by_size(make: Made, monkeypa
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
     assert estimator.backend in ("cpu", "reference")
-    made = estimator._fast.prepare_size(48, 64)
+    made = estimator._fast.get_or_prepare_size(48, 64)
     estimator.prepare(size=(48, 64))
     estimator(*PAIR)
-    assert estimator._fast.prepare_size(48, 64) is made
+    assert estimator._fast.get_or_prepare_size(48, 64) is made
     estimator(*[torch.rand(1, 3, 16, 24)] * 2)
-    assert estimator._fast.prepare_size(48, 64) is not made
+    assert estimator._fast.get_or_prepare_size(48, 64) is not made
     reports: list[float] = []
     estimator(*PAIR, progress=lambda done, _: reports.append(done))
     assert reports == [0, 1]

@@ -151,8 +151,8 @@ def test_auto_fast_on_cpu_equals_network() -> None:
     assert found.parameters["refinement"] is None
     estimator = build_estimator("auto", "fast")
     assert isinstance(estimator, RefinedEstimator)
-    assert not estimator.refines(torch.device("cpu"))
-    assert estimator.refines(torch.device("cuda"))
+    assert not estimator.should_refine(torch.device("cpu"))
+    assert estimator.should_refine(torch.device("cuda"))
     assert estimator.parameters["refinement"] is None, "to ask changes nothing"
 
 

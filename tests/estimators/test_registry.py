@@ -14,7 +14,7 @@ from fullfield import InputError, estimate
 from fullfield._config import Config, describe_field
 from fullfield.estimators import registry
 from fullfield.estimators.estimation import build_estimator
-from fullfield.estimators.registry import METHODS, PTLFLOW, Method, get_canonical_method
+from fullfield.estimators.registry import METHODS, PTLFLOW, Method, resolve_method_name
 from fullfield.models.weights import DEFAULTS, NETWORKS
 from refusals import refuses
 
@@ -66,7 +66,7 @@ def test_methods_match_networks_and_weights() -> None:
 
 
 def test_get_canonical_method_suggests_nearest_name() -> None:
-    refuses("got 'TVL1'; did you mean tvl1", get_canonical_method, "TVL1")
-    refuses("raft-smal'; did you mean raft-small", get_canonical_method, "raft-smal")
+    refuses("got 'TVL1'; did you mean tvl1", resolve_method_name, "TVL1")
+    refuses("raft-smal'; did you mean raft-small", resolve_method_name, "raft-smal")
     with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
         build_estimator("tvl1", lamda=1)

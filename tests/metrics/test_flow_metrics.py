@@ -128,7 +128,7 @@ def test_flow_metrics_equal_springs_evaluation():
         double = np.zeros((2, 24, 36), np.float32)
         for y, x, k in itertools.product(range(12), range(18), range(4)):
             double[:, 2 * y + k // 2, 2 * x + k % 2] = truth[y, x, k]
-        four = metrics.four_values(torch.from_numpy(double))
+        four = metrics.split_four_values(torch.from_numpy(double))
         torch.testing.assert_close(four, tensors(pred, truth)[1], rtol=0, atol=0, equal_nan=True)
         gathered.update(tensors(pred, truth)[0], four)
         preds.append(pred.reshape(-1, 2))
@@ -143,12 +143,12 @@ def test_four_values_returns_nan_where_invalid():
     flow = torch.arange(2 * 2 * 4, dtype=torch.float32).reshape(2, 2, 4)
     valid = torch.ones(2, 4, dtype=torch.bool)
     valid[1, 2] = False
-    four = metrics.four_values(flow, valid)
+    four = metrics.split_four_values(flow, valid)
     assert four.shape == (4, 2, 1, 2)
     assert four[:, 0, 0, 0].tolist() == [0, 1, 4, 5]
     assert torch.isnan(four[2, :, 0, 1]).all()
     assert int(torch.isnan(four).sum()) == 2
-    refuses("an even height and width", metrics.four_values, torch.zeros(2, 3, 4))
+    refuses("an even height and width", metrics.split_four_values, torch.zeros(2, 3, 4))
 
 
 @pytest.mark.unit

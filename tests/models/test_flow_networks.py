@@ -110,7 +110,7 @@ def test_network_half_precision_keeps_float32_coordinates(
     if half and name != "sea-raft":
         pytest.skip("RAFT's instance norms are made for autocast")
     frames, seen = pair(64, 80), []
-    pyramid, step = model.build_pyramid, model.apply_update
+    pyramid, step = model.build_pyramid, model.update_hidden_state_and_coords
 
     def spied(fmap1: Tensor, fmap2: Tensor) -> Any:
         lookup = pyramid(fmap1, fmap2)
@@ -130,7 +130,7 @@ def test_network_half_precision_keeps_float32_coordinates(
     with torch.no_grad():
         exact = model(*frames, 2)
         monkeypatch.setattr(model, "build_pyramid", spied)
-        monkeypatch.setattr(model, "apply_update", stepped)
+        monkeypatch.setattr(model, "update_hidden_state_and_coords", stepped)
         if half:
             flow = model.to(torch.bfloat16)(*frames, 2)
         else:

@@ -58,7 +58,7 @@ def test_point_resnet_logits_of_empty_cloud_equal_bias(name: str) -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(RESNETS[name]()))
-    pyramid = model.prepare(points, offsets)
+    pyramid = model.build_pyramid(points, offsets)
     logits = model(features.requires_grad_(), pyramid)
     assert logits.shape == (3, 5)
     torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 4])).backward()
@@ -74,13 +74,13 @@ def test_point_networks_batch_equals_singles() -> None:
     for norm in ("layer", "instance"):
         model = PointResNet(small(PointResNetConfig.resnet18(norm=norm)))
         dense = PointUNet(PointUNetConfig(in_channels=3, grid=0.05, channels=(4, 8, 8), blocks=(1, 1, 1), norm=norm))
-        together, features_together = (m(features, m.prepare(points, offsets)) for m in (model, dense))
+        together, features_together = (m(features, m.build_pyramid(points, offsets)) for m in (model, dense))
         for number, (first, last) in enumerate(pairwise(offsets)):
             if first < last:
                 part = slice(int(first), int(last))
-                alone = model(features[part], model.prepare(points[part]))
+                alone = model(features[part], model.build_pyramid(points[part]))
                 torch.testing.assert_close(together[number], alone[0], rtol=1e-4, atol=1e-5)
-                alone = dense(features[part], dense.prepare(points[part]))
+                alone = dense(features[part], dense.build_pyramid(points[part]))
                 torch.testing.assert_close(features_together[part], alone, rtol=1e-4, atol=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_point_unet_prepare_halves_density_per_level() -> None:
     points, offsets, _ = clouds(torch.float64)
     far = points + torch.tensor([400_000.0, 5_400_000.0, 100.0], dtype=torch.float64)
     config = PointUNetConfig(grid=0.05, channels=(4, 4, 4), blocks=(1, 1, 1), stem_kernel=3)
-    pyramid = PointUNet(config).prepare(far, offsets)
+    pyramid = PointUNet(config).build_pyramid(far, offsets)
     assert pyramid.sizes[0] == SIZES
     assert [len(p) for p in pyramid.points] == [sum(s) for s in pyramid.sizes]
     assert len(pyramid.points[0]) > len(pyramid.points[1]) > len(pyramid.points[2]) > 0
@@ -105,24 +105,24 @@ def test_point_unet_features_follow_point_order() -> None:
     points, _, features = clouds()
     points, features = points[:220], features[:220]
     model = PointUNet(PointUNetConfig(in_channels=3, out_channels=7, grid=0.05, channels=(4, 8, 8), blocks=(1, 1, 2)))
-    out = model(features.requires_grad_(), model.prepare(points))
+    out = model(features.requires_grad_(), model.build_pyramid(points))
     assert out.shape == (220, 7)
     torch.testing.assert_close(out.norm(dim=1), torch.ones(220))
     order = torch.randperm(220)
-    moved = model(features[order], model.prepare(points[order]))
+    moved = model(features[order], model.build_pyramid(points[order]))
     torch.testing.assert_close(moved, out[order], rtol=1e-4, atol=1e-4)
     (out * torch.randn(220, 7)).sum().backward()
     assert_every_gradient(model)
     plain = PointUNet(model.config.replace(unit_length=False))
     plain.load_state_dict(model.state_dict())
-    torch.testing.assert_close(torch.nn.functional.normalize(plain(features, plain.prepare(points)), dim=1), out)
+    torch.testing.assert_close(torch.nn.functional.normalize(plain(features, plain.build_pyramid(points)), dim=1), out)
 
 
 def test_point_network_compiles_without_graph_break() -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointUNet(PointUNetConfig(in_channels=3, grid=0.08, channels=(4, 8), blocks=(1, 1)))
-    pyramid = model.prepare(points, offsets)
+    pyramid = model.build_pyramid(points, offsets)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(features, pyramid), model(features, pyramid))
     compiled(features, pyramid).square().sum().backward()
@@ -144,7 +144,7 @@ def test_point_networks_compile_once_for_any_size(norm: str, backend: str) -> No
     for seed, sizes in enumerate([(220, 150), (190, 270), (250, 140)]):
         points = torch.rand(sum(sizes), 3, generator=torch.Generator().manual_seed(seed))
         points *= torch.tensor([1 + 0.4 * seed, 1, 0.2])  # so that the coarse levels differ as well
-        pyramid = model.prepare(points, torch.tensor([0, *sizes]).cumsum(0))
+        pyramid = model.build_pyramid(points, torch.tensor([0, *sizes]).cumsum(0))
         out = compiled(points, pyramid)
         torch.testing.assert_close(out, model(points, pyramid))
         out.sum().backward()
@@ -156,7 +156,7 @@ def test_point_network_gradients_through_torch_func_equal_backward() -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18()))
-    pyramid = model.prepare(points, offsets)
+    pyramid = model.build_pyramid(points, offsets)
     model(features, pyramid).square().sum().backward()
 
     def loss(parameters: dict[str, Tensor]) -> Tensor:
@@ -172,7 +172,7 @@ def test_point_network_half_precision_is_close_to_float32(norm: str) -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18(norm=norm))).eval()
-    pyramid = model.prepare(points, offsets)
+    pyramid = model.build_pyramid(points, offsets)
     exact = model(features, pyramid)
     with torch.autocast("cpu", torch.bfloat16):
         mixed = model(features, pyramid)
@@ -186,17 +186,17 @@ def test_point_network_half_precision_is_close_to_float32(norm: str) -> None:
 
 def test_point_networks_accept_empty_batches() -> None:
     model = PointResNet(small(PointResNetConfig.resnet18()))
-    logits = model(torch.zeros(0, 3), model.prepare(torch.zeros(0, 3), torch.tensor([0, 0])))
+    logits = model(torch.zeros(0, 3), model.build_pyramid(torch.zeros(0, 3), torch.tensor([0, 0])))
     assert torch.equal(logits, model.classifier.bias[None])
     dense = PointUNet(PointUNetConfig(channels=(4, 8), blocks=(1, 1)))
-    assert dense(torch.zeros(0, 1), dense.prepare(torch.zeros(0, 3))).shape == (0, 32)
-    assert dense(torch.zeros(1, 1), dense.prepare(torch.zeros(1, 3))).isfinite().all()
+    assert dense(torch.zeros(0, 1), dense.build_pyramid(torch.zeros(0, 3))).shape == (0, 32)
+    assert dense(torch.zeros(1, 1), dense.build_pyramid(torch.zeros(1, 3))).isfinite().all()
 
 
 def test_point_networks_refuse_bad_arguments() -> None:
     points, offsets, features = clouds()
     model = PointResNet(small(PointResNetConfig.resnet18()))
-    pyramid = model.prepare(points, offsets, gradient=False)
+    pyramid = model.build_pyramid(points, offsets, gradient=False)
     other = PointUNet(PointUNetConfig(in_channels=3))
     for call, message in (
         (lambda: model(features[:, :2], pyramid), "features: "),
@@ -206,7 +206,7 @@ def test_point_networks_refuse_bad_arguments() -> None:
             lambda: model(features.clone().requires_grad_(), pyramid),
             "geometry: expected one prepared with gradient=True",
         ),
-        (lambda: PointPyramid.prepare(points, 0.0, 2, []), "grid: "),
+        (lambda: PointPyramid.build(points, 0.0, 2, []), "grid: "),
     ):
         refuses(f"^{message}", call)
     with torch.no_grad():

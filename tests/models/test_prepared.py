@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, load_weights
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes, choose_cpu_dtype, shared
+from fullfield.models.prepared import PreparedFlow, PreparedFlowCache, choose_cpu_dtype, shared
 from fullfield.models.prepared.shared import WeightConverter
 from fullfield.ops._fused import reference
 from fullfield.testing import textured_scene
@@ -182,8 +182,8 @@ def test_prepared_empty_batch_equals_module(name: str) -> None:
     first, second = torch.zeros(2, 0, 3, *SIZE)
     for fast in (
         PreparedFlow(model, *SIZE, batch=0),
-        PreparedSizes(model),
-        Cascade(PreparedSizes(model), threshold=60),
+        PreparedFlowCache(model),
+        Cascade(PreparedFlowCache(model), threshold=60),
     ):
         for start in (None, torch.zeros(0, 2, 8, 8)):
             flow = fast(first, second, updates=1, initial_flow=start)
@@ -217,15 +217,15 @@ def test_prepared_flow_refuses_bad_arguments() -> None:
 
 def test_prepared_sizes_keep_last_used_sizes() -> None:
     model = network("sea-raft")
-    fast = PreparedSizes(model, sizes=2)
-    first = fast.prepare_size(64, 64)
-    assert fast.prepare_size(64, 64) is first
-    second = fast.prepare_size(64, 72)
-    assert fast.prepare_size(64, 64) is first
-    fast.prepare_size(64, 80)
-    assert fast.prepare_size(64, 64) is first
-    assert fast.prepare_size(64, 72) is not second
-    fast = PreparedSizes(network("raft"))
+    fast = PreparedFlowCache(model, sizes=2)
+    first = fast.get_or_prepare_size(64, 64)
+    assert fast.get_or_prepare_size(64, 64) is first
+    second = fast.get_or_prepare_size(64, 72)
+    assert fast.get_or_prepare_size(64, 64) is first
+    fast.get_or_prepare_size(64, 80)
+    assert fast.get_or_prepare_size(64, 64) is first
+    assert fast.get_or_prepare_size(64, 72) is not second
+    fast = PreparedFlowCache(network("raft"))
     refuses(r"frame1: expected device cpu, got .*meta", fast, *torch.zeros(2, 1, 3, 64, 64, device="meta"))
     assert not fast._by_size
 
@@ -235,7 +235,9 @@ def test_prepared_sizes_in_cascade_equal_module() -> None:
     first, second = frames(size=(150, 190))
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
-        close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
+        close(
+            Cascade(PreparedFlowCache(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right
+        )
 
 
 @pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, framing
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes
+from fullfield.models.prepared import PreparedFlow, PreparedFlowCache
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 GIB = 1 << 30
@@ -205,7 +205,7 @@ def test_prepared_sizes_on_gpu_in_cascade_equal_module() -> None:
     first, second = textured((864, 1152))
     with torch.no_grad():
         right = Cascade(model, updates=2)(first, second)
-    assert off(Cascade(PreparedSizes(model), updates=2)(first, second), right) < 0.05
+    assert off(Cascade(PreparedFlowCache(model), updates=2)(first, second), right) < 0.05
 
 
 def test_prepared_flow_keeps_global_torch_flags() -> None:

@@ -44,7 +44,7 @@ def batch(model: PointResNet, sizes: tuple[int, ...], seed: int) -> Batch:
     features = torch.randn(sum(sizes), 3, generator=generator)
     labels = torch.randint(model.config.classes, (len(sizes),), generator=generator)
     weight = model.classifier.weight
-    pyramid = model.prepare(points.to(weight.device), torch.tensor([0, *accumulate(sizes)]))
+    pyramid = model.build_pyramid(points.to(weight.device), torch.tensor([0, *accumulate(sizes)]))
     return features.to(weight), pyramid, labels.to(weight.device)
 
 
@@ -176,7 +176,7 @@ def test_recorded_step_refuses_bad_arguments() -> None:
     given = batch(model, (100, 80), 0)
     features, pyramid, labels = given
     other = PointResNet(CONFIGS["basic"].replace(norm="batch"))
-    forward_only = model.prepare(torch.rand(180, 3), gradient=False)
+    forward_only = model.build_pyramid(torch.rand(180, 3), gradient=False)
     step = RecordedStep(model, loss_of, *given)
     for call, message in (
         (lambda: RecordedStep(torch.nn.Linear(2, 2), loss_of, *given), "network: expected a PointResNet"),

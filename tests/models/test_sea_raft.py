@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import InputError
 from fullfield.models import framing
 from fullfield.models.framing import choose_padding, mark_unconverged_pairs
-from fullfield.models.prepared import PreparedSizes
+from fullfield.models.prepared import PreparedFlowCache
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, compute_expected_log_scale
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.models.weights import NETWORKS
@@ -73,7 +73,7 @@ def test_sea_raft_continues_updates_while_flow_moves(until: Callable[[Moves], No
     model = tiny("sea-raft", max_updates=5, stage_channels=(8, 16, 16))
     assert isinstance(model, SEARAFT)
     two = tuple(torch.cat(both) for both in zip(pair(64, 72), pair(64, 72, seed=2), strict=True))
-    run: Any = PreparedSizes(model, "exact") if form == "prepared" else model
+    run: Any = PreparedFlowCache(model, "exact") if form == "prepared" else model
     first, second = ([frame[number : number + 1] for frame in two] for number in (0, 1))
     start = run(*first, updates=0)
     with torch.no_grad():

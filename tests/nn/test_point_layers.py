@@ -76,10 +76,10 @@ def test_point_norm_accepts_empty_and_half_batches(kind: str) -> None:
 def test_norm_convolve_calls_hooks_of_layers(geometry: PointGeometry, features: Tensor, owner: int, kind: str) -> None:
     features = features.float()
     layers = (PointConv(features.shape[1], 8, bias=False), PointNorm(8))
-    plain = layers[1].convolve(layers[0], features, geometry, ())
+    plain = layers[1].convolve_and_normalize(layers[0], features, geometry, ())
     seen: list[int] = []
     getattr(layers[owner], f"register_{kind}_hook")(lambda *_: seen.append(1))
-    out = layers[1].convolve(layers[0], features.clone().requires_grad_(), geometry, ())
+    out = layers[1].convolve_and_normalize(layers[0], features.clone().requires_grad_(), geometry, ())
     out.sum().backward()
     assert torch.equal(out, plain)
     assert seen == [1]

@@ -23,7 +23,7 @@ from fullfield.estimators._devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
 from fullfield.models import Cascade, load_weights
-from fullfield.models.prepared.runner import PreparedSizes
+from fullfield.models.prepared.runner import PreparedFlowCache
 from fullfield.testing import textured_scene
 
 NETWORK = "fullfield-s"
@@ -151,8 +151,8 @@ def _same_as(expected: Tensor) -> Callable[[Any], str | None]:
     return check
 
 
-def _prepared(plan: Plan, sizes: int) -> PreparedSizes:
-    return PreparedSizes(load_weights(NETWORK).to(plan.device), "fast", sizes=sizes)
+def _prepared(plan: Plan, sizes: int) -> PreparedFlowCache:
+    return PreparedFlowCache(load_weights(NETWORK).to(plan.device), "fast", sizes=sizes)
 
 
 def _estimate(size: tuple[int, int], plan: Plan, note: Note) -> Result:
@@ -277,7 +277,7 @@ def _batch(plan: Plan, note: Note) -> Result:
     scenes = [pair_of(plan.batch_size, plan.device, seed) for seed in range(min(plan.batch, _SCENES))]
     pairs = [scenes[at % len(scenes)] for at in range(plan.batch)]
     first, second = (torch.stack([getattr(pair, name) for pair in pairs]) for name in ("first", "second"))
-    network = _prepared(plan, 1).prepare_size(*plan.batch_size, plan.batch)
+    network = _prepared(plan, 1).get_or_prepare_size(*plan.batch_size, plan.batch)
     alone = partial(network, first, second)
     expected = alone().clone()
     call = partial(estimate_batch, first, second, NETWORK, preset="fast", device=plan.device)

@@ -39,7 +39,7 @@ from fullfield.integrations.forms import silence_output
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
-from fullfield.models.prepared import PreparedSizes
+from fullfield.models.prepared import PreparedFlowCache
 from fullfield.models.weights import NETWORKS, WEIGHTS, build_random_model, find_cached_weights
 
 Network: TypeAlias = RAFT | SEARAFT
@@ -221,7 +221,7 @@ def _in(name: str, dtype: torch.dtype | None) -> str:
 def _ours(model: Network, form: str) -> Flow:
     if form == "compiled":
         return _compiled(_halved(model))
-    run = PreparedSizes(model, "fast") if form == "fast" else _halved(model) if form == "module-half" else model
+    run = PreparedFlowCache(model, "fast") if form == "fast" else _halved(model) if form == "module-half" else model
     return lambda first, second, updates: run(first, second, updates=updates)
 
 
@@ -245,7 +245,7 @@ def _compiled(model: Network) -> Flow:
 
 
 def _cascaded(model: Network, form: str) -> Flow:
-    cascade = Cascade(model if form == "module" else PreparedSizes(model, form))
+    cascade = Cascade(model if form == "module" else PreparedFlowCache(model, form))
     return lambda first, second, updates: cascade(first, second, updates)
 
 

@@ -54,7 +54,7 @@ class _Work:
         self.labels = torch.arange(scene.offsets.numel() - 1, device=device) % 1000
 
     def prepare(self) -> PointPyramid:
-        return self.net.prepare(self.scene.points, self.scene.offsets)
+        return self.net.build_pyramid(self.scene.points, self.scene.offsets)
 
     def forward(self, pyramid: PointPyramid) -> Tensor:
         with torch.no_grad():

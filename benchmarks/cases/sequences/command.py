@@ -53,9 +53,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> list[str]:
-    from fullfield.estimators.registry import get_canonical_method, get_method
+    from fullfield.estimators.registry import get_method, resolve_method_name
 
-    presets = get_method(get_canonical_method(args.method)).load_presets()
+    presets = get_method(resolve_method_name(args.method)).load_presets()
     for preset in args.presets:
         if preset not in presets:
             raise InputError(f"--presets: {args.method} has {', '.join(presets)}, got {preset}")

@@ -31,7 +31,7 @@ from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import get_canonical_method, get_method
+from fullfield.estimators.registry import get_method, resolve_method_name
 from fullfield.io import read_flow_layers
 from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
@@ -119,7 +119,7 @@ def _draw_texture(height: int, width: int) -> Tensor:
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:
-    method = get_canonical_method(plan.method)
+    method = resolve_method_name(plan.method)
     frame_files = find_frame_files(str(folder / "plate.%04d.exr"))
     job = ShotJob(
         frame_files,
@@ -211,7 +211,7 @@ def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
 
 def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable[str]) -> dict[str, Tensor]:
     """Return the flows of a pair as the engine requests them: ``forward`` and ``backward``."""
-    refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(first.device) else None
+    refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.should_refine(first.device) else None
     plain = estimator if refiner is None else refiner.estimator
     requested = set(ways)
     both = refiner is not None or len(requested) == 2

@@ -321,8 +321,8 @@ def _compute_and_show(
         OneItemBuffer,
         capture_pairs,
         compute_newest_pairs,
-        play_at_rate,
-        stamp_on_arrival,
+        iterate_frames_at_rate,
+        iterate_with_arrival_times,
     )
 
     everything = args.rate == "max"
@@ -331,13 +331,15 @@ def _compute_and_show(
     clock = time.monotonic
     if everything:  # of a file: nothing is dropped, so frames are decoded ahead
         frame_bytes = 3 * source.width * source.height
-        frames = stamp_on_arrival(iterate_ahead(source, lambda _: frame_bytes), clock)
+        frames = iterate_with_arrival_times(iterate_ahead(source, lambda _: frame_bytes), clock)
     elif source.is_live:
-        frames = stamp_on_arrival(source, clock)
+        frames = iterate_with_arrival_times(source, clock)
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = play_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_print_when_next_frame_is_due, args))
+        frames = iterate_frames_at_rate(
+            source, clock, time.sleep, 1 / own, speed, partial(_print_when_next_frame_is_due, args)
+        )
     work = (
         partial(capture_pairs, frames, pairs, statistics),
         partial(compute_newest_pairs, pairs, compute, results, statistics, clock, args.flows),

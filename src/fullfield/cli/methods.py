@@ -22,8 +22,8 @@ from fullfield.estimators.registry import (
     DEFAULT_PRESET,
     METHODS,
     Method,
-    get_canonical_method,
     get_method,
+    resolve_method_name,
 )
 from fullfield.models.weights import WeightsOrigin, find_weights_origin
 
@@ -94,7 +94,9 @@ class MethodChoice:
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             print_note(f"downloading the weights {self.origin.name}")
-        estimator.prepare(device, size, fetching=build_download_callback(progress, f"the weights of {self.method}"))
+        estimator.prepare(
+            device, size, download_progress=build_download_callback(progress, f"the weights of {self.method}")
+        )
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
@@ -210,7 +212,7 @@ def _parse_method(text: str, extra_names: Sequence[str] = ()) -> str:
     if text in extra_names:
         return text
     try:
-        return get_canonical_method(text)
+        return resolve_method_name(text)
     except InputError:
         names = ", ".join((*METHODS, *extra_names))
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None

@@ -227,7 +227,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from fullfield.estimators._frames import fill_unknown_pixels, warn_about_range
+    from fullfield.estimators._frames import fill_unknown_pixels, warn_about_value_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format_and_size
 
@@ -252,7 +252,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     read = [fill_unknown_pixels(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         check_same_size(read[0], frames[0], tensor, frame)
-    if any(warn_about_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
+    if any(warn_about_value_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return LoadedFrames(read, window, [result.valid for result in results])
 
@@ -285,7 +285,7 @@ def read_truth(
     values.
     ``choice`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
     """
-    from fullfield.metrics import four_values
+    from fullfield.metrics import split_four_values
 
     truth, valid = io.read_flow(path, **choice)
     if scale != 1:
@@ -293,7 +293,7 @@ def read_truth(
     height, width = pred.shape[-2:]
     twice = truth.shape[-2:] == (2 * height, 2 * width)
     if twice and (has_four_values or Path(path).suffix.lower() == ".flo5"):
-        values = four_values(truth, valid)
+        values = split_four_values(truth, valid)
         return values, values.isfinite().all(1).all(0)
     if has_four_values:
         raise InputError(

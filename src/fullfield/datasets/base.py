@@ -19,7 +19,7 @@ from fullfield.io.flow import Encoding
 from fullfield.io.image import FrameReader
 from fullfield.io.masks import read_mask_array
 from fullfield.io.names import ARRAY_SUFFIXES
-from fullfield.metrics import four_values
+from fullfield.metrics import split_four_values
 
 
 class PairRecord(Protocol):
@@ -206,7 +206,7 @@ class FlowDataset(PairSequence[Record, FlowSample]):
         flow, valid = self.read_flow(record.flow)
         values = flow
         if self.doubled or (self.doubled is None and self._has_double_frame_size(flow, record.frame1)):
-            values = four_values(flow, valid)
+            values = split_four_values(flow, valid)
             valid = values.isfinite().all(1).all(0)
         if record.invalid is not None:
             valid = valid & ~self._read_nonblack_mask(record.invalid, valid)

@@ -63,8 +63,8 @@ def read_or_convert_frame(
     Warns:
         UserWarning: if values cannot be meant as 0 ... 1.
     """
-    sources = _build_sources([frame], name, transfer, color_order, reading)
-    values = _stack_sources(sources, _get_frame_device(frame), [source.read_file() for source in sources])
+    sources = _build_frame_sources([frame], name, transfer, color_order, reading)
+    values = _convert_and_stack_frames(sources, _get_frame_device(frame), [source.read_file() for source in sources])
     _check_value_range([(values, sources)])
     return values[0]
 
@@ -93,17 +93,20 @@ def read_into_batches(
     two has colour, the other is expanded to three channels.
     """
     sources1, sources2 = (
-        _build_sources(frames, name, transfer, color_order, reading)
+        _build_frame_sources(frames, name, transfer, color_order, reading)
         for frames, name in zip((firsts, seconds), argument_names, strict=True)
     )
     if len(sources1) == len(sources2) == 1 and sources1[0].is_file and sources2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            files = list(pool.map(_Source.read_file, (*sources1, *sources2)))
+            files = list(pool.map(_FrameSource.read_file, (*sources1, *sources2)))
     else:
         files = [source.read_file() for source in (*sources1, *sources2)]
     files1, files2 = files[: len(sources1)], files[len(sources1) :]
-    first, second = _stack_sources(sources1, device, files1), _stack_sources(sources2, device, files2)
+    first, second = (
+        _convert_and_stack_frames(sources1, device, files1),
+        _convert_and_stack_frames(sources2, device, files2),
+    )
     _check.require(
         len(first) == len(second), argument_names[1], f"{len(first)} frames like {argument_names[0]}", f"{len(second)}"
     )
@@ -131,7 +134,7 @@ def fill_unknown_pixels(
     return torch.cat([fill_unknown_vectors(pair, valid) for pair in pairs])[: len(frame)]
 
 
-def name_for_messages(frame: object, argument: str) -> str:
+def get_frame_name_for_messages(frame: object, argument: str) -> str:
     """Return the name of a frame in messages: its path, or the name of its argument."""
     return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else argument
 
@@ -143,12 +146,12 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
     _check.check_tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
-def warn_about_range(frame: Tensor, name: str) -> bool:
+def warn_about_value_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
     return _warn_about_value_range(_measure_value_range(frame[None]).tolist(), name, 4)
 
 
-class _FileFrame(NamedTuple):
+class _DecodedFileFrame(NamedTuple):
     """Frame that was read from a file."""
 
     frame: Tensor
@@ -156,7 +159,7 @@ class _FileFrame(NamedTuple):
     valid: Tensor | None
 
 
-def _stack_valid_masks(files: Sequence[_FileFrame | None], device: torch.device) -> Tensor | None:
+def _stack_valid_masks(files: Sequence[_DecodedFileFrame | None], device: torch.device) -> Tensor | None:
     """Return where frames are known, bool [B, H, W]; None: everywhere."""
     if all(file is None or file.valid is None for file in files):
         return None
@@ -166,7 +169,7 @@ def _stack_valid_masks(files: Sequence[_FileFrame | None], device: torch.device)
     return torch.stack(masks).to(device)
 
 
-class _Source(NamedTuple):
+class _FrameSource(NamedTuple):
     """Frame as the user passed it, with PIL images as arrays and without a batch dimension of one."""
 
     frame: Any
@@ -193,7 +196,7 @@ class _Source(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
 
-    def read_file(self) -> _FileFrame | None:
+    def read_file(self) -> _DecodedFileFrame | None:
         """Read a file on the CPU; return None if the frame is no file."""
         if not self.is_file:
             return None
@@ -202,9 +205,9 @@ class _Source(NamedTuple):
         result = FrameReader(self.transfer, **self.reading).read(self.frame)
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-        return _FileFrame(fill_unknown_pixels(result.frame, result.valid, self.name), result.valid)
+        return _DecodedFileFrame(fill_unknown_pixels(result.frame, result.valid, self.name), result.valid)
 
-    def to_tensor(self, device: torch.device, file: _FileFrame | None) -> Tensor:
+    def to_tensor(self, device: torch.device, file: _DecodedFileFrame | None) -> Tensor:
         """Return float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` is from :meth:`read_file`."""
         frame = self.frame
         if file is not None:
@@ -225,7 +228,9 @@ class _Source(NamedTuple):
         return values.flip(-3) if is_bgr else values
 
 
-def _build_source(frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]) -> _Source:
+def _build_frame_source(
+    frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]
+) -> _FrameSource:
     if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
         if frame.mode not in _PIL_MODES:
             frame = frame.convert("L" if frame.mode in ("1", "LA", "La") else "RGB")
@@ -238,7 +243,7 @@ def _build_source(frame: Any, name: str, transfer: str, color_order: str, readin
         _check.require(frame.ndim == 3 and frame.shape[0] in (1, 3), name, "a tensor [1 or 3, H, W]", frame)
     is_file = isinstance(frame, (str, os.PathLike))
     _check.require(not is_file or color_order == "rgb", "color_order", "'rgb' for a file", repr(color_order))
-    return _Source(frame, name, transfer, color_order, reading)
+    return _FrameSource(frame, name, transfer, color_order, reading)
 
 
 def _convert_to_display_referred(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
@@ -259,28 +264,30 @@ def _convert_to_display_referred(values: Tensor, name: str, transfer: str, devic
     return to_device(converted, device)
 
 
-_Batch: TypeAlias = "tuple[Tensor, list[_Source]]"
+_Batch: TypeAlias = "tuple[Tensor, list[_FrameSource]]"
 
 
-def _build_sources(
+def _build_frame_sources(
     frames: Tensor | Sequence[Frame], name: str, transfer: str, color_order: str, reading: dict[str, Any]
-) -> list[_Source]:
+) -> list[_FrameSource]:
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
     _check.check_choice(color_order, "color_order", _COLOR_ORDERS)
     if isinstance(frames, Tensor):
         is_valid = frames.ndim == 4 and frames.shape[1] in (1, 3)
         _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
-        return [_Source(frames, name, transfer, color_order, reading)]
+        return [_FrameSource(frames, name, transfer, color_order, reading)]
     is_valid = isinstance(frames, (list, tuple)) and len(frames) > 0
     _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
     return [
-        _build_source(frame, name_for_messages(frame, one), transfer, color_order, reading)
+        _build_frame_source(frame, get_frame_name_for_messages(frame, one), transfer, color_order, reading)
         for frame, one in zip(frames, names, strict=True)
     ]
 
 
-def _stack_sources(sources: list[_Source], device: torch.device, files: Sequence[_FileFrame | None]) -> Tensor:
+def _convert_and_stack_frames(
+    sources: list[_FrameSource], device: torch.device, files: Sequence[_DecodedFileFrame | None]
+) -> Tensor:
     """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``files`` are those that were read."""
     tensors = [source.to_tensor(device, file) for source, file in zip(sources, files, strict=True)]
     if tensors[0].ndim == 4:

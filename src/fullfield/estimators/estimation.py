@@ -21,14 +21,14 @@ from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.refined import SHARED_REFINERS, Directions, choose_refined_estimator
+from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
     DEFAULT_PRESET,
     METHODS,
     CustomMethod,
-    get_canonical_method,
     get_method,
+    resolve_method_name,
 )
 from fullfield.ops._filling import interpolate_unknown_pixels
 from fullfield.ops.devices import AUTO, resolve_device
@@ -55,7 +55,7 @@ def build_estimator(
     method: str, preset: str | None = None, config: Config | None = None, backend: str | None = None, **parameters: Any
 ) -> Estimator:
     """Return the estimator called ``method`` with a preset's parameters or a config's, and changes to them."""
-    name = get_canonical_method(method)
+    name = resolve_method_name(method)
     entry = get_method(name)
     kind = entry.import_config_class()
     if config is None:
@@ -385,7 +385,7 @@ def _estimate_pairs(
     judged = None
     if reliability and directions is not None:
         judging_started_at = time.perf_counter()
-        judged = _judge_flow(pairs, flow, directions)
+        judged = _compute_occlusion_and_confidence(pairs, flow, directions)
         stages["reliability"] = time.perf_counter() - judging_started_at
 
     # Check the flow, which waits for the device.
@@ -414,7 +414,9 @@ def _interpolate_invalid_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
     )
 
 
-def _judge_flow(pairs: FrameBatches, flow: Tensor, directions: Directions) -> tuple[Tensor, Tensor]:
+def _compute_occlusion_and_confidence(
+    pairs: FrameBatches, flow: Tensor, directions: RefinedDirections
+) -> tuple[Tensor, Tensor]:
     """Return the occlusion and the confidence of a flow, float32 [B, H, W] each."""
     occlusion, confidence = estimate_occlusion_and_confidence(
         *pairs.frames, flow, directions.backward, directions.log_scale, valid1=pairs.valid[0], valid2=pairs.valid[1]
@@ -422,27 +424,27 @@ def _judge_flow(pairs: FrameBatches, flow: Tensor, directions: Directions) -> tu
     return occlusion.float(), confidence.float()
 
 
-def _convert_and_check_flow(flow: Tensor, source: Estimator, frame1: Tensor) -> Tensor:
+def _convert_and_check_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
     """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; InputError if it is not finite.
 
     One number is copied to the host.
     """
     shape = (len(frame1), 2, *frame1.shape[2:])
-    flow = _check.check_tensor(flow, f"the flow of {source.method}", shape).to(frame1.device, torch.float32)
+    flow = _check.check_tensor(flow, f"the flow of {estimator.method}", shape).to(frame1.device, torch.float32)
     if bool(flow.isfinite().all()):
         return flow
     lost = int((~flow.isfinite()).any(1).sum())
-    half = str(source.parameters.get("precision")) in _HALF
+    half = str(estimator.parameters.get("precision")) in _HALF
     reason = "overflowed in half precision (precision='exact' computes in float32), or " if half else ""
     raise InputError(
-        f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {source.method} {reason}has "
-        "weights that are not finite, or parameters too far from a preset's"
+        f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {estimator.method} {reason}"
+        "has weights that are not finite, or parameters too far from a preset's"
     )
 
 
-def _log_estimation(source: Estimator, flow: Tensor, seconds: float) -> None:
+def _log_estimation(estimator: Estimator, flow: Tensor, seconds: float) -> None:
     size = f"{flow.shape[3]}x{flow.shape[2]} on {flow.device}"
-    logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
+    logger.debug("%s at %s: backend %s, %.3f s", estimator.method, size, estimator.backend, seconds)
 
 
 def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:

@@ -81,7 +81,7 @@ class OneItemBuffer(Generic[Item]):
             self._changed.notify_all()
 
 
-def play_at_rate(
+def iterate_frames_at_rate(
     frames: Iterable[VideoFrame],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -113,7 +113,7 @@ def play_at_rate(
         yield CapturedFrame(frame, number, due, late=now > due + interval / speed)
 
 
-def stamp_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[CapturedFrame]:
+def iterate_with_arrival_times(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[CapturedFrame]:
     """Yield frames as they arrive, with their time of arrival."""
     for number, frame in enumerate(frames):
         yield CapturedFrame(frame, number, clock())
@@ -137,7 +137,7 @@ class LiveStatistics:
     _before: float | None = None
     _span: tuple[float, float] | None = None
 
-    def count_captured(self, frame: CapturedFrame) -> None:
+    def record_captured_frame(self, frame: CapturedFrame) -> None:
         """Count a captured frame."""
         self.frames += 1
         self.late += frame.late
@@ -146,7 +146,7 @@ class LiveStatistics:
             self.distances.append(at - self._before)
         self._before = at
 
-    def count_computed(self, pair: FramePair, begun: float, ended: float) -> None:
+    def record_computed_flow(self, pair: FramePair, begun: float, ended: float) -> None:
         """Count a computed flow."""
         self.flows += 1
         self.latencies.append(ended - pair.second.at)
@@ -196,7 +196,7 @@ def capture_pairs(frames: Iterable[CapturedFrame], pairs: OneItemBuffer[FramePai
     before: CapturedFrame | None = None
     try:
         for frame in frames:
-            statistics.count_captured(frame)
+            statistics.record_captured_frame(frame)
             if before is not None and not pairs.put_item(FramePair(before, frame)):
                 break
             before, statistics.dropped = frame, pairs.dropped
@@ -229,7 +229,7 @@ def compute_newest_pairs(
         while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take_item()) is not None:
             begun = clock()
             flow = compute(pair)
-            statistics.count_computed(pair, begun, clock())
+            statistics.record_computed_flow(pair, begun, clock())
             if not results.put_item(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take

@@ -17,9 +17,9 @@ from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators._still import StillAreas, find_still_areas
 from fullfield.estimators.network_config import NetworkSettings
-from fullfield.estimators.protocol import Bidirectional, FlowWithRoughBackward, LoadingEstimator, Progress
+from fullfield.estimators.protocol import BidirectionalFlow, FlowWithRoughBackward, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import METHODS, get_canonical_method, get_method
+from fullfield.estimators.registry import METHODS, get_method, resolve_method_name
 from fullfield.models.cascade import (
     FlowWithLogScale,
     compute_cascade_sizes,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fullfield.models.network import FlowNetwork
-    from fullfield.models.prepared import PreparedFlow, PreparedSizes
+    from fullfield.models.prepared import PreparedFlow, PreparedFlowCache
     from fullfield.models.shape import NetworkArchitecture
 
 logger = logging.getLogger("fullfield")
@@ -73,7 +73,7 @@ class PairSize(NamedTuple):
 
 def _build_lookup_request(shape: NetworkArchitecture, size: PairSize) -> LookupRequest:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
-    rows, columns = choose_padding(size.height, size.width).count_cells(size.height, size.width)
+    rows, columns = choose_padding(size.height, size.width).count_feature_cells(size.height, size.width)
     return LookupRequest(
         batch=size.batch,
         channels=shape.matched_channels,
@@ -129,7 +129,7 @@ class NetworkEstimator(LoadingEstimator):
         backend: str | None = None,
         cpu_bfloat16: bool = False,
     ) -> None:
-        self.method = get_canonical_method(method)
+        self.method = resolve_method_name(method)
         _check.check_choice(self.method, "method", NETWORKS)
         entry = get_method(self.method)
         kind = entry.import_config_class()
@@ -155,7 +155,7 @@ class NetworkEstimator(LoadingEstimator):
         self._stamp: tuple[object, ...] = ()
         self._used: str | None = None
         self._precision: str = self.config.precision
-        self._fast: PreparedSizes | None = None
+        self._fast: PreparedFlowCache | None = None
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -180,26 +180,24 @@ class NetworkEstimator(LoadingEstimator):
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: DownloadProgress | None = None,
+        download_progress: DownloadProgress | None = None,
     ) -> None:
         """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
 
         Args:
             device: device of the frames.
             size: their height and width; without it the fast form waits for the first call.
-            fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
+            download_progress: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         target = torch.empty(0, device=_check.check_device(device)).device  # with its index
         check_usable_after_fork(target)
         with self._lock, torch.no_grad():
-            network = self._load_on_device(target, fetching)
+            network = self._load_on_device(target, download_progress)
             exact = self._precision == "exact"
             if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
-                run = (
-                    self._with_lookup_backend(network, tiny) if exact else self._get_prepared_network(network, tiny, 1)
-                )
+                run = self._set_lookup_backend(network, tiny) if exact else self._get_prepared_network(network, tiny, 1)
                 run(blank, blank, updates=1)
             if not exact and size is not None:
                 levels = self._list_cascade_sizes(PairSize(1, *size, target))
@@ -222,7 +220,7 @@ class NetworkEstimator(LoadingEstimator):
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
         progress: Progress | None = None,
-    ) -> Bidirectional | None:
+    ) -> BidirectionalFlow | None:
         """Estimate the forward and the backward flow; each frame goes through the feature encoder once.
 
         Without updates the result is None. ``initial_flow`` starts the forward flow, ``initial_backward`` the other.
@@ -236,7 +234,7 @@ class NetworkEstimator(LoadingEstimator):
         scales = None
         if forward.log_scale is not None and backward.log_scale is not None:
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
-        return Bidirectional(forward.flow, backward.flow, scales)
+        return BidirectionalFlow(forward.flow, backward.flow, scales)
 
     def estimate_with_rough_backward(
         self,
@@ -266,11 +264,11 @@ class NetworkEstimator(LoadingEstimator):
         self,
         frame1: Tensor,
         frame2: Tensor,
-        starts: Sequence[Tensor | None],
+        initial_flows: Sequence[Tensor | None],
         progress: Progress | None,
         requested: _RequestedResults,
     ) -> tuple[list[_NetworkFlow], StillAreas | None]:
-        """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion.
+        """Return the forward flow, and with two ``initial_flows`` the backward flow; areas that agree have no motion.
 
         These areas are the other result.
         """
@@ -278,7 +276,7 @@ class NetworkEstimator(LoadingEstimator):
         check_usable_after_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
-            results = self._estimate_coarse_to_fine(frame1, frame2, starts, progress, requested)
+            results = self._estimate_coarse_to_fine(frame1, frame2, initial_flows, progress, requested)
             if still is None or 0 in self._get_update_counts():
                 return results, still
             return [
@@ -289,14 +287,14 @@ class NetworkEstimator(LoadingEstimator):
         self,
         frame1: Tensor,
         frame2: Tensor,
-        starts: Sequence[Tensor | None],
+        initial_flows: Sequence[Tensor | None],
         progress: Progress | None,
         requested: _RequestedResults,
     ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._get_update_counts()
-        configured_fine, configured_coarse = self._get_configured_update_counts()
+        configured_fine, configured_coarse = self._get_configured_updates()
         with self._lock:
             network = self._load_on_device(frame1.device)
             pairs = resample_pair_to_sizes(
@@ -307,18 +305,24 @@ class NetworkEstimator(LoadingEstimator):
             own = fine * PairSize.from_frame(pair[0]).pixels
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             enlarged = 4 * own if larger else 0
-            report = _ProgressReporter(progress, len(starts) * (smaller + own + enlarged))
+            report = _ProgressReporter(progress, len(initial_flows) * (smaller + own + enlarged))
             requested = requested._replace(log_scale=requested.log_scale or larger)
-            at = partial(self._estimate_at_size, network, report=report, sizes=len(pairs) + larger, requested=requested)
+            at = partial(
+                self._estimate_at_size,
+                network,
+                report=report,
+                cached_size_count=len(pairs) + larger,
+                requested=requested,
+            )
             for frames in pairs[:0:-1]:
-                starts = [one.flow for one in at(frames, configured_coarse, starts)]
+                initial_flows = [one.flow for one in at(frames, configured_coarse, initial_flows)]
             limit = _ROUGH_UPDATES if len(pairs) > 1 and configured_fine is None else None
-            results = [at(pair, configured_fine, starts, rough_updates=limit)]
+            results = [at(pair, configured_fine, initial_flows, rough_updates=limit)]
             if not larger:
                 return results[0]
-            starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
+            initial_flows = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
             frames = resample_pair_to_sizes(*pair, [(height, width), (2 * height, 2 * width)])[1]
-            results.append(at(frames, configured_fine, starts))
+            results.append(at(frames, configured_fine, initial_flows))
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
             both_sizes = cast("Iterator[tuple[FlowWithLogScale, FlowWithLogScale]]", zip(*results, strict=True))
@@ -332,26 +336,28 @@ class NetworkEstimator(LoadingEstimator):
         network: FlowNetwork,
         frames: tuple[Tensor, Tensor],
         updates: int | None,
-        starts: Sequence[Tensor | None],
+        initial_flows: Sequence[Tensor | None],
         *,
         report: _ProgressReporter,
-        sizes: int,
+        cached_size_count: int,
         requested: _RequestedResults,
         rough_updates: int | None = None,
     ) -> list[_NetworkFlow]:
-        """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``sizes`` of them.
+        """Estimate at one size for :meth:`_estimate_directions`; the fast form keeps ``cached_size_count`` of them.
 
         A guide takes ``rough_updates``, if less than the least number of updates.
         """
-        size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(starts) > 1
+        size, exact, both = PairSize.from_frame(frames[0]), self._precision == "exact", len(initial_flows) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
-        arguments = [*frames, updates, *starts]
+        arguments = [*frames, updates, *initial_flows]
         if requested.is_backward_rough:
             arguments.append(count if rough_updates is None else min(count, rough_updates))
-        with report.report_level(block, size, len(starts) * count):
+        with report.report_level(block, size, len(initial_flows) * count):
             runner: Any = (
-                self._with_lookup_backend(network, size) if exact else self._get_prepared_network(network, size, sizes)
+                self._set_lookup_backend(network, size)
+                if exact
+                else self._get_prepared_network(network, size, cached_size_count)
             )
             with disable_tf32_convolutions(size.device) if exact else nullcontext():
                 informs = requested.log_scale or (both and exact)  # the module has no call without its mixture
@@ -393,10 +399,10 @@ class NetworkEstimator(LoadingEstimator):
     def _get_update_counts(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
         own = NETWORKS[self.method].updates
-        fine, coarse = (own if number is None else number for number in self._get_configured_update_counts())
+        fine, coarse = (own if number is None else number for number in self._get_configured_updates())
         return fine, coarse
 
-    def _get_configured_update_counts(self) -> tuple[int | None, int | None]:
+    def _get_configured_updates(self) -> tuple[int | None, int | None]:
         """Return :meth:`_get_update_counts`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
@@ -406,7 +412,7 @@ class NetworkEstimator(LoadingEstimator):
         sizes = compute_cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _with_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
+    def _set_lookup_backend(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with its lookup's backend set to the one for this size."""
         backend = LOOKUPS.choose(self._requested, _build_lookup_request(network.config, size))
         if backend != self._used:
@@ -416,23 +422,25 @@ class NetworkEstimator(LoadingEstimator):
         self._used = network.correlation = backend
         return network
 
-    def _get_prepared_network(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
-        """Return the fast form for one size, of ``sizes`` that are kept."""
+    def _get_prepared_network(self, network: FlowNetwork, size: PairSize, cached_size_count: int) -> PreparedFlow:
+        """Return the fast form for one size, of ``cached_size_count`` that are kept."""
         if self._fast is None:
-            from fullfield.models.prepared import PreparedSizes
+            from fullfield.models.prepared import PreparedFlowCache
 
-            self._fast = PreparedSizes(network, self._precision)
+            self._fast = PreparedFlowCache(network, self._precision)
             dtype = str(self._fast.dtype).removeprefix("torch.")
             logger.debug("%s on %s: precision %s, %s", self.method, size.device, self._precision, dtype)
-        self._fast.sizes = max(sizes, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
-        return self._fast.prepare_size(size.height, size.width, size.batch)
+        self._fast.sizes = (
+            max(cached_size_count, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else cached_size_count
+        )
+        return self._fast.get_or_prepare_size(size.height, size.width, size.batch)
 
-    def _load_on_device(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
+    def _load_on_device(self, device: torch.device, download_progress: DownloadProgress | None = None) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
-            origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch(fetching)
-        stamp = (*origin.compute_stamp(), device)
+            origin = self._weights = find_weights_origin(self.method, self.config.weights).fetch(download_progress)
+        stamp = (*origin.compute_file_stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
             self._fast = None
@@ -474,9 +482,9 @@ _FLOAT32 = SharedSwitch(_disable_tf32_and_get_restore)
 class _ProgressReporter:
     """Reports every level to ``progress``, and every update of the eager network."""
 
-    def __init__(self, progress: Progress | None, work: int) -> None:
+    def __init__(self, progress: Progress | None, total_pixel_updates: int) -> None:
         self._progress = progress
-        self._work = max(work, 1)
+        self._work = max(total_pixel_updates, 1)
         self._completed = 0
 
     @contextmanager
@@ -526,6 +534,6 @@ class AutoEstimator(RefinedEstimator):
         """Name of the method; ``parameters`` name the network's weights and describe the refinement."""
         return "auto"
 
-    def refines(self, device: torch.device) -> bool:
+    def should_refine(self, device: torch.device) -> bool:
         """Return whether frames on the device are refined."""
         return not (self._is_fast and device.type == "cpu")

@@ -16,7 +16,7 @@ Progress: TypeAlias = Callable[[float, str], None]
 """Callback that receives the fraction done and the current step."""
 
 
-class Bidirectional(NamedTuple):
+class BidirectionalFlow(NamedTuple):
     """Forward and backward flow of a pair of frames."""
 
     forward: Tensor  # [B, 2, H, W], from the first frame to the second
@@ -39,7 +39,7 @@ class Estimator(Protocol):
     """Estimator of optical flow for frames of any size.
 
     An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
-    arguments, which returns a :class:`Bidirectional`. One that has a still faster backward flow for refinements has
+    arguments, which returns a :class:`BidirectionalFlow`. One that has a still faster backward flow for refinements has
     ``estimate_with_rough_backward``. One whose backend can be requested has ``requested_backend``.
     """
 
@@ -75,12 +75,12 @@ def check_estimator(value: object, name: str = "estimator", expected: str = "an 
     _check.require(isinstance(value, Estimator) and not isinstance(value, type), name, expected, value)
 
 
-def find_bidirectional_method(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
+def find_bidirectional_method(estimator: Estimator) -> Callable[..., BidirectionalFlow | None] | None:
     """Return the estimator's method for both directions at once; None if it has none.
 
     The method returns None for settings with which it needs two calls.
     """
-    method: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
+    method: Callable[..., BidirectionalFlow | None] | None = getattr(estimator, "bidirectional", None)
     return method
 
 

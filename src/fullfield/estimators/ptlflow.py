@@ -108,18 +108,18 @@ class PtlflowEstimator(LoadingEstimator):
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: DownloadProgress | None = None,
+        download_progress: DownloadProgress | None = None,
     ) -> None:
         """Load and patch the model now instead of at the first call.
 
         Args:
             device: device of the frames.
             size: not needed; models serve every size.
-            fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
+            download_progress: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         del size
         with self._lock:
-            self._load_on_device(torch.empty(0, device=_check.check_device(device)).device, fetching)
+            self._load_on_device(torch.empty(0, device=_check.check_device(device)).device, download_progress)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -157,9 +157,11 @@ class PtlflowEstimator(LoadingEstimator):
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _load_on_device(self, device: torch.device, fetching: DownloadProgress | None = None) -> torch.nn.Module:
+    def _load_on_device(
+        self, device: torch.device, download_progress: DownloadProgress | None = None
+    ) -> torch.nn.Module:
         if self._model is None:
-            self._load_model(fetching)
+            self._load_model(download_progress)
         model = self._model
         if model is None:
             raise RuntimeError("the model was not built")
@@ -171,9 +173,9 @@ class PtlflowEstimator(LoadingEstimator):
             self._handle = patch(model, backend=self._requested)
         return model
 
-    def _load_model(self, fetching: DownloadProgress | None) -> None:
+    def _load_model(self, download_progress: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
-        name, path = self._find_or_download_weights(ptlflow, fetching)
+        name, path = self._find_or_download_weights(ptlflow, download_progress)
         try:
             with torch.random.fork_rng(devices=[]), _silence_ptlflow():
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
@@ -193,7 +195,9 @@ class PtlflowEstimator(LoadingEstimator):
         }
         self._model = model.eval()
 
-    def _find_or_download_weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
+    def _find_or_download_weights(
+        self, ptlflow: Any, download_progress: DownloadProgress | None
+    ) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
         weights = self.config.weights
         if weights == RANDOM:
@@ -209,7 +213,7 @@ class PtlflowEstimator(LoadingEstimator):
             if not path.is_file():
                 raise InputError(f"weights: {weights}: no such file; {available}")
             return weights, path
-        return weights, _download_file(urls[weights], fetching)
+        return weights, _download_file(urls[weights], download_progress)
 
     def _set_requested_updates(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
@@ -233,13 +237,13 @@ class PtlflowEstimator(LoadingEstimator):
         return False
 
 
-def _download_file(url: str, fetching: DownloadProgress | None) -> Path:
+def _download_file(url: str, download_progress: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = create_weights_folder() / file
     if not target.is_file():
         match = _DIGEST.search(file)
         try:
-            download(url, target, sha256=match.group(1) if match else None, progress=fetching)
+            download(url, target, sha256=match.group(1) if match else None, progress=download_progress)
         except DownloadError as error:
             raise DownloadError(f"{error}; fetch {url} and put it at {target}, or pass a file as weights") from None
     return target

@@ -27,7 +27,7 @@ from fullfield.ops.tvl1.config import RefinementConfig
 _DIRECTION = 0.48
 
 
-class Directions(NamedTuple):
+class RefinedDirections(NamedTuple):
     """Forward and backward flow of a pair, [B, 2, H, W] each, and how long they took."""
 
     forward: Tensor
@@ -88,12 +88,12 @@ class RefinedEstimator(WrappingEstimator):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Parameters of the estimator, and ``refinement``: those of the refinement with its backend, or None."""
-        if not self.refines(self._device):
+        if not self.should_refine(self._device):
             return {**self.estimator.parameters, "refinement": None}
         refinement = {**self.config.as_dict(), "backend": self._refiner_backend}
         return {**self.estimator.parameters, "refinement": refinement}
 
-    def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - subclasses decide by it
+    def should_refine(self, device: torch.device) -> bool:  # noqa: ARG002 - subclasses decide by it
         """Return whether the flow of frames on the device is refined."""
         return self._refine
 
@@ -101,7 +101,7 @@ class RefinedEstimator(WrappingEstimator):
         """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **more)
         self._device = target = _check.check_device(device)
-        if size is not None and self.refines(target) and not self._is_compiling(target):
+        if size is not None and self.should_refine(target) and not self._is_compiling(target):
             with self._refiners.borrow_solver(
                 SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
             ) as refiner:
@@ -113,7 +113,7 @@ class RefinedEstimator(WrappingEstimator):
         The refinement waits for it. Only for programs whose main module can be imported again.
         """
         target = _check.check_device(device)
-        if target.type == "cpu" and self.refines(target) and torch.get_num_threads() > 1:
+        if target.type == "cpu" and self.should_refine(target) and torch.get_num_threads() > 1:
             from fullfield.ops.tvl1.guided_cpu import explain_unsupported, kernels
 
             if explain_unsupported(target, torch.float32) is None:
@@ -131,7 +131,7 @@ class RefinedEstimator(WrappingEstimator):
     ) -> Tensor:
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         self._device = frame1.device
-        if not self.refines(self._device):
+        if not self.should_refine(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         return self.estimate_directions(
             frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress
@@ -145,7 +145,7 @@ class RefinedEstimator(WrappingEstimator):
         initial_flow: Tensor | None = None,
         log_scale: bool = True,
         progress: Progress | None = None,
-    ) -> Directions:
+    ) -> RefinedDirections:
         """Estimate both directions and time each step. ``initial_flow`` starts the forward flow.
 
         The backward flow serves the refinement and the reliability. A network computes it in less time than the forward
@@ -180,24 +180,24 @@ class RefinedEstimator(WrappingEstimator):
             started_at = time.perf_counter()
             backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
             timed("backward", started_at)
-        if self.refines(frame1.device):
+        if self.should_refine(frame1.device):
             started_at = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            flow = self._refine_everywhere(frame1, frame2, flow, backward)
+            flow = self._refine_all_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             flow = flow if still is None else still.zero_still_flow(flow)
             timed("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
-        return Directions(flow, backward, seconds, scale)
+        return RefinedDirections(flow, backward, seconds, scale)
 
     def refine(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        refined, still = self._refine_everywhere(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
+        refined, still = self._refine_all_areas(frame1, frame2, flow, backward), find_still_areas(frame1, frame2)
         return refined if still is None else still.zero_still_flow(refined)
 
-    def _refine_everywhere(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
+    def _refine_all_areas(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None) -> Tensor:
         """Refine a given flow, also in areas that agree."""
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
         with self._refiners.borrow_solver(size) as refiner:
@@ -221,7 +221,7 @@ def choose_refined_estimator(
     ``refine`` wraps one that does not. ``needs_backward`` wraps it too, without a refinement, for its backward flow.
     """
     if isinstance(estimator, RefinedEstimator):
-        if estimator.refines(device) or (needs_backward and not refine):
+        if estimator.should_refine(device) or (needs_backward and not refine):
             return estimator
         if refine:
             return RefinedEstimator(estimator.estimator, estimator.config, refiners=estimator._refiners)

@@ -150,7 +150,7 @@ DEFAULT_PRESET = "default"
 """Every method has it."""
 
 
-def get_canonical_method(method: str) -> str:
+def resolve_method_name(method: str) -> str:
     """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
     if _is_custom_class(name):

@@ -38,7 +38,7 @@ from fullfield.metrics import (
     relative_translation_error,
     rmse_by_information,
 )
-from fullfield.metrics.registration import compute_mean_outer_product, rmse_by_moment
+from fullfield.metrics.registration import compute_mean_outer_product, compute_rmse_by_mean_outer_product
 from fullfield.ops.devices import AUTO
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def score_pair(
             rmse = rmse_by_information(estimated, pose, record.information)
         else:
             moment = [[math.nan if entry is None else entry for entry in line] for line in truth["moment"]]
-            rmse = rmse_by_moment(estimated, pose, torch.tensor(moment, dtype=torch.float64))
+            rmse = compute_rmse_by_mean_outer_product(estimated, pose, torch.tensor(moment, dtype=torch.float64))
         angle, shift = relative_rotation_error(estimated, pose), relative_translation_error(estimated, pose)
         errors = {"rre": float(angle), "rte": float(shift), "rmse": float(rmse)}
     points = torch.from_numpy(matches)

@@ -9,8 +9,8 @@ from fullfield.metrics.pixels import (
     end_point_error,
     epe,
     fl_all,
-    four_values,
     outliers,
+    split_four_values,
     wauc,
 )
 from fullfield.metrics.registration import (
@@ -30,7 +30,6 @@ __all__ = [
     "epe",
     "feature_matching_recall",
     "fl_all",
-    "four_values",
     "inlier_ratio",
     "outliers",
     "registration_recall",
@@ -38,5 +37,6 @@ __all__ = [
     "relative_rotation_error",
     "relative_translation_error",
     "rmse_by_information",
+    "split_four_values",
     "wauc",
 ]

@@ -14,8 +14,8 @@ from fullfield.metrics.distance import compute_boundary_distance
 from fullfield.metrics.pixels import (
     MEASURES,
     Comparison,
+    check_flow_pair,
     check_mask,
-    check_pair,
     compare_rows,
     iterate_row_blocks,
     raise_for_nonfinite_predictions,
@@ -153,7 +153,7 @@ class FlowMetrics:
         self, pred: Tensor, truth: Tensor, valid: Tensor | None, occluded: Tensor | None
     ) -> tuple[list[float], list[list[float]]]:
         """Return the number of pixels of each class, and the sum of each measure over them."""
-        check_pair(pred, truth, valid)
+        check_flow_pair(pred, truth, valid)
         check_mask(occluded, "occluded", pred)
         distance = None if occluded is None else compute_boundary_distance(occluded)
         total: Tensor | None = None

@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
     valid: Tensor  # bool
 
 
-def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
+def check_flow_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Refuse shapes, types and devices that do not go together (one image)."""
     _check.check_has_values(_check.check_tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS), "pred")
     height, width = pred.shape[-2:]
@@ -130,7 +130,7 @@ def compute_true_motion_length(truth: Tensor) -> Tensor:
     return _compute_error_map(pred, truth, None, "mean_motion")
 
 
-def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
+def split_four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
     """Split truth at twice the frame's size into four values for each pixel of the frame.
 
     The vectors are not scaled: they must already be in pixels of the frame (Spring's are; vectors rendered at
@@ -157,7 +157,7 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
 
 
 def _compute_error_map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
-    check_pair(pred, truth, valid)
+    check_flow_pair(pred, truth, valid)
     result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_choose_float64_device(pred.device))
     for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare_rows(pred, truth, valid, rows)
@@ -258,7 +258,7 @@ def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 def _compute_mean_over_pixels(
     pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Measure, int, int]
 ) -> float:
-    check_pair(pred, truth, valid)
+    check_flow_pair(pred, truth, valid)
     part, times, over = measure
     total, count = 0.0, 0
     for rows in iterate_row_blocks(pred.shape[-2], pred.shape[-1], pred.device):

@@ -77,19 +77,19 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
 def compute_mean_outer_product(points: Tensor) -> Tensor:
     """Return [4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]`` with a 1 appended; NaN without points.
 
-    :func:`rmse_by_moment` needs no more than this of the points.
+    :func:`compute_rmse_by_mean_outer_product` needs no more than this of the points.
     """
     _check_points(points, "points", ("N", 3))
     ends = torch.cat([points.double(), points.new_ones(len(points), 1).double()], 1)
     return (ends.mT @ ends).div(len(points))
 
 
-def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
-    """Return :func:`registration_rmse` over the points whose :func:`compute_mean_outer_product` is ``moment``."""
+def compute_rmse_by_mean_outer_product(pred: Tensor, truth: Tensor, mean_outer_product: Tensor) -> Tensor:
+    """Return :func:`registration_rmse` over points with this :func:`compute_mean_outer_product`."""
     first, second = _check_and_convert_poses(pred, truth)
-    _check.check_tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
+    _check.check_tensor(mean_outer_product, "mean_outer_product", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
-    squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
+    squared = torch.einsum("ij,jk,ik->", difference, mean_outer_product, difference)
     return squared.clamp(min=0).sqrt()
 
 
@@ -115,15 +115,17 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     return squared.clamp(min=0).sqrt()
 
 
-def _compute_rotation_axis(turn: Tensor, skew: Tensor) -> Tensor:
+def _compute_rotation_axis(rotation: Tensor, antisymmetric_part: Tensor) -> Tensor:
     """Return the unit axis of a rotation [3, 3]; any axis of no rotation."""
-    if float(turn.trace()) > 0:
-        return skew.div(skew.norm().clamp(min=1e-300))
+    if float(rotation.trace()) > 0:
+        return antisymmetric_part.div(antisymmetric_part.norm().clamp(min=1e-300))
     # Towards half a turn the skew part vanishes, and the symmetric part holds the axis.
-    halves = (turn + turn.mT) / 2 + torch.eye(3, dtype=turn.dtype, device=turn.device) * (1 - turn.trace()) / 2
+    halves = (rotation + rotation.mT) / 2 + torch.eye(3, dtype=rotation.dtype, device=rotation.device) * (
+        1 - rotation.trace()
+    ) / 2
     column = halves[:, halves.diagonal().argmax()]
     axis = column.div(column.norm())
-    return -axis if float(axis @ skew) < 0 else axis
+    return -axis if float(axis @ antisymmetric_part) < 0 else axis
 
 
 def registration_recall(

@@ -127,7 +127,7 @@ class _UpdateSection(_ExportedSection):
             return compute_traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
-        after: tuple[Tensor, Tensor] = model.apply_update(
+        after: tuple[Tensor, Tensor] = model.update_hidden_state_and_coords(
             lookup, net, context, coords, create_coordinate_grid_like(net)
         )
         return after
@@ -172,12 +172,12 @@ def _check_and_create_example_frames(
     return first, second
 
 
-def _list_dynamic_frame_sides(model: FlowNetwork) -> dict[int, Any]:
-    rows, columns = _list_dynamic_cell_sides(model)
+def _list_dynamic_frame_dimensions(model: FlowNetwork) -> dict[int, Any]:
+    rows, columns = _list_dynamic_cell_dimensions(model)
     return {2: STRIDE * rows, 3: STRIDE * columns}
 
 
-def _list_dynamic_cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
+def _list_dynamic_cell_dimensions(model: FlowNetwork) -> tuple[Any, Any]:
     min_side = 2**model.config.levels
     return Dim("rows", min=min_side), Dim("columns", min=min_side)
 
@@ -211,9 +211,9 @@ def _export_sections(
         net, coords, context, *state = first(*frames)
     first_sides = step_sides = finish_sides = None
     if dynamic:
-        rows, columns = _list_dynamic_cell_sides(model)
+        rows, columns = _list_dynamic_cell_dimensions(model)
         image = {2: rows, 3: columns}
-        first_sides = [_list_dynamic_frame_sides(model)] * 2
+        first_sides = [_list_dynamic_frame_dimensions(model)] * 2
         finish_sides = [image, image]
         free = [Dim(f"cells{level}") for level in range(model.config.levels)]
         linear: list[Any] = [{1: rows, 2: columns}, *({0: cells} for cells in free)]

@@ -42,7 +42,7 @@ class Padding(NamedTuple):
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
 
-    def count_cells(self, height: int, width: int) -> tuple[int, int]:
+    def count_feature_cells(self, height: int, width: int) -> tuple[int, int]:
         """Return rows and columns of the 1/8 grid of a padded frame of this size."""
         return (height + self.top + self.bottom) // STRIDE, (width + self.left + self.right) // STRIDE
 
@@ -145,7 +145,7 @@ def resample_flow_to_cells(
         raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe_value(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
-    rows, columns = padding.count_cells(height, width)
+    rows, columns = padding.count_feature_cells(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
         flow = _sample_at_cell_centres(flow, -2, rows, padding.top, own_height / height)
         flow = _sample_at_cell_centres(flow, -1, columns, padding.left, own_width / width)

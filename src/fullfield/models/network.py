@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fullfield.models.shape import NetworkArchitecture
 
 
-class Encoded(NamedTuple):
+class EncodedFrames(NamedTuple):
     """Features, state and context of one pair, at 1/8 of the padded frames."""
 
     fmap1: Tensor  # [B, C, h, w]
@@ -126,12 +126,12 @@ class FlowNetwork(nn.Module):
         """Return a frame with the values, size and dtype that the encoders take."""
         return padding.pad(framing.normalize_frame(frame, self.fnet.conv1.weight.dtype))
 
-    def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
+    def encode(self, frame1: Tensor, frame2: Tensor) -> EncodedFrames:
         """Return features, state and context of prepared frames [B, 3, 8h, 8w].
 
         Both frames go through the feature encoder in one pass, unless they are large.
         """
-        return Encoded(*self._encode_features(frame1, frame2), *self._encode_context(frame1, frame2))
+        return EncodedFrames(*self._encode_features(frame1, frame2), *self._encode_context(frame1, frame2))
 
     def _encode_features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         return framing.encode_frames(self.fnet, frame1, frame2)
@@ -176,7 +176,7 @@ class FlowNetwork(nn.Module):
         initial_backward: Tensor | None,
         *,
         min_updates: int,
-    ) -> tuple[int, framing.Padding, list[tuple[Encoded, Tensor | None]]]:
+    ) -> tuple[int, framing.Padding, list[tuple[EncodedFrames, Tensor | None]]]:
         """Encode a pair in both directions; each frame goes through the feature encoder once.
 
         Returns:
@@ -189,6 +189,6 @@ class FlowNetwork(nn.Module):
         back = framing.resample_initial_flow_to_cells(initial_backward, frame2, padding, "initial_backward")
         one, two = self.normalize_and_pad_frame(frame1, padding), self.normalize_and_pad_frame(frame2, padding)
         fmap1, fmap2 = self._encode_features(one, two)
-        forward = Encoded(fmap1, fmap2, *self._encode_context(one, two))
-        backward = Encoded(fmap2, fmap1, *self._encode_context(two, one))
+        forward = EncodedFrames(fmap1, fmap2, *self._encode_context(one, two))
+        backward = EncodedFrames(fmap2, fmap1, *self._encode_context(two, one))
         return count, padding, [(forward, start), (backward, back)]

@@ -14,7 +14,7 @@ class NetworkArchitecture(Config):
     Attributes:
         network: ``"module:class"`` of the network, a :class:`fullfield.models.network.FlowNetwork`.
         prepared: ``"module:class"`` of its form in half precision, a
-            :class:`fullfield.models.prepared.shared.PreparedPairs`.
+            :class:`fullfield.models.prepared.shared.PreparedNetwork`.
         has_learned_start: whether the network regresses an initial flow, and so can run without updates.
         has_mixture: whether it estimates the uncertainty of its flow.
     """

@@ -87,7 +87,7 @@ _PORTED = "torchvision 0.28, of its port"
 _USERS = "as reported by a user of it, whose sums of the other three files are right"
 
 
-def _create_princeton_entry(
+def _create_princeton_weights_entry(
     name: str, training: str, sha256: str, metrics: Mapping[str, float], source: str = _PORTED, checked: str = _OURS
 ) -> WeightsEntry:
     return WeightsEntry(
@@ -107,7 +107,9 @@ def _create_princeton_entry(
     )
 
 
-def _create_torchvision_entry(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
+def _create_torchvision_weights_entry(
+    version: str, digits: str, training: str, metrics: Mapping[str, float]
+) -> WeightsEntry:
     size, _, rest = version.partition("_")
     file = f"raft_{version}-{digits}.pth"
     origin = "ported from princeton's by torchvision" if version.endswith("V1") else "trained by torchvision"
@@ -125,7 +127,7 @@ def _create_torchvision_entry(version: str, digits: str, training: str, metrics:
     )
 
 
-def _create_sea_raft_entry(
+def _create_sea_raft_weights_entry(
     size: str,
     stage: str,
     training: str,
@@ -186,19 +188,19 @@ _ENTRIES = (
         licence="Apache-2.0",
         packaged=True,
     ),
-    _create_princeton_entry(
+    _create_princeton_weights_entry(
         "raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS
     ),
-    _create_princeton_entry(
+    _create_princeton_weights_entry(
         "raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT
     ),
-    _create_princeton_entry(
+    _create_princeton_weights_entry(
         "raft-sintel",
         _CTS,
         "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf",
         _build_test_scores(1.94, 3.18),
     ),
-    _create_princeton_entry(
+    _create_princeton_weights_entry(
         "raft-kitti",
         _CTK,
         "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
@@ -206,18 +208,18 @@ _ENTRIES = (
         "RAFT, 2020, abstract",
         _USERS,
     ),
-    _create_princeton_entry(
+    _create_princeton_weights_entry(
         "raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL
     ),
-    _create_torchvision_entry("large_C_T_V1", "22a6c225", _CT, _PORT),
-    _create_torchvision_entry("large_C_T_V2", "1bb1363a", _CT, _build_training_scores(1.3822, 2.7161, 16.0679)),
-    _create_torchvision_entry("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _build_test_scores(1.94, 3.18)),
-    _create_torchvision_entry("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _build_test_scores(1.819, 3.067)),
-    _create_torchvision_entry("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
-    _create_torchvision_entry("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
-    _create_torchvision_entry("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
-    _create_torchvision_entry("small_C_T_V2", "01064c6d", _CT, _build_training_scores(1.9901, 3.2831, 25.2369)),
-    _create_sea_raft_entry(
+    _create_torchvision_weights_entry("large_C_T_V1", "22a6c225", _CT, _PORT),
+    _create_torchvision_weights_entry("large_C_T_V2", "1bb1363a", _CT, _build_training_scores(1.3822, 2.7161, 16.0679)),
+    _create_torchvision_weights_entry("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _build_test_scores(1.94, 3.18)),
+    _create_torchvision_weights_entry("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _build_test_scores(1.819, 3.067)),
+    _create_torchvision_weights_entry("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
+    _create_torchvision_weights_entry("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
+    _create_torchvision_weights_entry("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
+    _create_torchvision_weights_entry("small_C_T_V2", "01064c6d", _CT, _build_training_scores(1.9901, 3.2831, 25.2369)),
+    _create_sea_raft_weights_entry(
         "S",
         "sintel",
         _TARTAN,
@@ -225,11 +227,13 @@ _ENTRIES = (
         revision="de21657a1519e5b14d2a9c10885ec369a8654c05",
         sha256="9752a49fca0a3f33551d51fec7bc5bd87f93a155b1e9fadd803e8176f4edb423",
     ),
-    _create_sea_raft_entry("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
-    _create_sea_raft_entry("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
-    _create_sea_raft_entry("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
-    _create_sea_raft_entry("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
-    _create_sea_raft_entry(
+    _create_sea_raft_weights_entry(
+        "S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False
+    ),
+    _create_sea_raft_weights_entry("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
+    _create_sea_raft_weights_entry("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
+    _create_sea_raft_weights_entry("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
+    _create_sea_raft_weights_entry(
         "M",
         "spring",
         f"{_TARTAN}; then Spring",
@@ -361,7 +365,9 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
             f"or put it at {target}"
         )
     if address is None:
-        raise DownloadError(f"{entry.name}: no direct address is known; {_explain_download_by_hand(entry, target)}")
+        raise DownloadError(
+            f"{entry.name}: no direct address is known; {_format_manual_download_instructions(entry, target)}"
+        )
     try:
         if entry.archive is None or entry.member is None:
             download(address, target, sha256=entry.sha256, progress=progress)
@@ -371,11 +377,11 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
                 download(address, archive, sha256=entry.archive_sha256, progress=progress)
             extract_zip_member(archive, entry.member, target, sha256=entry.sha256)
     except DownloadError as error:
-        raise DownloadError(f"{entry.name}: {error}; {_explain_download_by_hand(entry, target)}") from None
+        raise DownloadError(f"{entry.name}: {error}; {_format_manual_download_instructions(entry, target)}") from None
     return target
 
 
-def _explain_download_by_hand(entry: WeightsEntry, target: Path) -> str:
+def _format_manual_download_instructions(entry: WeightsEntry, target: Path) -> str:
     description = _find_download_url(entry) or f"{entry.file} from {entry.page}"
     inside = f", take {entry.member} out of it" if entry.member else ""
     return f"fetch {description} by hand{inside} and put it at {target}"
@@ -415,7 +421,7 @@ class WeightsOrigin:
             return self
         return WeightsOrigin(self.name, self.entry, fetch_weights(self.entry, progress))
 
-    def compute_stamp(self) -> tuple[object, ...]:
+    def compute_file_stamp(self) -> tuple[object, ...]:
         """Return values that change when the weights do."""
         if self.path is None:
             return (self.name,)
@@ -495,12 +501,12 @@ def load_weights(
 
 
 def build_random_model(
-    shape: str | NetworkArchitecture, correlation: str | None = None, *, seed: int | None = None
+    architecture: str | NetworkArchitecture, correlation: str | None = None, *, seed: int | None = None
 ) -> RAFT | SEARAFT:
     """Return a model of that shape, or of the name in :data:`NETWORKS`, with random weights, in evaluation mode.
 
     Args:
-        shape: a configuration, or a name.
+        architecture: a configuration, or a name.
         correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
         seed: seed of the weights, which then leaves PyTorch's own generator as it was; None uses that generator.
 
@@ -509,11 +515,11 @@ def build_random_model(
     """
     import torch
 
-    if isinstance(shape, str):
-        _check.check_choice(shape, "model", NETWORKS)
-        shape = NETWORKS[shape]
+    if isinstance(architecture, str):
+        _check.check_choice(architecture, "model", NETWORKS)
+        architecture = NETWORKS[architecture]
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        model: RAFT | SEARAFT = shape.import_class("network")(shape, correlation=correlation)
+        model: RAFT | SEARAFT = architecture.import_class("network")(architecture, correlation=correlation)
     return model.float().eval()  # the files' dtype, also if PyTorch's default is another

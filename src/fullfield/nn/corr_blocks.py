@@ -317,11 +317,13 @@ class StereoCorrBlock:
         self._size = (fmap1.shape[0], fmap1.shape[2], fmap1.shape[3])
         self._products: Tensor | None = None
         with torch.autocast(fmap1.device.type, enabled=False):
-            joined, self._levels = _join_levels_side_by_side(fmap2, num_levels, 2 * radius + 2)
+            joined, self._levels = _concatenate_levels_with_gaps(fmap2, num_levels, 2 * radius + 2)
             if backend is None and joined.shape[3] <= 2 * fmap1.shape[1]:
                 self._by_row = True
                 self._starts = torch.tensor([[start] for start, _ in self._levels], device=fmap1.device)
-                self._products = _multiply_rows(self._view_rows_as_images(fmap1), self._view_rows_as_images(joined))
+                self._products = _compute_row_products(
+                    self._view_rows_as_images(fmap1), self._view_rows_as_images(joined)
+                )
                 return
         self._by_row = not fmap1.is_cuda or fmap1.dtype == torch.float64
         self._pyramid = CorrelationPyramid(
@@ -353,14 +355,14 @@ class StereoCorrBlock:
             for level, (_, columns) in enumerate(self._levels)
         ]
         if self._products is not None:
-            return self._blend_products(self._products, torch.cat(x_levels, 1))
+            return self._blend_neighboring_products(self._products, torch.cat(x_levels, 1))
         y = x.new_zeros(1) if self._by_row else torch.arange(height, device=x.device, dtype=x.dtype)[:, None]
         taps = []
         for x_level, (start, _) in zip(x_levels, self._levels, strict=True):
-            taps.append(self._look_up_taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
+            taps.append(self._look_up_bilinear_taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
         return torch.cat(taps, 1)
 
-    def _look_up_taps(self, coords: Tensor) -> Tensor:
+    def _look_up_bilinear_taps(self, coords: Tensor) -> Tensor:
         """Return the middle row of the windows: [B, 2r+1, H, W1]."""
         out = self._pyramid(self._view_rows_as_images(coords))
         side = 2 * self.radius + 1
@@ -369,7 +371,7 @@ class StereoCorrBlock:
             return taps
         return torch.unflatten(taps[:, :, 0], 0, self._size[:2]).transpose(1, 2)
 
-    def _blend_products(self, products: Tensor, x: Tensor) -> Tensor:
+    def _blend_neighboring_products(self, products: Tensor, x: Tensor) -> Tensor:
         """Blend neighbouring products at columns ``x`` [B, L, H, W1] of each level."""
         x = x.permute(0, 2, 3, 1).flatten(0, 1)[..., None]  # [B·H, W1, L, 1]
         x = torch.where(x.isnan(), -self.radius - 1.0, x)
@@ -383,7 +385,7 @@ class StereoCorrBlock:
         return torch.unflatten(taps.flatten(2), 0, self._size[:2]).permute(0, 3, 1, 2).contiguous().float()
 
 
-def _join_levels_side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
+def _concatenate_levels_with_gaps(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
     """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
     zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
     maps: list[Tensor] = []
@@ -398,7 +400,7 @@ def _join_levels_side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Ten
     return torch.cat(maps, 3), spans
 
 
-def _multiply_rows(rows1: Tensor, rows2: Tensor) -> Tensor:
+def _compute_row_products(rows1: Tensor, rows2: Tensor) -> Tensor:
     """Return the products [n, W1, W2] of the rows [n, C, 1, W], divided by √C, at least in float32."""
     dtype = torch.float64 if rows1.dtype == torch.float64 else torch.float32
     first, second = (rows[:, :, 0].to(dtype) for rows in (rows1, rows2))

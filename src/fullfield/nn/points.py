@@ -109,7 +109,7 @@ class PointNorm(nn.Module):
             relu=relu,
         )
 
-    def convolve(
+    def convolve_and_normalize(
         self,
         conv: PointConv,
         features: Tensor,  # [N, Cin]

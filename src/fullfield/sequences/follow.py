@@ -55,7 +55,7 @@ class _Follower:
         self, plates: Plates, reference: int, reference_plate: Plate, estimator: Estimator, device: torch.device
     ) -> None:
         self._plates, self._device, self._last = plates, device, reference
-        refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(device) else None
+        refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.should_refine(device) else None
         matcher = create_pair_matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
         self._picture = shrink_to_grey(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]

@@ -84,9 +84,11 @@ def draw_paint_or_grid(shown: ViewFrame, *, paint: Paint | None = None, grid_px:
         InputError: for other layers, and a paint of another size.
     """
     names = "backward", "occlusion.backward", "confidence.backward"
-    if not {*names} <= shown.parts.keys():
-        raise InputError(f"frame {shown.number}: expected the layers of fullfield follow, got {', '.join(shown.parts)}")
-    backward, occlusion, confidence = (shown.parts[name].nan_to_num() for name in names)
+    if not {*names} <= shown.layers.keys():
+        raise InputError(
+            f"frame {shown.number}: expected the layers of fullfield follow, got {', '.join(shown.layers)}"
+        )
+    backward, occlusion, confidence = (shown.layers[name].nan_to_num() for name in names)
     frame = torch.full((3, *occlusion.shape), 0.2, dtype=torch.float32) if shown.frame is None else shown.frame
     if frame.shape[-2:] != occlusion.shape:
         frame = interpolate(frame[None], occlusion.shape, mode="area")[0]

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullfield._check import InputError, describe_value, require
 from fullfield._ledger.versions import Identity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
-from fullfield.estimators._frames import Frame, fill_unknown_pixels, name_for_messages, read_or_convert_frame
+from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
@@ -270,7 +270,9 @@ class ListedPlates(Plates):
         return self._nonfinite_messages.pop_all()
 
     def path(self, number: int) -> str:
-        return name_for_messages(self._frames[number - 1] if self.has_frame(number) else None, f"frame {number}")
+        return get_frame_name_for_messages(
+            self._frames[number - 1] if self.has_frame(number) else None, f"frame {number}"
+        )
 
     def has_frame(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None

@@ -86,14 +86,14 @@ def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Te
     for octave in range(0, _OCTAVES + 1, 2):
         x = margin + (width - 2 * margin - 1) * octave / _OCTAVES
         image[:, height // 16 + bar : height // 16 + bar + max(2, height // 16), round(x)] = 150
-        text = _format_halved_error(top, _OCTAVES - octave) + (" px" if octave == _OCTAVES else "")
+        text = _format_error_after_halvings(top, _OCTAVES - octave) + (" px" if octave == _OCTAVES else "")
         draw_text(image, text, (x, height * 0.79), height * 0.34, anchor="mm")
     return image
 
 
-def _format_halved_error(top: float, halvings: int) -> str:
-    """Format ``top`` / 2^halvings as a person writes it: 16, 1/4, 0.75."""
-    value = top / 2**halvings
+def _format_error_after_halvings(max_error: float, halvings: int) -> str:
+    """Format ``max_error`` / 2^halvings as a person writes it: 16, 1/4, 0.75."""
+    value = max_error / 2**halvings
     inverse = 1 / value
     return f"1/{inverse:.0f}" if inverse > 1 and inverse == round(inverse) else f"{value:.3g}"
 

@@ -28,13 +28,13 @@ class ViewFrame:
     """One frame of the page.
 
     ``frame`` is [1 or 3, H, W], display-referred, or None without plates; one of another size is resized to that of
-    ``parts``, which have the names of :func:`fullfield.io.write_flow_layers`: ``forward``, ``backward`` [2, H, W],
+    ``layers``, which have the names of :func:`fullfield.io.write_flow_layers`: ``forward``, ``backward`` [2, H, W],
     ``occlusion.forward`` ... [H, W].
     """
 
     number: int
     frame: Tensor | None
-    parts: dict[str, Tensor] = field(default_factory=dict)
+    layers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def build_html_page(
@@ -72,36 +72,40 @@ def build_html_page(
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
         "DATA": json.dumps({**page_data, "frames": frames}).replace("<", "\\u003c"),
-        "STYLE_HASH": _hash_for_content_policy(template, "<style>", "</style>"),
-        "SCRIPT_HASH": _hash_for_content_policy(template, "<script>", "</script>"),
+        "STYLE_HASH": _hash_inline_element(template, "<style>", "</style>"),
+        "SCRIPT_HASH": _hash_inline_element(template, "<script>", "</script>"),
     }
     # One pass, so that a placeholder inside a value stays text.
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: values[match[1]], template)
 
 
-def _hash_for_content_policy(template: str, opening: str, end: str) -> str:
+def _hash_inline_element(template: str, opening: str, end: str) -> str:
     """Return the Content-Security-Policy hash of the template's own style or script."""
     text = template.split(opening)[1].split(end)[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _encode_frame(shown: ViewFrame, max_width: int) -> dict[str, object]:
+def _encode_frame(view_frame: ViewFrame, max_width: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
-    sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
+    sizes = [tuple(t.shape[-2:]) for t in (*view_frame.layers.values(), view_frame.frame) if t is not None]
     height, width = sizes[0]
     scale = min(1.0, max_width / width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
-    packed: dict[str, object] = {"number": shown.number, "size": [width, height], "shown": [small[1], small[0]]}
-    if shown.frame is not None:
-        picture = frame_to_image(_average_to_size(shown.frame.float(), small)).permute(1, 2, 0).numpy()
+    packed: dict[str, object] = {
+        "number": view_frame.number,
+        "size": [width, height],
+        "view_frame": [small[1], small[0]],
+    }
+    if view_frame.frame is not None:
+        picture = frame_to_image(_average_to_size(view_frame.frame.float(), small)).permute(1, 2, 0).numpy()
         packed["frame"] = _encode_as_data_uri(picture, "JPEG")
     steps: dict[str, float] = {}
     for direction in ("forward", "backward"):
-        if direction in shown.parts:
-            flow = _set_unknown_to_nan(shown.parts[direction], shown.parts.get("valid"))
-            packed[direction], steps[direction] = _encode_vectors_as_png(_average_to_size(flow, small))
+        if direction in view_frame.layers:
+            flow = _set_unknown_to_nan(view_frame.layers[direction], view_frame.layers.get("valid"))
+            packed[direction], steps[direction] = _encode_flow_as_png(_average_to_size(flow, small))
         for what in ("occlusion", "confidence"):
-            plane = shown.parts.get(f"{what}.{direction}")
+            plane = view_frame.layers.get(f"{what}.{direction}")
             if plane is not None:
                 codes = (_average_to_size(plane[None], small)[0].nan_to_num().clamp(0, 1) * 255).round().byte().numpy()
                 packed[f"{what}.{direction}"] = _encode_as_data_uri(codes, "PNG")
@@ -125,7 +129,7 @@ def _average_to_size(image: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.where(shares >= 0.5, means / shares, float("nan"))
 
 
-def _encode_vectors_as_png(flow: Tensor) -> tuple[str, float]:
+def _encode_flow_as_png(flow: Tensor) -> tuple[str, float]:
     """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known.
 
     The second value is the number of n that make one pixel.

@@ -34,7 +34,7 @@ def alignment_view(
     _check.check_number(max_error, "max_error", above=0.0)
     height, width = size
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).expand(height, width, 3).clone()
-    colors = _colors_from_levels(errors / max_error)
+    colors = _convert_levels_to_colors(errors / max_error)
     grey = torch.tensor(_TARGET, dtype=torch.uint8).expand(target.shape[0], 3)
     points = torch.cat([target.double(), source.double()])
     paint = torch.cat([grey, colors])
@@ -79,7 +79,7 @@ def _draw_points(image: Tensor, points: Tensor, colors: Tensor) -> None:
     image.view(-1, 3)[drawn] = colors[order[nearest[drawn]]]
 
 
-def _colors_from_levels(level: Tensor) -> Tensor:
+def _convert_levels_to_colors(level: Tensor) -> Tensor:
     """Return uint8 [N, 3] for levels from 0 to 1; above is red, and so is NaN."""
     stops = torch.tensor(_SCALE, dtype=torch.float64)
     position = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
@@ -95,7 +95,7 @@ def draw_alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     height = width // 8
     margin = height // 2
     image = create_blank_picture(height, width)
-    colors = _colors_from_levels(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
+    colors = _convert_levels_to_colors(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (
         (margin, "0", "lm"),

@@ -226,7 +226,7 @@ def test_radius_search_refuses_nonfinite_coordinates(bad: float) -> None:
     with pytest.raises(
         InputError, match=r"^points: expected finite coordinates, 2 of 400 points have NaN or infinity$"
     ):
-        PointPyramid.prepare(points, 0.1, 3, [(0, 1, 3)])
+        PointPyramid.build(points, 0.1, 3, [(0, 1, 3)])
 
 
 @emulated
@@ -256,12 +256,12 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     machine.launched.clear()
     with monkeypatch.context() as patch:
         patch.setattr(conv_kernels, "explain_triplets_unsupported", lambda _: None)
-        found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+        found = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
     names = ("count_points", "count_neighbors", "write_neighbors", "build_row_entries", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
-        right = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+        right = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
     assert found.sizes == right.sizes
     assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
 
@@ -409,7 +409,7 @@ def test_point_pyramid_prepare_on_gpu_equals_reference() -> None:
     """Searches that share buckets, and a cloud that ends in one point a level."""
     points, offsets = cloud(4000, 7, 0.5), torch.tensor([0, 1500, 1500, 1501, 4000])
     steps = [(0, 1, 5), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3), (4, 4, 3)]
-    found, right = (PointPyramid.prepare(p, 0.05, 5, steps, offsets=offsets) for p in (points.cuda(), points))
+    found, right = (PointPyramid.build(p, 0.05, 5, steps, offsets=offsets) for p in (points.cuda(), points))
     assert found.sizes == right.sizes
     for one, two in zip(found.kept, right.kept, strict=True):
         assert torch.equal(one.cpu(), two)

@@ -33,7 +33,7 @@ class PointPyramid:
     """Geometry of every step (source level, target level, kernel side)."""
 
     @classmethod
-    def prepare(
+    def build(
         cls,
         points: Tensor,  # [N, 3] float32 or float64
         grid: float,
@@ -106,10 +106,10 @@ def check_features_fit_pyramid(
 class ConvNorm(nn.Module):
     """Convolution between levels, then normalisation, an optional residual and an optional ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, step: tuple[int, int, int], norm: str) -> None:
+    def __init__(self, inputs: int, outputs: int, geometry_step: tuple[int, int, int], norm: str) -> None:
         super().__init__()
-        self.step = step
-        self.conv = PointConv(inputs, outputs, step[2], bias=False)
+        self.step = geometry_step
+        self.conv = PointConv(inputs, outputs, geometry_step[2], bias=False)
         self.norm = PointNorm(outputs, norm)
 
     def forward(
@@ -117,7 +117,7 @@ class ConvNorm(nn.Module):
     ) -> Tensor:
         """Convolve features [N, inputs] and normalise the result, [N', outputs]."""
         geometry, sizes = pyramid.geometries[self.step], pyramid.sizes[self.step[1]]
-        return self.norm.convolve(self.conv, features, geometry, sizes, residual, relu=relu)
+        return self.norm.convolve_and_normalize(self.conv, features, geometry, sizes, residual, relu=relu)
 
 
 class LinearNorm(nn.Module):
@@ -137,26 +137,32 @@ class LinearNorm(nn.Module):
         return out
 
 
-class Residual(nn.Module):
+class ResidualPointBlock(nn.Module):
     """Residual block x + f(x) with a ReLU after it.
 
     f is two 3³ convolutions ("basic"), or 1, 3³ and 1 with a quarter of the output channels inside ("bottleneck"). The
     first 3³ convolution makes a step to the next level; the shortcut then selects the points that are kept.
     """
 
-    def __init__(self, inputs: int, outputs: int, source: int, target: int, norm: str, kind: str = "basic") -> None:
+    def __init__(
+        self, inputs: int, outputs: int, source_level: int, target_level: int, norm: str, kind: str = "basic"
+    ) -> None:
         super().__init__()
-        self.source, self.target = source, target
+        self.source, self.target = source_level, target_level
         inner = outputs if kind == "basic" else outputs // 4
-        step = (source, target, 3)
-        self.first = ConvNorm(inputs, inner, step, norm) if kind == "basic" else LinearNorm(inputs, inner, source, norm)
-        self.middle = None if kind == "basic" else ConvNorm(inner, inner, step, norm)
-        within = (target, target, 3)
-        self.last = (
-            ConvNorm(inner, outputs, within, norm) if kind == "basic" else LinearNorm(inner, outputs, target, norm)
+        step = (source_level, target_level, 3)
+        self.first = (
+            ConvNorm(inputs, inner, step, norm) if kind == "basic" else LinearNorm(inputs, inner, source_level, norm)
         )
-        changes = inputs != outputs or source != target
-        self.shortcut = LinearNorm(inputs, outputs, target, norm) if changes else None
+        self.middle = None if kind == "basic" else ConvNorm(inner, inner, step, norm)
+        within = (target_level, target_level, 3)
+        self.last = (
+            ConvNorm(inner, outputs, within, norm)
+            if kind == "basic"
+            else LinearNorm(inner, outputs, target_level, norm)
+        )
+        changes = inputs != outputs or source_level != target_level
+        self.shortcut = LinearNorm(inputs, outputs, target_level, norm) if changes else None
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
         """Apply the block to features [N, inputs]; the result is [N', outputs]."""
@@ -172,10 +178,10 @@ class Residual(nn.Module):
 class _Network(nn.Module):
     config: PointResNetConfig | PointUNetConfig
 
-    def prepare(self, points: Tensor, offsets: Tensor | None = None, *, gradient: bool = True) -> PointPyramid:
+    def build_pyramid(self, points: Tensor, offsets: Tensor | None = None, *, gradient: bool = True) -> PointPyramid:
         """Return the pyramid of points [N, 3] for :meth:`forward`; ``gradient``: a backward pass follows."""
         c = self.config
-        return PointPyramid.prepare(
+        return PointPyramid.build(
             points, c.grid, c.count_levels(), c.list_geometry_steps(), offsets=offsets, gradient=gradient
         )
 
@@ -198,7 +204,7 @@ class PointResNet(_Network):
             for block in range(blocks):
                 level = 2 + number
                 source = level - 1 if block == 0 and number > 0 else level
-                stage.append(Residual(inputs, channels * wider, source, level, config.norm, config.block))
+                stage.append(ResidualPointBlock(inputs, channels * wider, source, level, config.norm, config.block))
                 inputs = channels * wider
             self.stages.append(stage)
         self.mean = CloudPool("mean")
@@ -243,8 +249,12 @@ class PointUNet(_Network):
                 self.down.append(ConvNorm(channels[level - 1], width, (level - 1, level, 3), norm))
                 self.up.append(ConvNorm(width, channels[level - 1], (level, level - 1, 3), norm))
                 self.join.append(LinearNorm(2 * channels[level - 1], channels[level - 1], level - 1, norm))
-                self.decoder.append(Residual(channels[level - 1], channels[level - 1], level - 1, level - 1, norm))
-            self.encoder.append(nn.ModuleList(Residual(width, width, level, level, norm) for _ in range(blocks)))
+                self.decoder.append(
+                    ResidualPointBlock(channels[level - 1], channels[level - 1], level - 1, level - 1, norm)
+                )
+            self.encoder.append(
+                nn.ModuleList(ResidualPointBlock(width, width, level, level, norm) for _ in range(blocks))
+            )
         self.head = nn.Linear(channels[0], config.out_channels)
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:

@@ -3,9 +3,9 @@
 from fullfield.models.prepared.runner import (
     PRECISIONS,
     PreparedFlow,
-    PreparedSizes,
+    PreparedFlowCache,
     choose_cpu_dtype,
     explain_no_half_precision,
 )
 
-__all__ = ["PRECISIONS", "PreparedFlow", "PreparedSizes", "choose_cpu_dtype", "explain_no_half_precision"]
+__all__ = ["PRECISIONS", "PreparedFlow", "PreparedFlowCache", "choose_cpu_dtype", "explain_no_half_precision"]

@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, compute_nan_guard
+from fullfield.models.prepared.shared import LANE, PreparedNetwork, WeightConverter, compute_nan_guard
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding
 from fullfield.ops._recording import SerializedCalls
@@ -65,26 +65,26 @@ class PreparedFlow:
         batch: int = 1,
         precision: str = "fast",
     ) -> None:
-        self._allocate_and_record(_build_shared_parts(model, precision), height, width, batch)
+        self._allocate_and_record(_build_shared_components(model, precision), height, width, batch)
 
-    def _allocate_and_record(self, kit: _SharedParts, height: int, width: int, batch: int) -> None:
+    def _allocate_and_record(self, shared: _SharedComponents, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
             _check.check_number(value, name, integer=True, low=low)
-        self.model = kit.model
-        self.device, self.dtype = kit.converter.device, kit.converter.dtype
+        self.model = shared.model
+        self.device, self.dtype = shared.converter.device, shared.converter.dtype
         self.size = (int(height), int(width))
         self.batch = int(batch)
-        self.padding = framing.choose_padding(*self.size, kit.model.config.padding)
+        self.padding = framing.choose_padding(*self.size, shared.model.config.padding)
         left, right, top, bottom = self.padding
         self._frame = FramePadding(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
         self._in_order = SerializedCalls(self.device)
-        self._parameters = kit.converter.weights
-        self._passes, self._network = kit.converter.passes, kit.network
+        self._parameters = shared.converter.weights
+        self._passes, self._network = shared.converter.passes, shared.network
         self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
         with _disable_autograd_and_autocast(self.device):
-            cells = self.padding.count_cells(*self.size)
+            cells = self.padding.count_feature_cells(*self.size)
             self._grid = framing.create_coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
                 (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
@@ -314,7 +314,7 @@ def _record_cuda_graphs(
     return [graph.replay for graph in graphs], pool
 
 
-class PreparedSizes:
+class PreparedFlowCache:
     """Network in its fast form for frames of any size, with a :class:`PreparedFlow` per size, created on first use.
 
     ::
@@ -330,7 +330,7 @@ class PreparedSizes:
 
     def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
         _check.check_number(sizes, "sizes", integer=True, low=1)
-        self._kit = _build_shared_parts(model, precision)
+        self._kit = _build_shared_components(model, precision)
         self.model = model
         self.sizes = int(sizes)
         self._by_size: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -341,7 +341,7 @@ class PreparedSizes:
         """Type of the activations."""
         return self._kit.converter.dtype
 
-    def prepare_size(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
+    def get_or_prepare_size(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
         """Return the network for one size."""
         key = (batch, height, width)
         with self._lock:
@@ -362,32 +362,32 @@ class PreparedSizes:
         _check.require(
             frame1.device == self._kit.converter.device, "frame1", f"device {self._kit.converter.device}", frame1
         )
-        return self.prepare_size(height, width, batch)(frame1, frame2, updates, initial_flow)
+        return self.get_or_prepare_size(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 
-class _SharedParts(NamedTuple):
+class _SharedComponents(NamedTuple):
     """Parts that all sizes share."""
 
     model: FlowNetwork
     converter: WeightConverter
-    network: PreparedPairs
+    network: PreparedNetwork
 
 
-def _build_shared_parts(model: FlowNetwork, precision: str) -> _SharedParts:
+def _build_shared_components(model: FlowNetwork, precision: str) -> _SharedComponents:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe_value(model))
     _check.check_choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = choose_cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     converter = WeightConverter(device, dtype, _choose_kernels(device, dtype, precision))
     with _disable_autograd_and_autocast(device):
-        network: PreparedPairs = model.config.import_class("prepared")(model, converter)
+        network: PreparedNetwork = model.config.import_class("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
     state = network.state_channels
     if converter.passes is not reference and state is not None and state % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {state}")
-    return _SharedParts(model, converter, network)
+    return _SharedComponents(model, converter, network)
 
 
 def _choose_kernels(device: torch.device, dtype: torch.dtype, precision: str) -> Any:

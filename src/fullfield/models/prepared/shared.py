@@ -72,7 +72,7 @@ def fold_batch_norm(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Te
     return weight * scale[:, None, None, None], bias * scale + shift
 
 
-def convert_stem_to_cells(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
+def convert_stem_weight_to_cells(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
     """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
     ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` names the frame of a cell that each group of three
@@ -98,7 +98,7 @@ def pad_weight(weight: Tensor, outputs: int, inputs: int | None = None) -> Tenso
     return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, channels, 0, outputs - len(weight)])
 
 
-def convert_to_taps(weight: Tensor) -> Tensor:
+def convert_weight_to_taps(weight: Tensor) -> Tensor:
     """Convert a 3×3 convolution [2, C, 3, 3] to products of single pixels [24, C].
 
     Rows are ordered by kernel row, kernel column and output, slow to fast, and end with zeros.
@@ -111,7 +111,7 @@ _SIDE = 7  # of the windows of the flow
 
 
 @dataclass(frozen=True)
-class _Convolution:
+class _PreparedConvolution:
     """Convolution with the norm after it, which is folded in or, with ``epsilon``, an instance norm."""
 
     weight: Tensor
@@ -138,14 +138,14 @@ class _Convolution:
         return self.passes.normalize_add_relu_(*self.convolve(x))
 
 
-def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
+def _prepare_convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _PreparedConvolution:
     epsilon = None
     if isinstance(norm, nn.InstanceNorm2d):
         # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
     weight, bias = fold_batch_norm(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
-    return _Convolution(
+    return _PreparedConvolution(
         converter.convert_conv_weight(weight),
         converter.convert_bias(bias),
         converter.convert_to_float32(bias),
@@ -161,7 +161,7 @@ def _list_norms(block: nn.Module) -> list[nn.Module]:
     return [getattr(block, name) for name in names if hasattr(block, name)]
 
 
-class _Block:
+class _PreparedResidualBlock:
     """Residual block of either network: convolutions and a shortcut."""
 
     def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
@@ -200,14 +200,14 @@ class PreparedEncoder:
         self.stems = [
             replace(
                 first,
-                weight=converter.convert_conv_weight(convert_stem_to_cells(weight, frames)),
+                weight=converter.convert_conv_weight(convert_stem_weight_to_cells(weight, frames)),
                 stride=1,
                 padding=(0, 0),
             )
             for frames in reads
         ]
         layers = (module.layer1, module.layer2, module.layer3)
-        self.blocks = [_Block(converter, block) for layer in layers for block in layer]
+        self.blocks = [_PreparedResidualBlock(converter, block) for layer in layers for block in layer]
         last = module.conv2 if hasattr(module, "conv2") else module.final_conv
         weight, bias = fold_batch_norm(last, None)
         self.weight, self.bias = converter.convert_linear_weight(weight.flatten(1)), converter.convert_bias(bias)
@@ -237,7 +237,7 @@ def compute_nan_guard(*activations: Tensor) -> Tensor:
     return 0 * torch.stack(sums).sum(0)[:, None, None, None]
 
 
-class PreparedMotion:
+class PreparedMotionEncoder:
     """Encoder of correlation and flow to motion features, the last two of which are the flow."""
 
     def __init__(self, converter: WeightConverter, encoder: nn.Module) -> None:
@@ -307,7 +307,8 @@ class PreparedHead:
     Args:
         form: converter of the parameters.
         first: 3×3 convolution.
-        last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.shared.convert_to_taps`.
+        last: weights [C', C] of a 1×1 convolution, or from
+        :func:`fullfield.models.prepared.shared.convert_weight_to_taps`.
         bias: bias of the second convolution.
     """
 
@@ -328,23 +329,23 @@ class PreparedHead:
         return torch.addmm(self.bias, hidden.flatten(0, -2), self.weight).view(*hidden.shape[:-1], -1)
 
 
-class FlowHead:
+class PreparedFlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
     def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: nn.Conv2d) -> None:
         weight, bias = fold_batch_norm(last, None)
         self.passes = converter.passes
-        self.head = PreparedHead(converter, first, convert_to_taps(weight[:2]), None)
+        self.head = PreparedHead(converter, first, convert_weight_to_taps(weight[:2]), None)
         self.bias = converter.convert_to_float32(bias[:2])
         self.others = [
             (
-                converter.convert_linear_weight(convert_to_taps(weight[n : n + 2])),
+                converter.convert_linear_weight(convert_weight_to_taps(weight[n : n + 2])),
                 converter.convert_to_float32(bias[n : n + 2]),
             )
             for n in range(2, len(weight), 2)
         ]
 
-    def add_step_(self, state: Tensor, coords: Tensor) -> None:
+    def add_flow_update_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
         self.passes.add_3x3_taps_to_coords_(
             coords, self.head.project_hidden(self.head.compute_hidden(state)), self.bias
@@ -368,7 +369,7 @@ def create_mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHea
     return PreparedHead(converter, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
-class PreparedPairs:
+class PreparedNetwork:
     """Base of prepared networks: encoders, correlation lookup and motion features.
 
     A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode_pair` and :meth:`update_pair`.
@@ -379,7 +380,7 @@ class PreparedPairs:
         reads: frames that the context encoder reads in the forward and in the backward direction.
     """
 
-    flow_head: FlowHead
+    flow_head: PreparedFlowHead
     mask: PreparedHead | None
     channels: list[int]
     """Channel counts that the kernels need in multiples of eight."""
@@ -396,7 +397,7 @@ class PreparedPairs:
         self.features = PreparedEncoder(converter, model.fnet, ((0,), (1,)))
         self.context = PreparedEncoder(converter, model.cnet, reads)
         update: Any = model.update_block
-        self.motion = PreparedMotion(converter, update.encoder)
+        self.motion = PreparedMotionEncoder(converter, update.encoder)
         self.levels, self.radius = model.config.levels, model.config.radius
 
     def encode_features(self, cells: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.network import ConvolutionBeforeNorm, Encoded, FlowNetwork
+from fullfield.models.network import ConvolutionBeforeNorm, EncodedFrames, FlowNetwork
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
@@ -34,10 +34,13 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(
-        self, convs: Sequence[tuple[int, int, int, int]], norm: Callable[[int], nn.Module], called: str = "norm"
+        self,
+        convs: Sequence[tuple[int, int, int, int]],
+        norm: Callable[[int], nn.Module],
+        norm_name_prefix: str = "norm",
     ) -> None:
         super().__init__()
-        self._names = [(f"conv{number}", f"{called}{number}") for number in range(1, len(convs) + 1)]
+        self._names = [(f"conv{number}", f"{norm_name_prefix}{number}") for number in range(1, len(convs) + 1)]
         for (conv, behind), (inputs, outputs, side, stride) in zip(self._names, convs, strict=True):
             self.add_module(conv, ConvolutionBeforeNorm(inputs, outputs, side, stride, padding=side // 2))
             self.add_module(behind, norm(outputs))
@@ -125,7 +128,7 @@ def _apply_1x1_convolution(conv: nn.Conv2d, features: Tensor) -> Tensor:
     return functional.linear(features.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
-def _apply_gru_step(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
+def _update_gru_state(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
     """Apply one step of a gated recurrent unit whose products are convolutions."""
     joint = torch.cat((net, x), 1)
     update = torch.sigmoid(convz(joint))
@@ -143,7 +146,7 @@ class SquareGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        return _apply_gru_step(net, x, self.convz, self.convr, self.convq)
+        return _update_gru_state(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
@@ -160,8 +163,8 @@ class SeparableGRU(nn.Module):
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """Return the next hidden state."""
-        net = _apply_gru_step(net, x, self.convz1, self.convr1, self.convq1)
-        return _apply_gru_step(net, x, self.convz2, self.convr2, self.convq2)
+        net = _update_gru_state(net, x, self.convz1, self.convr1, self.convq1)
+        return _update_gru_state(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
@@ -178,7 +181,7 @@ class FlowHead(nn.Module):
         return step
 
 
-def build_two_convolutions(inputs: int, inner: int, outputs: int, last_kernel: int) -> nn.Sequential:
+def build_two_layer_convolution(inputs: int, inner: int, outputs: int, last_kernel: int) -> nn.Sequential:
     """Return a 3×3 convolution, a rectifier and a second convolution; indices 0 and 2 have weights, as published."""
     return nn.Sequential(
         nn.Conv2d(inputs, inner, 3, padding=1),
@@ -203,7 +206,7 @@ class UpdateBlock(nn.Module):
         self.gru = gru(hidden, config.context_channels + config.motion_channels)
         self.flow_head = FlowHead(hidden, config.head_channels)
         learned = config.learned_upsampling
-        self.mask = build_two_convolutions(hidden, config.head_channels, 9 * 8 * 8, 1) if learned else None
+        self.mask = build_two_layer_convolution(hidden, config.head_channels, 9 * 8 * 8, 1) if learned else None
 
     def forward(self, net: Tensor, context: Tensor, features: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
         """Return the next hidden state and the step of the flow."""
@@ -336,7 +339,13 @@ class RAFT(FlowNetwork):
         yield from self._iterate_updates(encoded, start, number, padding, upsample_each=upsample_each)
 
     def _iterate_updates(
-        self, encoded: Encoded, start: Tensor | None, updates: int, padding: framing.Padding, *, upsample_each: bool
+        self,
+        encoded: EncodedFrames,
+        start: Tensor | None,
+        updates: int,
+        padding: framing.Padding,
+        *,
+        upsample_each: bool,
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
         grid = framing.create_coordinate_grid_like(net)
@@ -348,15 +357,17 @@ class RAFT(FlowNetwork):
         max_waiting = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
-            net, coords = self.apply_update(lookup, net, context, coords, grid)
+            net, coords = self.update_hidden_state_and_coords(lookup, net, context, coords, grid)
             last = update == updates - 1
             if upsample_each or last:
                 waiting.append((coords - grid, net))
             if last or len(waiting) == max_waiting:
-                yield from self._upsample_all(waiting, padding)
+                yield from self._upsample_predictions(waiting, padding)
                 waiting = []
 
-    def _upsample_all(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
+    def _upsample_predictions(
+        self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding
+    ) -> Sequence[Tensor]:
         """Enlarge flows in cells with their hidden states to the frames' size, in one pass."""
         flows, nets = zip(*coarse, strict=True)
         if len(coarse) == 1:
@@ -376,7 +387,7 @@ class RAFT(FlowNetwork):
         dtype = fmap1.dtype if learns else None
         return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
 
-    def apply_update(
+    def update_hidden_state_and_coords(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, hidden_channels, h, w]

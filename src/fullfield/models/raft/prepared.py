@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.shared import (
-    FlowHead,
-    PreparedPairs,
+    PreparedFlowHead,
+    PreparedNetwork,
     WeightConverter,
     create_mask_head,
     fold_batch_norm,
@@ -37,7 +37,7 @@ class _GRUInput:
 
 
 @dataclass
-class RAFTPair:
+class RAFTPairState:
     """State of one pair of frames."""
 
     lookup: CorrelationPyramid
@@ -91,7 +91,7 @@ class _PreparedGRU:
         passes.apply_gru_update_gate(state, gates, memory.maps[0], candidate, memory.maps[1], to)
 
 
-class PreparedRAFT(PreparedPairs):
+class PreparedRAFT(PreparedNetwork):
     """RAFT, large or small, in its fast form."""
 
     def __init__(self, model: RAFT, converter: WeightConverter) -> None:
@@ -109,7 +109,7 @@ class PreparedRAFT(PreparedPairs):
             )
             for end in ends
         ]
-        self.flow_head = FlowHead(converter, update.flow_head.conv1, update.flow_head.conv2)
+        self.flow_head = PreparedFlowHead(converter, update.flow_head.conv1, update.flow_head.conv2)
         self.mask = None if update.mask is None else create_mask_head(converter, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
         self.channels = []
@@ -124,7 +124,7 @@ class PreparedRAFT(PreparedPairs):
         grid: Tensor,
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
-    ) -> RAFTPair:
+    ) -> RAFTPairState:
         """Compute what is needed once per pair, and set ``coords`` to the grid; see :meth:`prepare_lookup`."""
         hidden = self.hidden
         lookup, guard = self.prepare_lookup(cells, direction, features)
@@ -134,9 +134,9 @@ class PreparedRAFT(PreparedPairs):
         halves = [half.allocate_input(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
-        return RAFTPair(lookup, halves, state, guard)
+        return RAFTPairState(lookup, halves, state, guard)
 
-    def update_pair(self, pair: RAFTPair, coords: Tensor) -> None:
+    def update_pair(self, pair: RAFTPairState, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
         seen = [TargetSlice(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]
@@ -147,4 +147,4 @@ class PreparedRAFT(PreparedPairs):
             if number == len(memories) - 1:
                 to.append(TargetSlice(pair.state, half.transposed))
             half(memories[number], to)
-        self.flow_head.add_step_(pair.state, coords)
+        self.flow_head.add_flow_update_(pair.state, coords)

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.network import ConvolutionBeforeNorm, Encoded, FlowNetwork
-from fullfield.models.raft.model import MotionEncoder, ResidualBlock, build_two_convolutions
+from fullfield.models.network import ConvolutionBeforeNorm, EncodedFrames, FlowNetwork
+from fullfield.models.raft.model import MotionEncoder, ResidualBlock, build_two_layer_convolution
 from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
 from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.nn import CorrelationPyramid
@@ -105,21 +105,21 @@ class ConvNeXtBlock(nn.Module):
     def optimize_for_cpu(self) -> None:
         """Use :meth:`merge_layers` layers in evaluation mode, also for weights that are loaded later."""
         module: Any = self
-        _store_merged_layers(self, None)
-        module.register_load_state_dict_post_hook(_store_merged_layers)
+        _merge_layers_after_loading(self, None)
+        module.register_load_state_dict_post_hook(_merge_layers_after_loading)
         self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
         if self._optimized and not self.training:
-            return self._apply_merged(x)
+            return self._apply_merged_layers(x)
         filtered = _convolve_depthwise(self.dwconv, x) if self.training and x.is_cuda else self.dwconv(x)
         y = self.norm(filtered.permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
         return out
 
-    def _apply_merged(self, x: Tensor) -> Tensor:
+    def _apply_merged_layers(self, x: Tensor) -> Tensor:
         layers = MergedLayers(*(getattr(self, f"merged_{name}") for name in MergedLayers._fields))
         cells, filtered = x.permute(0, 2, 3, 1), self.dwconv(x).permute(0, 2, 3, 1)
         normed = functional.layer_norm(filtered, self.norm.normalized_shape, eps=self.norm.eps)
@@ -134,7 +134,7 @@ def _convolve_depthwise(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return filtered if conv.bias is None else filtered + conv.bias.to(x.dtype)[:, None, None]
 
 
-def _store_merged_layers(block: ConvNeXtBlock, _: object) -> None:
+def _merge_layers_after_loading(block: ConvNeXtBlock, _: object) -> None:
     """Store the block's merged layers as buffers, which no state dict has."""
     for name, layer in block.merge_layers()._asdict().items():
         block.register_buffer(f"merged_{name}", layer.to(block.gamma), persistent=False)
@@ -200,8 +200,8 @@ class SEARAFT(FlowNetwork):
         width = self.config.channels
         self.cnet = Encoder(self.config, 6)
         self.init_conv = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
-        self.upsample_weight = build_two_convolutions(width, 2 * width, MASK_CHANNELS, 1)
-        self.flow_head = build_two_convolutions(width, 2 * width, HEAD_CHANNELS, 3)
+        self.upsample_weight = build_two_layer_convolution(width, 2 * width, MASK_CHANNELS, 1)
+        self.flow_head = build_two_layer_convolution(width, 2 * width, HEAD_CHANNELS, 3)
         self.fnet = Encoder(self.config, 3)
         self.update_block = UpdateBlock(self.config)
 
@@ -372,9 +372,9 @@ class SEARAFT(FlowNetwork):
 
     def regress_initial_flow(self, net: Tensor) -> Tensor:
         """Return the initial flow [B, 2, h, w] float32 in cells, regressed from :meth:`encode`'s state."""
-        return self._predict_flow_and_info(net)[0]
+        return self._predict_flow_and_mixture(net)[0]
 
-    def apply_update(
+    def update_hidden_state_and_coords(
         self,
         lookup: Callable[[Tensor], Tensor],
         net: Tensor,  # [B, channels, h, w]
@@ -395,7 +395,7 @@ class SEARAFT(FlowNetwork):
         """Enlarge a flow [B, 2, h, w] in cells to [B, 2, 8h, 8w] in pixels."""
         return convex_upsample(8 * flow, mask, 8)
 
-    def _predict_flow_and_info(self, net: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict_flow_and_mixture(self, net: Tensor) -> tuple[Tensor, Tensor]:
         outputs: Tensor = self.flow_head(net).float()
         return outputs[:, :2], outputs[:, 2:]
 
@@ -404,7 +404,7 @@ class SEARAFT(FlowNetwork):
     ) -> _UpdateState:
         flow = flow.detach()
         net = self.update_block(net, context, lookup(grid + flow), flow)
-        delta, info = self._predict_flow_and_info(net)
+        delta, info = self._predict_flow_and_mixture(net)
         return _UpdateState(net, flow + delta, info)
 
     def _upsample_state(self, state: _UpdateState, padding: framing.Padding) -> tuple[Tensor, Tensor]:
@@ -424,11 +424,11 @@ class SEARAFT(FlowNetwork):
         return padding, self._iterate_states(encoded, flow, count, self.get_max_updates(updates))
 
     def _iterate_states(
-        self, encoded: Encoded, flow: Tensor | None, updates: int, max_updates: int
+        self, encoded: EncodedFrames, flow: Tensor | None, updates: int, max_updates: int
     ) -> Iterator[_UpdateState]:
         """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
-        regressed, info = self._predict_flow_and_info(net)
+        regressed, info = self._predict_flow_and_mixture(net)
         state = _UpdateState(net, regressed if flow is None else flow, info)
         yield state
         if updates == 0:

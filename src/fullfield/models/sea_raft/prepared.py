@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, create_mask_head, fold_batch_norm
+from fullfield.models.prepared.shared import (
+    PreparedFlowHead,
+    PreparedNetwork,
+    WeightConverter,
+    create_mask_head,
+    fold_batch_norm,
+)
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import TargetSlice
 
 
 @dataclass
-class SEARAFTPair:
+class SEARAFTPairState:
     """State of one pair of frames."""
 
     lookup: CorrelationPyramid
@@ -56,7 +62,7 @@ class _PreparedConvNeXtBlock:
         to.addmm_(expand, self.narrow)
 
 
-class PreparedSEARAFT(PreparedPairs):
+class PreparedSEARAFT(PreparedNetwork):
     """SEA-RAFT of any configuration in its fast form."""
 
     def __init__(self, model: SEARAFT, converter: WeightConverter) -> None:
@@ -66,7 +72,7 @@ class PreparedSEARAFT(PreparedPairs):
         update: Any = model.update_block
         self.refine = [_PreparedConvNeXtBlock(converter, block) for block in update.refine]
         flow: Any = model.flow_head
-        self.flow_head = FlowHead(converter, flow[0], flow[2])
+        self.flow_head = PreparedFlowHead(converter, flow[0], flow[2])
         self.mask = create_mask_head(converter, model.upsample_weight)
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
@@ -78,7 +84,7 @@ class PreparedSEARAFT(PreparedPairs):
         grid: Tensor,
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
-    ) -> SEARAFTPair:
+    ) -> SEARAFTPairState:
         """Compute what is needed once per pair, and set ``coords`` to the regressed flow; as :meth:`prepare_lookup`."""
         width = self.width
         both = self.passes.convolve(self.context(cells, direction), *self.initial, padding=(1, 1))
@@ -88,14 +94,14 @@ class PreparedSEARAFT(PreparedPairs):
         del both
         lookup, guard = self.prepare_lookup(cells, direction, features)
         coords.copy_(grid)
-        self.flow_head.add_step_(state, coords)
-        return SEARAFTPair(lookup, joint, state, guard)
+        self.flow_head.add_flow_update_(state, coords)
+        return SEARAFTPairState(lookup, joint, state, guard)
 
-    def update_pair(self, pair: SEARAFTPair, coords: Tensor) -> None:
+    def update_pair(self, pair: SEARAFTPairState, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         width = self.width
         self.motion(pair.lookup, coords, [TargetSlice(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)
             self.passes.write_relu_and_append_flow(pair.state, None, [TargetSlice(pair.joint[..., :width])])
-        self.flow_head.add_step_(pair.state, coords)
+        self.flow_head.add_flow_update_(pair.state, coords)
