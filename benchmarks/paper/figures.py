@@ -19,7 +19,7 @@ from benchmarks.paper.tables import NOT_RUN, SCALES, Line, Measured, Table
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.own import CHARGE_SHOTS
-from fullfield.evaluation.run import Run
+from fullfield.evaluation.run import PredictionRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +178,7 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
             known = _reduced(truth.valid[None].float())[0] > 0.5
             longest = flow_scale(small, known)
             first.append(("True flow", flow_to_image(small, known, max_motion=longest)))
-    stored = [None if panel.run is None else Run.load(panel.run.folder) for panel in panels]
+    stored = [None if panel.run is None else PredictionRun.load(panel.run.folder) for panel in panels]
     flows = [None if run is None else _reduced(run.read_prediction(name)[0]) for run in stored]
     if longest <= 0:
         longest = max(flow_scale(flow) for flow in flows if flow is not None)

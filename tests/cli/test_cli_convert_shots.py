@@ -15,11 +15,11 @@ from fullfield import InputError
 from fullfield.cli.main import main
 from fullfield.io import read_flow, read_flow_layers, resize_flow, write_flow, write_flow_layers
 
-Run = Callable[..., tuple[int, str, str]]
+PredictionRun = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> PredictionRun:
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -34,7 +34,7 @@ def ramp(height: int = 12, width: int = 16) -> torch.Tensor:
     return torch.stack([x, -torch.arange(height, dtype=torch.float32)[:, None].expand(height, width)])
 
 
-def test_convert_pattern_writes_every_file(run: Run) -> None:
+def test_convert_pattern_writes_every_file(run: PredictionRun) -> None:
     for number in (3, 5, 6):
         write_flow(f"a.{number:04d}.flo", ramp() + number)
     code, out, _ = run("a.%04d.flo", "b.%03d.exr", "--frames", "5-6", "--json")
@@ -46,7 +46,7 @@ def test_convert_pattern_writes_every_file(run: Run) -> None:
     assert (code, out) == (0, "c.####.flo5: 3 files, 0 unknown vectors\n")
 
 
-def test_convert_pattern_refuses_mistakes(run: Run) -> None:
+def test_convert_pattern_refuses_mistakes(run: PredictionRun) -> None:
     write_flow("a.0001.flo", ramp())
     for words, message in (
         (("a.%04d.flo", "b.exr"), "expected a pattern"),
@@ -66,7 +66,7 @@ def test_convert_pattern_refuses_mistakes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("scale", ["2", "1/2", "0.5", "3", "1.5"])
-def test_convert_scale_changes_size_and_vectors(run: Run, scale: str) -> None:
+def test_convert_scale_changes_size_and_vectors(run: PredictionRun, scale: str) -> None:
     factor = eval(scale)
     write_flow_layers("a.exr", {"forward": ramp(), "backward": -ramp()})
     assert run("a.exr", "b.exr", "--scale", scale)[0] == 0
@@ -93,7 +93,7 @@ def test_resize_flow_averages_known_vectors_only() -> None:
         resize_flow(flow, 3)  # type: ignore[arg-type]
 
 
-def test_convert_channels_reads_renderer_vectors(run: Run) -> None:
+def test_convert_channels_reads_renderer_vectors(run: PredictionRun) -> None:
     spec = oiio.ImageSpec(8, 6, 4, "float")
     spec.channelnames = ("ViewLayer.Vector.X", "ViewLayer.Vector.Y", "ViewLayer.Vector.Z", "ViewLayer.Vector.W")
     output = oiio.ImageOutput.create("openexr")

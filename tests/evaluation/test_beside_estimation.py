@@ -18,7 +18,7 @@ from fullfield._check import NotEnoughMemoryError
 from fullfield.datasets import FlowDataset
 from fullfield.evaluation import EvaluationSettings, evaluate, finishing, loading
 from fullfield.evaluation.loading import read_pairs_ahead
-from fullfield.evaluation.run import Run
+from fullfield.evaluation.run import PredictionRun
 from fullfield.metrics import FlowMetrics
 
 
@@ -128,7 +128,7 @@ def test_evaluate_records_out_of_memory(pairs: FlowDataset, tmp_path: Path, erro
 def test_evaluate_does_not_record_memory_shortage_of_scoring(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: beside)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: beside)
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(Counting(), pairs, tmp_path / "run")
     assert not (tmp_path / "run" / "failure.json").exists()
@@ -137,20 +137,20 @@ def test_evaluate_does_not_record_memory_shortage_of_scoring(
 def test_evaluate_with_overlapped_scoring_equals_sequential(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     assert evaluate(Counting(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     with pytest.raises(InputError, match=r"f_0\d: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "broken")
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: False)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: False)
     with pytest.raises(InputError, match="a/f_00: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
 
 def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
-    store, once = Run.save_prediction, type(pairs).read_masked_frame
+    store, once = PredictionRun.save_prediction, type(pairs).read_masked_frame
 
-    def slowly(self: Run, name: str, *more: Any) -> None:
+    def slowly(self: PredictionRun, name: str, *more: Any) -> None:
         busy.append(name)
         time.sleep(0.03)
         store(self, name, *more)
@@ -168,18 +168,18 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
             assert not busy
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(Run, "save_prediction", slowly)
+    monkeypatch.setattr(PredictionRun, "save_prediction", slowly)
     monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
 
 
 def test_predict_estimates_next_pair_before_storing_last(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    going_on, store = threading.Event(), Run.save_prediction
+    going_on, store = threading.Event(), PredictionRun.save_prediction
 
-    def waiting(self: Run, *more: Any) -> None:
+    def waiting(self: PredictionRun, *more: Any) -> None:
         assert going_on.wait(30)
         store(self, *more)
 
@@ -189,8 +189,8 @@ def test_predict_estimates_next_pair_before_storing_last(
                 going_on.set()
             return super().__call__(*frames, **more)
 
-    monkeypatch.setattr(Run, "save_prediction", waiting)
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
+    monkeypatch.setattr(PredictionRun, "save_prediction", waiting)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     result = evaluate(Second(), pairs, tmp_path / "run")
     assert not result["runtime"]["alone"]
     assert result["scores"] == by_hand(pairs)
@@ -199,7 +199,7 @@ def test_predict_estimates_next_pair_before_storing_last(
 def test_predict_repeats_pair_after_memory_shortage(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finishing, "can_score_during_estimation", lambda _: True)
+    monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     assert evaluate(Raising(NO_ROOM, 3, 4), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert not (tmp_path / "run" / "failure.json").exists()
 
@@ -217,7 +217,7 @@ def test_evaluate_on_gpu_equals_plain_loop(tmp_path: Path) -> None:
     expected = by_hand(pairs)
     assert result["scores"] == {key: pytest.approx(value, rel=1e-6, nan_ok=True) for key, value in expected.items()}
     assert result["peak_bytes"] > 0
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     for sample in pairs:
         flow, _ = run.read_prediction(sample.name)
         assert torch.allclose(flow, Counting()(sample.frame1[None], sample.frame2[None])[0], rtol=1e-5)

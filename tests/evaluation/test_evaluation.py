@@ -25,7 +25,7 @@ from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale
 from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import build_run_config
-from fullfield.evaluation.run import Run, _describe_constant
+from fullfield.evaluation.run import PredictionRun, _describe_constant
 from fullfield.evaluation.sharing import ProcessRank, get_torchrun_process
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses
@@ -51,7 +51,7 @@ def test_evaluate_equals_plain_loop_and_estimates_once(pairs: FlowDataset, tmp_p
     assert second["scores"] == first["scores"]
     assert second["runtime"] == first["runtime"]
     evaluate(Counting(), pairs, tmp_path / "run")
-    result = score(pairs, Run.load(tmp_path / "run"), averaging="per_image")
+    result = score(pairs, PredictionRun.load(tmp_path / "run"), averaging="per_image")
     assert result["scores"] == by_hand(pairs, "per_image")
     assert result["scores"]["epe"] != by_hand(pairs)["epe"]
 
@@ -71,14 +71,14 @@ def test_evaluate_resumes_stopped_run(pairs: FlowDataset, tmp_path: Path) -> Non
 @pytest.mark.parametrize("harm", ["cut", "no facts", "temporary"])
 def test_evaluate_repeats_incomplete_prediction(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
-    path = Run.load(tmp_path / "run").get_prediction_path("a/f_01")
+    path = PredictionRun.load(tmp_path / "run").get_prediction_path("a/f_01")
     if harm == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif harm == "no facts":
         path.with_suffix(".json").unlink()
     else:
         path.rename(path.with_name(".f_01.0a0b0c0d.part.flo"))
-    refuses(r"a/f_01|4 of 5", score, pairs, Run.load(tmp_path / "run"), averaging="per_image")
+    refuses(r"a/f_01|4 of 5", score, pairs, PredictionRun.load(tmp_path / "run"), averaging="per_image")
     again = Counting()
     assert evaluate(again, pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert again.calls == 1 + 1
@@ -86,7 +86,7 @@ def test_evaluate_repeats_incomplete_prediction(pairs: FlowDataset, tmp_path: Pa
 
 def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     for record, seconds, peak in zip(pairs.records, (1, 2, 3, 4, 100), (5, 9, 7, None, 6), strict=True):
         path = run.get_prediction_path(record.name).with_suffix(".json")
         path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": seconds, "peak_bytes": peak}))
@@ -99,7 +99,7 @@ def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, t
 
 def test_score_refuses_unknown_vectors(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     flow, _ = run.read_prediction("a/f_01")
     write_flow(run.get_prediction_path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
     shutil.rmtree(run.folder / "scores")
@@ -175,9 +175,9 @@ def test_run_compares_settings_by_value(tmp_path: Path) -> None:
 
     assert _describe_constant(Backwards("ab")) == _describe_constant(frozenset("ab"))
     config = {"parameters": {"gain": float("nan")}}
-    Run(tmp_path / "run", config).save_prediction("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
-    Run(tmp_path / "run", {"parameters": {"gain": float("nan")}})
-    refuses("gain was None, is 1", Run, tmp_path / "run", {"parameters": {"gain": 1}})
+    PredictionRun(tmp_path / "run", config).save_prediction("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
+    PredictionRun(tmp_path / "run", {"parameters": {"gain": float("nan")}})
+    refuses("gain was None, is 1", PredictionRun, tmp_path / "run", {"parameters": {"gain": 1}})
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["in a file", "typed in"])
@@ -203,7 +203,7 @@ def test_evaluate_scores_only_pairs_with_truth(tmp_path: Path) -> None:
     assert result["scores"]["images"] == 2
     alone = by_hand(some, indices=range(2))
     assert result["scores"] == alone
-    assert score(some, Run.load(tmp_path / "run"))["scores"] == alone
+    assert score(some, PredictionRun.load(tmp_path / "run"))["scores"] == alone
 
 
 @pytest.mark.parametrize("change", ["parameter", "scale", "warm start"])
@@ -229,7 +229,7 @@ def test_run_without_predictions_takes_other_settings(pairs: FlowDataset, tmp_pa
             raise InputError("it fails before the first prediction")
 
     refuses("fails before the first", evaluate, Failing(gain=2.0), pairs, tmp_path / "run")
-    failed = Run.load(tmp_path / "run")
+    failed = PredictionRun.load(tmp_path / "run")
     failed.write_json("failure.json", {"failure": "out of memory"})
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["this_call"]["estimated"] == len(pairs)
@@ -250,7 +250,7 @@ def test_run_stores_null_for_nonfinite_numbers(pairs: FlowDataset, tmp_path: Pat
     assert math.isnan(result["scores"]["s40_plus"])
     assert stored("result.json")["scores"]["s40_plus"] is None
     assert stored("result.json")["scores"]["epe"] == result["scores"]["epe"]
-    Run.load(tmp_path / "run").write_json("a.json", {"a": [float("nan"), {"b": float("inf")}], "c": 1.5})
+    PredictionRun.load(tmp_path / "run").write_json("a.json", {"a": [float("nan"), {"b": float("inf")}], "c": 1.5})
     assert stored("a.json") == {"a": [None, {"b": None}], "c": 1.5}
 
 
@@ -275,13 +275,13 @@ def test_score_names_stored_files_with_missing_entries(
 @pytest.mark.unit
 def test_run_load_refuses_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
-    refuses(r"config\.json: expected JSON", Run.load, tmp_path)
+    refuses(r"config\.json: expected JSON", PredictionRun.load, tmp_path)
 
 
 @pytest.mark.unit
 def test_run_refuses_folder_with_other_files(pairs: FlowDataset, tmp_path: Path) -> None:
     refuses("expected a new folder or one of a run", evaluate, Counting(), pairs, tmp_path / "set")
-    refuses(r"has a config\.json", Run.load, tmp_path)
+    refuses(r"has a config\.json", PredictionRun.load, tmp_path)
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
@@ -290,10 +290,12 @@ def test_evaluate_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Pa
     taken = []
     for rank in range(3):
         process = ProcessRank(rank, 3)
-        taken += process.select_sequences(pairs) if warm_start else process.select_pairs(pairs)
+        taken += process.list_sequence_indices(pairs) if warm_start else process.list_pair_indices(pairs)
         settings = EvaluationSettings(warm_start=warm_start, process=process)
         estimator = Counting()
-        predict(estimator, pairs, Run(tmp_path / "shared", build_run_config(pairs, estimator, settings)), settings)
+        predict(
+            estimator, pairs, PredictionRun(tmp_path / "shared", build_run_config(pairs, estimator, settings)), settings
+        )
     assert sorted(taken) == list(range(len(pairs)))
     assert (
         evaluate(Counting(), pairs, tmp_path / "shared", EvaluationSettings(warm_start=warm_start))["scores"]
@@ -364,7 +366,7 @@ def test_write_submission_writes_layout_of_each_site(tmp_path: Path, name: str, 
     dataset = open_dataset(name, tmp_path / "data")
     result = evaluate(Counting(), dataset, tmp_path / "run")
     assert result["scores"] is None
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     assert write_submission(dataset, run, tmp_path / "out") == [tmp_path / "out" / file]
     expected = read_flow(run.get_prediction_path(dataset.records[0].name)).flow
     written = read_flow(tmp_path / "out" / file)
@@ -377,7 +379,7 @@ def test_write_submission_needs_every_prediction(tmp_path: Path, pairs: FlowData
     sites(tmp_path / "data")
     dataset = Sintel(tmp_path / "data", split="test")
     evaluate(Counting(), dataset, tmp_path / "run")
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     run.get_prediction_path(dataset.records[0].name).unlink()
     refuses("has no prediction of market_1/frame_0001", write_submission, dataset, run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -422,7 +424,7 @@ def test_evaluate_refuses_other_backend_in_same_folder(pairs: FlowDataset, tmp_p
 def test_score_refuses_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     other = sequence(tmp_path / "other", {"a": 4, "b": 2})
-    refuses(r"other frames \(dataset\.pairs was 5, is 4", score, other, Run.load(tmp_path / "run"))
+    refuses(r"other frames \(dataset\.pairs was 5, is 4", score, other, PredictionRun.load(tmp_path / "run"))
 
 
 @pytest.mark.unit
@@ -430,30 +432,30 @@ def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
 
-    Run(tmp_path / "run", config("a/raft.pth", "12ab")).save_prediction("a", torch.zeros(2, 4, 4), {})
-    Run(tmp_path / "run", config("b/raft.pth", "12ab"))
-    refuses("weights_sha256 was '12ab', is '34cd'", Run, tmp_path / "run", config("a/raft.pth", "34cd"))
-    Run(tmp_path / "random", config("random", None)).save_prediction("a", torch.zeros(2, 4, 4), {})
-    refuses("weights was 'random', is 'other'", Run, tmp_path / "random", config("other", None))
+    PredictionRun(tmp_path / "run", config("a/raft.pth", "12ab")).save_prediction("a", torch.zeros(2, 4, 4), {})
+    PredictionRun(tmp_path / "run", config("b/raft.pth", "12ab"))
+    refuses("weights_sha256 was '12ab', is '34cd'", PredictionRun, tmp_path / "run", config("a/raft.pth", "34cd"))
+    PredictionRun(tmp_path / "random", config("random", None)).save_prediction("a", torch.zeros(2, 4, 4), {})
+    refuses("weights was 'random', is 'other'", PredictionRun, tmp_path / "random", config("other", None))
 
 
 def test_evaluate_refuses_non_estimators(pairs: FlowDataset, tmp_path: Path) -> None:
     for wrong in (torch.nn.Linear(2, 2), TVL1Estimator, "tvl1"):
         refuses("estimator: expected an Estimator", evaluate, wrong, pairs, tmp_path / "run")
-        refuses("estimator: expected an Estimator", predict, wrong, pairs, Run(tmp_path / "other", {}))
+        refuses("estimator: expected an Estimator", predict, wrong, pairs, PredictionRun(tmp_path / "other", {}))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.unit
 def test_score_repeats_for_replaced_prediction(pairs: FlowDataset, tmp_path: Path) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
-    run = Run.load(tmp_path / "run")
+    run = PredictionRun.load(tmp_path / "run")
     assert score(pairs, run)["scores"] == before["scores"]
     prediction = run.get_prediction_path(pairs.records[0].name)
     state = prediction.stat()
     write_flow(prediction, torch.full((2, H, W), 50.0))
     assert prediction.stat().st_size == state.st_size
-    after = score(pairs, Run.load(tmp_path / "run"))["scores"]
+    after = score(pairs, PredictionRun.load(tmp_path / "run"))["scores"]
     assert after["epe"] > before["scores"]["epe"] + 5
 
 
@@ -462,13 +464,13 @@ def test_score_keeps_scores_of_copied_predictions(
 ) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
-    monkeypatch.setattr(Run, "read_prediction", lambda *_: pytest.fail("was scored again"))
-    assert score(pairs, Run.load(tmp_path / "copy"))["scores"] == before["scores"]
+    monkeypatch.setattr(PredictionRun, "read_prediction", lambda *_: pytest.fail("was scored again"))
+    assert score(pairs, PredictionRun.load(tmp_path / "copy"))["scores"] == before["scores"]
 
 
 @pytest.mark.unit
 def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", {})
+    run = PredictionRun(tmp_path / "run", {})
     run.save_prediction("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
     assert run.read_score_if_current("pooled", "shot[1]/a*", "truth") == {"images": 1}
@@ -491,14 +493,14 @@ def test_run_starts_in_concurrent_processes(
         monkeypatch.undo()
         if step == "mkdir":
             once(self, *args, **more)
-        Run(folder, {"method": other})
+        PredictionRun(folder, {"method": other})
         return once(self) if step == "iterdir" else None
 
     monkeypatch.setattr(Path, step, as_another_begins)
     if other == "a":
-        assert Run(folder, {"method": "a"}).config == {"method": "a"}
+        assert PredictionRun(folder, {"method": "a"}).config == {"method": "a"}
     else:
-        refuses("method was 'b', is 'a'", Run, folder, {"method": "a"})
+        refuses("method was 'b', is 'a'", PredictionRun, folder, {"method": "a"})
     assert json.loads((folder / "config.json").read_text()) == {"method": other}
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
@@ -506,7 +508,7 @@ def test_run_starts_in_concurrent_processes(
 @pytest.mark.unit
 def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process stores a pair again that another one is scoring already."""
-    run = Run(tmp_path / "run", {})
+    run = PredictionRun(tmp_path / "run", {})
     run.save_prediction("pair", torch.zeros(2, 3, 4), {"seconds": 1})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     seen = []
@@ -524,7 +526,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
 
 @pytest.mark.unit
 def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(tmp_path / "run", {})
+    run = PredictionRun(tmp_path / "run", {})
     run.save_prediction("pair", torch.zeros(2, 3, 4), {})
     run.store_score("pooled", "pair", "truth", {"images": 1})
     is_file = Path.is_file
@@ -575,7 +577,7 @@ def test_evaluate_fills_and_ignores_unknown_pixels(tmp_path: Path) -> None:
         if "score" in str(path):
             path.unlink()
     with pytest.warns(UserWarning, match="NaN or infinite"):
-        again = score(dataset, Run.load(tmp_path / "run"))
+        again = score(dataset, PredictionRun.load(tmp_path / "run"))
     assert again["scores"] == result["scores"]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fullfield import InputError
 from fullfield.cli import evaluate_scans as evaluate_scans_verb
 from fullfield.datasets import open_scans
-from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord
+from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord
 from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
 from fullfield.evaluation.run import ScanRun
 from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans
@@ -98,7 +98,7 @@ def pairs(tmp_path: Path) -> Listed:
 
 
 def test_evaluate_scans_equals_definitions(pairs: Listed, tmp_path: Path) -> None:
-    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rre=3.5, max_rte=0.35))
+    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=RegistrationCriteria(max_rre=3.5, max_rte=0.35))
     scores, scenes = result["scores"], result["scenes"]
     rows = result["pairs"]
     assert [round(rows[r.name]["rre"], 4) for r in pairs.records if rows[r.name]["accepted"]] == [0, 1, 3, 4]
@@ -128,17 +128,17 @@ def test_score_scans_with_other_criteria_estimates_nothing(pairs: Listed, tmp_pa
     evaluate_scans(method, pairs, tmp_path / "run")
     assert method.calls == 5 + 1
     run = ScanRun.load(tmp_path / "run")
-    assert score_scans(pairs, run, criteria=Criteria(max_rre=1.5))["scores"]["rr_pairs"] == 1 / 4
-    assert score_scans(pairs, run, criteria=Criteria())["scores"]["rr_pairs"] == 3 / 4
-    assert score_scans(pairs, run, criteria=Criteria(inlier_ratio=0.6))["scores"]["fmr"] == 0
-    assert score_scans(pairs, run, criteria=Criteria(inlier_distance=3.0))["scores"]["ir"] == 1
+    assert score_scans(pairs, run, criteria=RegistrationCriteria(max_rre=1.5))["scores"]["rr_pairs"] == 1 / 4
+    assert score_scans(pairs, run, criteria=RegistrationCriteria())["scores"]["rr_pairs"] == 3 / 4
+    assert score_scans(pairs, run, criteria=RegistrationCriteria(inlier_ratio=0.6))["scores"]["fmr"] == 0
+    assert score_scans(pairs, run, criteria=RegistrationCriteria(inlier_distance=3.0))["scores"]["ir"] == 1
     again = Wrong()
     evaluate_scans(again, pairs, tmp_path / "run")
     assert again.calls == 0
 
 
 def test_evaluate_scans_rmse_uses_overlap_or_information_matrix(pairs: Listed, tmp_path: Path) -> None:
-    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rmse=0.15))
+    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=RegistrationCriteria(max_rmse=0.15))
     change = pose(1.0, 0.1)
     exact = np.sqrt(((CLOUD @ change[:3, :3].T + change[:3, 3] - CLOUD) ** 2).sum(1).mean())
     assert result["pairs"]["a/1"]["rmse"] == pytest.approx(exact, rel=0.02)
@@ -227,7 +227,7 @@ def test_evaluate_scans_learned_registrar_is_own_method(pairs: Listed, tmp_path:
     few = {"samples": 200, "iterations": 2000}
     method = Registrar(weights=files[0], **few)
     result = evaluate_scans(method, pairs, tmp_path / "run")
-    assert result["config"]["method"] == method.method == "learned"
+    assert result["config"]["method"] == method.method_name == "learned"
     plain = evaluate_scans(Registrar(**few), pairs, tmp_path / "fpfh")
     assert plain["config"]["method"] == "fpfh"
     assert [row["ir"] for row in result["pairs"].values()] != [row["ir"] for row in plain["pairs"].values()]
@@ -236,15 +236,17 @@ def test_evaluate_scans_learned_registrar_is_own_method(pairs: Listed, tmp_path:
 
 def test_pointcnnpp_protocol_lists_published_methods_and_limits(tmp_path: Path) -> None:
     """RANSAC alone and the whole pipeline, 5000 to 250 matches, 50,000 trials; its limits for rooms and for KITTI."""
-    methods = POINTCNNPP.list_registrars(voxel=0.1)
+    methods = POINTCNNPP.build_registrars(voxel=0.1)
     names = [f"{stages}samples-{count}" for count in (5000, 2500, 1000, 500, 250) for stages in ("ransac-", "")]
     assert [method.run_name for method in methods] == names
     assert {method.parameters["iterations"] for method in methods} == {50_000}
     assert [method.ransac_only for method in methods] == [True, False] * 5
     rooms = Listed(tmp_path / "set")
-    assert POINTCNNPP.get_criteria(rooms) == Criteria(max_rmse=0.2, inlier_distance=0.1, inlier_ratio=0.05)
+    assert POINTCNNPP.choose_criteria(rooms) == RegistrationCriteria(
+        max_rmse=0.2, inlier_distance=0.1, inlier_ratio=0.05
+    )
     street = KITTIOdometry.__new__(KITTIOdometry)
-    assert POINTCNNPP.get_criteria(street) == Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=0.6)
+    assert POINTCNNPP.choose_criteria(street) == RegistrationCriteria(max_rre=1.0, max_rmse=0.2, inlier_distance=0.6)
     assert tuple(PROTOCOLS) == evaluate_scans_verb.PROTOCOLS
 
 

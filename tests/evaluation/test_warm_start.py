@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield.datasets import FlowDataset, Pairs
 from fullfield.evaluation import EvaluationSettings, evaluate
-from fullfield.evaluation.run import Run
+from fullfield.evaluation.run import PredictionRun
 from fullfield.io import read_flow, write_image
 from fullfield.ops._splatting import fill_unknown_vectors, predict_next_flow
 
@@ -23,7 +23,7 @@ def test_evaluate_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Pat
     evaluate(estimator, pairs, tmp_path / "run", EvaluationSettings(warm_start=True))
     starts = estimator.starts[1:]
     assert [start is None for start in starts] == [True, False, False, True, False]
-    first = read_flow(Run.load(tmp_path / "run").get_prediction_path("a/f_00")).flow
+    first = read_flow(PredictionRun.load(tmp_path / "run").get_prediction_path("a/f_00")).flow
     assert torch.equal(starts[1][0], predict_next_flow(first))
 
 
@@ -47,7 +47,8 @@ def test_evaluate_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_pa
     rest = Counting()
     evaluate(rest, pairs, tmp_path / "run", settings)
     assert torch.equal(
-        rest.starts[0][0], predict_next_flow(read_flow(Run.load(tmp_path / "run").get_prediction_path("a/f_00")).flow)
+        rest.starts[0][0],
+        predict_next_flow(read_flow(PredictionRun.load(tmp_path / "run").get_prediction_path("a/f_00")).flow),
     )
 
 

@@ -23,9 +23,9 @@ from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.forms import (
-    build_lookup,
+    build_original_lookup,
     choose_backend,
-    detect_stops_pooling,
+    detect_pooling_limit,
     parse_signature,
     require_kernel_or_warn,
 )
@@ -361,9 +361,9 @@ def test_patch_recognizes_block_signatures() -> None:
     assert parse_signature(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
     form = parse_signature(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert detect_stops_pooling(build_lookup(foreign_network.CorrBlock, form)) is False
+    assert detect_pooling_limit(build_original_lookup(foreign_network.CorrBlock, form)) is False
     assert "raised NotImplementedError" in str(
-        detect_stops_pooling(build_lookup(foreign_network.AlternateCorrBlock, form))
+        detect_pooling_limit(build_original_lookup(foreign_network.AlternateCorrBlock, form))
     )
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind_arguments((one, two, 3), {"radius": 2})[2:] == (3, 2, False)

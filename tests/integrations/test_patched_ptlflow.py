@@ -14,7 +14,15 @@ import torch
 import fullfield
 from fullfield.integrations import matching, windows
 from fullfield.integrations.handle import is_patched
-from fullfield.integrations.ptlflow import EXACT, EXACT_WITH_NOTE, OTHER, SUPPORT, TESTED, Support, find_support
+from fullfield.integrations.ptlflow import (
+    EXACT,
+    EXACT_WITH_NOTE,
+    OTHER,
+    SUPPORT,
+    TESTED,
+    ModelSupport,
+    find_model_support,
+)
 from refusals import refuses
 
 # Height, width and frames of models. The coarsest level read keeps two rows, below which the originals give NaN.
@@ -186,7 +194,7 @@ def _classes(model: Any) -> list[tuple[str, type]]:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
-def test_tested_models_cover_every_support_row(support: Support, ptlflow: Any) -> None:
+def test_tested_models_cover_every_support_row(support: ModelSupport, ptlflow: Any) -> None:
     """Models of a row share the methods that reach the block, and one of them is run above."""
     tested = [name for name in support.models if name in RUNS or name in ESTIMATES]
     assert tested
@@ -212,7 +220,7 @@ def test_support_table_names_each_model_once(ptlflow: Any) -> None:
 @pytest.mark.parametrize("name", ["csflow", "llaflow", "flow1d"])
 def test_patch_refuses_other_operators_with_reason(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)
-    support = find_support(model)
+    support = find_model_support(model)
     refused = refuses("no correlation that is known", fullfield.patch, model)
     assert support.note in refused
 

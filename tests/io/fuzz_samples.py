@@ -383,9 +383,9 @@ def _pose(path: Path) -> Any:
 
 
 def _config(path: Path) -> Any:
-    from fullfield.evaluation.run import Run
+    from fullfield.evaluation.run import PredictionRun
 
-    return Run.load(path.parent)
+    return PredictionRun.load(path.parent)
 
 
 def _facts(path: Path) -> Any:

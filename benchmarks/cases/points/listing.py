@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).with_suffix(".cu")
 _Params = parse_structures(_SOURCE)["ListingParams"]
 
 Columns = tuple[Tensor, Tensor, Tensor]
-Run = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor]
+PredictionRun = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor]
 """(kernel, weight, features, (outputs, inputs, cells), shape of the result) → result; its last size is the outputs'."""
 
 
@@ -49,7 +49,9 @@ def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tu
 
 class _Listing(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, features: Tensor, weight: Tensor, columns: Columns, centers: int) -> Tensor:
+    def forward(
+        ctx: Any, run: PredictionRun, features: Tensor, weight: Tensor, columns: Columns, centers: int
+    ) -> Tensor:
         ctx.save_for_backward(features, weight)
         ctx.columns, ctx.run = columns, run
         return run("multiply", weight, features, columns, (centers, weight.shape[2]))
@@ -73,7 +75,7 @@ def listing(triplets: Columns, centers: int, order: str = "k") -> Callable[..., 
     return convolution(run, triplets, centers, order)
 
 
-def convolution(run: Run, triplets: Columns, centers: int, order: str) -> Callable[..., Tensor]:
+def convolution(run: PredictionRun, triplets: Columns, centers: int, order: str) -> Callable[..., Tensor]:
     """Return :func:`listing` with the kernels of ``run``."""
     by = triplets["ijk".index(order)]
     at = torch.argsort(by, stable=True)

@@ -87,7 +87,7 @@ def outer(  # type: ignore[no-untyped-def]
 
 
 def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tuple[int, ...]) -> Tensor:
-    """Run a kernel by name; arguments as in :data:`benchmarks.cases.points.listing.Run`."""
+    """Run a kernel by name; arguments as in :data:`benchmarks.cases.points.listing.PredictionRun`."""
     features = features.contiguous()
     sums = features.new_zeros(shape, dtype=torch.float32)
     count, inputs, outputs = columns[0].numel(), features.shape[1], shape[-1]

@@ -21,7 +21,7 @@ from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from fullfield.datasets import FlowDataset
-    from fullfield.evaluation.run import Run
+    from fullfield.evaluation.run import PredictionRun
     from fullfield.evaluation.sharing import ProcessRank
 
 _FETCH = (0.0, 0.02)
@@ -93,8 +93,8 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     evaluate_scans.refuse_used_options(evaluate_scans.list_used_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
-    from fullfield.evaluation.predict import get_submission_layout, note_out_of_memory
-    from fullfield.evaluation.run import Run
+    from fullfield.evaluation.predict import get_submission_layout, record_memory_failure
+    from fullfield.evaluation.run import PredictionRun
     from fullfield.evaluation.sharing import wait_for_all_processes
 
     dataset = open_dataset_argument(args.dataset, "NAME:FOLDER")
@@ -109,7 +109,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     folder = Path(args.output or build_default_run_folder(dataset, args.method, scale))
     paths.check_creatable_folder(os.fspath(folder), "--output")
     if not args.score_only:
-        Run.check_new_or_run_folder(folder)  # before weights are downloaded and kernels compiled
+        PredictionRun.check_new_or_run_folder(folder)  # before weights are downloaded and kernels compiled
 
     first = process.rank == 0
     quiet = args.quiet or not first
@@ -127,7 +127,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
                 wait_for_all_processes(process)  # the first process downloads the weights and compiles for all
             estimator = choice.estimator if scale == 1 else ReducedSizeEstimator(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with note_out_of_memory(estimator, dataset, folder, settings):
+            with record_memory_failure(estimator, dataset, folder, settings):
                 choice.load_weights_and_kernels(
                     scale_size((height, width), scale), progress.build_span_callback(*_FETCH), quiet=quiet
                 )
@@ -137,7 +137,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
-    run = Run.load(folder)
+    run = PredictionRun.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
     _print_result(args, folder, result, len(files), title=choice.title)
     return (
@@ -192,10 +192,10 @@ def _choose_device_of_process(requested: str, name: str) -> str:
     return device
 
 
-def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
+def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> PredictionRun:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield._ledger.notes import check_entry_kinds
-    from fullfield.evaluation.run import CONFIG, Run
+    from fullfield.evaluation.run import CONFIG, PredictionRun
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
     options = [*methods.list_used_parameter_options(args), *(option for option, value in estimation if value)]
@@ -203,7 +203,7 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Ru
         raise InputError(f"{options[0]}: nothing is estimated with --score-only; leave it out")
     if not folder.is_dir():
         raise InputError(f"--score-only: {folder} holds no run; name its folder with --output")
-    run = Run.load(folder)
+    run = PredictionRun.load(folder)
     check_entry_kinds(run.folder / CONFIG, run.config, method="text", parameters="object", dataset="object")
     stored = (run.config["method"], str(run.config["parameters"].get("scale", 1)))
     if stored != (args.method, str(scale)):

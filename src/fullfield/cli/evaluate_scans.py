@@ -15,7 +15,7 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 
 if TYPE_CHECKING:
-    from fullfield.datasets.scans import Criteria, ScanDataset
+    from fullfield.datasets.scans import RegistrationCriteria, ScanDataset
     from fullfield.evaluation.run import ScanRun
     from fullfield.evaluation.sharing import ProcessRank
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
     elif weights is not None:
         paths.check_input_file(weights, "--weights")
     protocol = options.get("protocol")
-    usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].get_criteria(dataset)
+    usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].choose_criteria(dataset)
     criteria = _override_criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_creatable_folder(os.fspath(folder), "--output")
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
             counts = arguments.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **arguments) for samples in counts]
         else:
-            registrars = KNOWN_PROTOCOLS[protocol].list_registrars(weights=weights, **arguments)
+            registrars = KNOWN_PROTOCOLS[protocol].build_registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
                 process=process, progress=progress.build_span_callback(at / len(registrars), (at + 1) / len(registrars))
@@ -164,7 +164,7 @@ def _open_scans_argument(text: str) -> ScanDataset:
     return open_scans(name, Path(folder).expanduser())
 
 
-def _override_criteria(usual: Criteria, options: dict[str, Any]) -> Criteria:
+def _override_criteria(usual: RegistrationCriteria, options: dict[str, Any]) -> RegistrationCriteria:
     """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
     changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):

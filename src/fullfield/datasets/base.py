@@ -34,21 +34,21 @@ class PairRecord(Protocol):
         """Files that an estimate depends on."""
 
 
-Where = TypeVar("Where", bound=PairRecord)
+RecordType = TypeVar("RecordType", bound=PairRecord)
 Sample = TypeVar("Sample")
 
 
-class PairSequence(Sequence[Sample], Generic[Where, Sample]):
+class PairSequence(Sequence[Sample], Generic[RecordType, Sample]):
     """Pairs that are read on access."""
 
     name: str
     root: Path
-    records: tuple[Where, ...]
+    records: tuple[RecordType, ...]
 
     pair_kind: str
     """Kind of pairs, as named in messages."""
 
-    def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[Where]) -> None:
+    def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[RecordType]) -> None:
         self.name = name
         self.root = Path(root)
         if not records:
@@ -85,7 +85,7 @@ class PairSequence(Sequence[Sample], Generic[Where, Sample]):
         raise NotImplementedError
 
 
-class Truth(NamedTuple):
+class TrueFlow(NamedTuple):
     """True motion of a pair, as far as it is known."""
 
     flow: Tensor  # [2, H, W] float32, or [4, 2, H, W] with four true values for a pixel; (u, v), pixels
@@ -131,7 +131,7 @@ default_collate_fn_map[FlowSample] = collate_samples
 
 
 @dataclass(frozen=True)
-class Record:
+class FlowRecord:
     """Files of one pair.
 
     Attributes:
@@ -164,13 +164,13 @@ _ALL = slice(None)
 _FLOAT_SUFFIXES = (".exr", ".tif", ".tiff", ".pfm", ".hdr")  # of frames with pixels that are not known
 
 
-class FlowDataset(PairSequence[Record, FlowSample]):
+class FlowDataset(PairSequence[FlowRecord, FlowSample]):
     """Pairs of frames with their true flow, read on access.
 
     Attributes:
         name: name under which results are stored, with split and pass.
         root: the folder.
-        records: one :class:`Record` a pair, in a fixed order.
+        records: one :class:`FlowRecord` a pair, in a fixed order.
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
         encoding: of true flow in a 16-bit PNG, as for :func:`fullfield.io.read_flow`.
 
@@ -198,7 +198,7 @@ class FlowDataset(PairSequence[Record, FlowSample]):
             )
         return first, second
 
-    def read_truth(self, index: int) -> Truth | None:
+    def read_truth(self, index: int) -> TrueFlow | None:
         """Read the true motion of a pair, as far as it is known."""
         record = self.records[index]
         if record.flow is None:
@@ -214,7 +214,7 @@ class FlowDataset(PairSequence[Record, FlowSample]):
             frame_valid = self.read_masked_frame(record.frame1)[1]
             if frame_valid is not None and frame_valid.shape == valid.shape:
                 valid = valid & frame_valid
-        return Truth(values, valid, self.read_occlusion(record, valid))
+        return TrueFlow(values, valid, self.read_occlusion(record, valid))
 
     def read_frame(self, path: Path) -> Tensor:
         """Read a frame as [3, H, W]; it is 0 where it is not known."""
@@ -240,7 +240,7 @@ class FlowDataset(PairSequence[Record, FlowSample]):
         _, _, width, height = io.frame_window(frame).display
         return flow.shape[-2:] == (2 * height, 2 * width)
 
-    def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+    def read_occlusion(self, record: FlowRecord, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
         return None if record.occlusion is None else self._read_nonblack_mask(record.occlusion, valid)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fullfield import _check, io
 from fullfield._check import InputError
-from fullfield.datasets.base import FlowDataset, Record
+from fullfield.datasets.base import FlowDataset, FlowRecord
 from fullfield.datasets.layout import (
     get_folder_if_exists,
+    list_consecutive_pairs,
     list_files_with_suffix,
     list_subfolders,
-    pair_consecutive_frames,
     parse_last_number,
     read_text_lines,
     require_companion_file,
@@ -59,14 +59,14 @@ class Sintel(FlowDataset):
         maps = [None if flow is None else get_folder_if_exists(base, split, name) for name in ("occlusions", "invalid")]
         records = []
         for scene in require_nonempty(list_subfolders(frames), frames, "a folder for each scene"):
-            for first, second in pair_consecutive_frames(list_files_with_suffix(scene, (".png",))):
+            for first, second in list_consecutive_pairs(list_files_with_suffix(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
                 truth = require_file_if_has_folder(flow, f"{name}.flo", first)
                 hidden, unscored = (
                     require_file_if_has_folder(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps
                 )
                 records.append(
-                    Record(name, first, second, truth, hidden, unscored, scene.name, parse_last_number(first))
+                    FlowRecord(name, first, second, truth, hidden, unscored, scene.name, parse_last_number(first))
                 )
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)
 
@@ -95,12 +95,12 @@ class _KITTI(FlowDataset):
             second = require_companion_file(frames / first.name.replace("_10.", "_11."), first)
             flow, seen = (require_file_if_has_folder(map_folder, first.name, first) for map_folder in (truth, visible))
             records.append(
-                Record(first.stem, first, second, flow, seen, sequence=first.stem, index=parse_last_number(first))
+                FlowRecord(first.stem, first, second, flow, seen, sequence=first.stem, index=parse_last_number(first))
             )
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
 
-    def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+    def read_occlusion(self, record: FlowRecord, valid: Tensor) -> Tensor | None:
         if record.occlusion is None:
             return None
         _, visible = self.read_flow(record.occlusion)
@@ -191,7 +191,7 @@ class Spring(FlowDataset):
             flow = require_folder(scene, stem, description="Spring's true flow") if split == "train" else None
             matches = None if flow is None else get_folder_if_exists(scene, "maps", f"matchmap_{stem}")
             sequence = f"{scene.name}/{stem}"
-            for first, second in pair_consecutive_frames(
+            for first, second in list_consecutive_pairs(
                 list_files_with_suffix(frames, (".png",)), backward=direction == "BW"
             ):
                 name = f"{stem}_{parse_last_number(first):04d}"
@@ -200,11 +200,11 @@ class Spring(FlowDataset):
                     require_file_if_has_folder(matches, f"matchmap_{name}.png", first),
                 )
                 index = parse_last_number(first) if direction == "FW" else -parse_last_number(first)
-                records.append(Record(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
+                records.append(FlowRecord(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
 
-    def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+    def read_occlusion(self, record: FlowRecord, valid: Tensor) -> Tensor | None:
         """Read where a pixel has no match, from the match maps of the data set."""
         return None if record.occlusion is None else self._read_nonblack_mask(record.occlusion, valid, slice(2))
 
@@ -227,11 +227,11 @@ class HD1K(FlowDataset):
         frames = require_folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
         truth = require_folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
         records = []
-        for first, second in pair_consecutive_frames(list_files_with_suffix(frames, (".png",))):
+        for first, second in list_consecutive_pairs(list_files_with_suffix(frames, (".png",))):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
             if flow.is_file():
                 records.append(
-                    Record(first.stem, first, second, flow, sequence=sequence, index=parse_last_number(first))
+                    FlowRecord(first.stem, first, second, flow, sequence=sequence, index=parse_last_number(first))
                 )
         super().__init__("hd1k", root, records)
 
@@ -268,14 +268,14 @@ class FlyingChairs(FlowDataset):
                     stem = path.name.removesuffix(first)
                     frame2, truth = (require_companion_file(data / f"{stem}{end}", path) for end in (second, flow))
                     records.append(
-                        Record(stem, path, frame2, truth, sequence=stem, index=parse_last_number(Path(stem)))
+                        FlowRecord(stem, path, frame2, truth, sequence=stem, index=parse_last_number(Path(stem)))
                     )
         if split != "all":
-            records = _select_split(records, base / "FlyingChairs_train_val.txt", split)
+            records = _select_records_in_split(records, base / "FlyingChairs_train_val.txt", split)
         super().__init__("chairs" if split == "all" else f"chairs-{split}", root, records)
 
 
-def _select_split(records: list[Record], listing: Path, split: str) -> list[Record]:
+def _select_records_in_split(records: list[FlowRecord], listing: Path, split: str) -> list[FlowRecord]:
     if not listing.is_file():
         raise InputError(f"{listing}: does not exist, but the split {split} is written there")
     marks = " ".join(read_text_lines(listing)).split()
@@ -330,13 +330,13 @@ class FlyingThings3D(FlowDataset):
                 folders = letter.name, scene.name, f"into_{direction}", camera
                 flow = require_folder(flows, *folders, description="FlyingThings3D's true flow")
                 sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
-                for first, second in pair_consecutive_frames(
+                for first, second in list_consecutive_pairs(
                     list_files_with_suffix(frames, (".png", ".webp")), backward=direction == "past"
                 ):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
                     name, truth = f"{sequence}_{first.stem}", require_companion_file(flow / file, first)
                     index = parse_last_number(first) if direction == "future" else -parse_last_number(first)
-                    records.append(Record(name, first, second, truth, None, None, sequence, index))
+                    records.append(FlowRecord(name, first, second, truth, None, None, sequence, index))
         words = [("-test", split == "TEST"), ("-right", camera == "right"), ("-past", direction == "past")]
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)
 
@@ -380,7 +380,7 @@ class Middlebury(FlowDataset):
             first, flow = scene / "frame10.png", truth / scene.name / "flow10.flo"
             if first.is_file() and flow.is_file():
                 second = require_companion_file(scene / "frame11.png", first)
-                records.append(Record(scene.name, first, second, flow, sequence=scene.name))
+                records.append(FlowRecord(scene.name, first, second, flow, sequence=scene.name))
         super().__init__("middlebury", root, records)
 
 
@@ -412,11 +412,13 @@ class KubricNK(FlowDataset):
         records = []
         for scene in require_nonempty(list_subfolders(base), base, "a folder for each scene"):
             frames = [path for path in list_files_with_suffix(scene, (".png",)) if path.name.startswith("rgba_")]
-            for first, second in pair_consecutive_frames(frames):
+            for first, second in list_consecutive_pairs(frames):
                 count = first.stem.removeprefix("rgba_")
                 flow = require_companion_file(scene / f"forward_flow_{count}.png", first)
                 name = f"{scene.name}/rgba_{count}"
-                records.append(Record(name, first, second, flow, sequence=scene.name, index=parse_last_number(first)))
+                records.append(
+                    FlowRecord(name, first, second, flow, sequence=scene.name, index=parse_last_number(first))
+                )
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:

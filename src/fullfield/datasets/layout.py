@@ -51,7 +51,7 @@ def strip_last_number(path: Path) -> str:
     return path.stem[: match.start()] if match else path.stem
 
 
-def pair_consecutive_frames(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
+def list_consecutive_pairs(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
     """Pair each frame with that of the same name whose number is one higher.
 
     ``backward`` pairs it with the one before, the last frame first.

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.datasets.base import FlowDataset, Record
+from fullfield.datasets.base import FlowDataset, FlowRecord
 from fullfield.datasets.layout import (
     convert_path_to_pair_name,
     get_folder_if_exists,
+    list_consecutive_pairs,
     list_files_with_suffix,
     list_subfolders,
-    pair_consecutive_frames,
     parse_last_number,
     read_pair_list,
     require_companion_file,
@@ -62,16 +62,16 @@ class Pairs(FlowDataset):
         if listing.is_file():
             records = _read_pairs_from_list(listing)
         elif (base / "frames").is_dir():
-            records = _pair_numbered_frames(base, "")
+            records = _list_numbered_pairs(base, "")
         else:
             inner = [path for path in sorted(base.iterdir()) if (path / "frames").is_dir()]
-            records = [record for path in inner for record in _pair_numbered_frames(path, path.name)]
+            records = [record for path in inner for record in _list_numbered_pairs(path, path.name)]
             if not records:
                 raise InputError(f"{base}: expected {LIST}, or a folder frames with numbered frames, found neither")
         super().__init__(name or base.resolve().name or "pairs", root, records)
 
 
-def _read_pairs_from_list(listing: Path) -> list[Record]:
+def _read_pairs_from_list(listing: Path) -> list[FlowRecord]:
     records = []
     for line, words in read_pair_list(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
@@ -84,11 +84,11 @@ def _read_pairs_from_list(listing: Path) -> list[Record]:
         if flow is None and (occlusion or invalid):
             raise InputError(f"{line} has a mask but no flow")
         name = convert_path_to_pair_name(words[0])
-        records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
+        records.append(FlowRecord(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
     return records
 
 
-def _pair_numbered_frames(base: Path, prefix: str) -> list[Record]:
+def _list_numbered_pairs(base: Path, prefix: str) -> list[FlowRecord]:
     frames = base / "frames"
     optional_folders = {
         kind: {path.stem: path for path in list_files_with_suffix(base / kind, suffixes)}
@@ -97,7 +97,7 @@ def _pair_numbered_frames(base: Path, prefix: str) -> list[Record]:
         for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", MASK_SUFFIXES), ("invalid", MASK_SUFFIXES))
     }
     records = []
-    for first, second in pair_consecutive_frames(list_files_with_suffix(frames, FRAME_SUFFIXES)):
+    for first, second in list_consecutive_pairs(list_files_with_suffix(frames, FRAME_SUFFIXES)):
         masks_by_kind: dict[str, Path | None] = {}
         for kind, paths_by_stem in optional_folders.items():
             if paths_by_stem is not None and first.stem not in paths_by_stem:
@@ -106,7 +106,9 @@ def _pair_numbered_frames(base: Path, prefix: str) -> list[Record]:
         name = f"{prefix}/{first.stem}" if prefix else first.stem
         masks = masks_by_kind["occlusions"], masks_by_kind["invalid"]
         sequence = f"{prefix}/{strip_last_number(first)}"
-        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, parse_last_number(first)))
+        records.append(
+            FlowRecord(name, first, second, masks_by_kind["flow"], *masks, sequence, parse_last_number(first))
+        )
     return records
 
 
@@ -145,7 +147,7 @@ class SyntheticPairs(FlowDataset):
             frame1, frame2, occlusion, invalid = (
                 require_companion_file(base / folder / f"{name}.png", flow) for folder in folders
             )
-            records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
+            records.append(FlowRecord(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
         super().__init__("synthetic", root, records)
 
 
@@ -192,7 +194,7 @@ class Rendered(FlowDataset):
             frames = require_folder(shot, "frames", description="rendered frames")
             flow = require_folder(shot, "flow", description="rendered flow")
             hidden, unscored = get_folder_if_exists(shot, "occlusions"), get_folder_if_exists(shot, "invalid")
-            for first, second in pair_consecutive_frames(list_files_with_suffix(frames, FRAME_SUFFIXES)):
+            for first, second in list_consecutive_pairs(list_files_with_suffix(frames, FRAME_SUFFIXES)):
                 count = first.stem.rsplit("_", 1)[-1]
                 pair, truth = f"{shot.name}/frame_{count}", require_companion_file(flow / f"flow_{count}.flo5", first)
                 masks = (
@@ -200,7 +202,7 @@ class Rendered(FlowDataset):
                     require_file_if_has_folder(unscored, f"invalid_{count}.png", first),
                 )
                 records.append(
-                    Record(pair, first, second, truth, *masks, sequence=shot.name, index=parse_last_number(first))
+                    FlowRecord(pair, first, second, truth, *masks, sequence=shot.name, index=parse_last_number(first))
                 )
         super().__init__(name, root, records)
 

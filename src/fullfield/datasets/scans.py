@@ -58,7 +58,7 @@ class ScanRecord:
 
 
 @dataclass(frozen=True)
-class Criteria:
+class RegistrationCriteria:
     """Limits for a pair that counts as registered and for a match that is an inlier, in metres; None: no limit.
 
     Attributes:
@@ -95,7 +95,7 @@ class ScanDataset(PairSequence[ScanRecord, ScanSample]):
     """
 
     pair_kind = "clouds"
-    criteria = Criteria(max_rmse=0.2)
+    criteria = RegistrationCriteria(max_rmse=0.2)
     reach = 0.05
     coarse = False
     bin_columns: int | None = None
@@ -117,7 +117,7 @@ class ScanPairs(ScanDataset):
                          spaces; lines that begin with # are skipped
 
     POSE brings the source onto the target: a text file or ``.npy`` of 4×4 or 3×4 numbers. Lengths are taken for metres:
-    the usual limits are 3DMatch's, :class:`Criteria` has others.
+    the usual limits are 3DMatch's, :class:`RegistrationCriteria` has others.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -160,7 +160,7 @@ class KITTIOdometry(ScanDataset):
     ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).
     """
 
-    criteria = Criteria(max_rre=5.0, max_rte=2.0, inlier_distance=0.6)
+    criteria = RegistrationCriteria(max_rre=5.0, max_rte=2.0, inlier_distance=0.6)
     reach = 0.3
     coarse = True
     bin_columns = 4

@@ -225,11 +225,11 @@ class PtlflowEstimator(LoadingEstimator):
         return None if name is None else int(getattr(model, name))
 
     def _should_patch(self, model: torch.nn.Module) -> bool:
-        from fullfield.integrations.ptlflow import OTHER, find_support
+        from fullfield.integrations.ptlflow import OTHER, find_model_support
 
         if not self.config.patched:
             return False
-        support = find_support(model)
+        support = find_model_support(model)
         if support is None or support.state != OTHER:
             return True
         reason = f"None, as {self.method} has no correlation that is known"

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
-from fullfield.datasets.base import Truth
+from fullfield.datasets.base import TrueFlow
 from fullfield.evaluation.loading import read_pairs_ahead
-from fullfield.evaluation.run import Run, fingerprint_files_by_mtime
+from fullfield.evaluation.run import PredictionRun, fingerprint_files_by_mtime
 from fullfield.metrics import FlowMetrics
 
 
-class Scorer:
+class PairScorer:
     """Scorer of a data set's pairs on a device, which keeps each contribution to the totals in the run's folder."""
 
-    def __init__(self, dataset: FlowDataset, run: Run, averaging: str, device: torch.device) -> None:
+    def __init__(self, dataset: FlowDataset, run: PredictionRun, averaging: str, device: torch.device) -> None:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
 
-    def compute_pair_state(
-        self, index: int, pred: Tensor, truth: Truth, has_vector: Tensor | None = None
+    def compute_pair_metrics(
+        self, index: int, pred: Tensor, truth: TrueFlow, has_vector: Tensor | None = None
     ) -> dict[str, Any]:
         """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``has_vector``."""
         record = self.dataset.records[index]
@@ -45,11 +45,11 @@ class Scorer:
         metrics.update(pred.to(self.device), flow, valid, occluded)
         return metrics.state_dict()
 
-    def store_pair_state(self, index: int, state: dict[str, Any]) -> None:
+    def store_pair_metrics(self, index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
         self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
 
-    def read_pair_state_if_current(self, index: int) -> dict[str, Any] | None:
+    def read_pair_metrics_if_current(self, index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
         return self.run.read_score_if_current(
             self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index)
@@ -60,21 +60,23 @@ class Scorer:
         left = [
             i
             for i in indices
-            if self.dataset.records[i].flow is not None and self.read_pair_state_if_current(i) is None
+            if self.dataset.records[i].flow is not None and self.read_pair_metrics_if_current(i) is None
         ]
         for loaded in read_pairs_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
             pred, has_vector = self.run.read_prediction(self.dataset.records[loaded.index].name)
-            self.store_pair_state(loaded.index, self.compute_pair_state(loaded.index, pred, loaded.truth, has_vector))
+            self.store_pair_metrics(
+                loaded.index, self.compute_pair_metrics(loaded.index, pred, loaded.truth, has_vector)
+            )
 
-    def merge_totals(self) -> FlowMetrics:
+    def merge_pair_scores(self) -> FlowMetrics:
         """Return the totals over all pairs with truth."""
         total = FlowMetrics(averaging=self.averaging)
         for index, record in enumerate(self.dataset.records):
             if record.flow is None:
                 continue
-            state = self.read_pair_state_if_current(index)
+            state = self.read_pair_metrics_if_current(index)
             if state is None:
                 raise InputError(
                     f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "
@@ -98,27 +100,27 @@ _MAX_WORKERS = 8
 _LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes many times as much
 
 
-def can_score_during_estimation(device: torch.device) -> bool:
+def can_score_on_other_threads(device: torch.device) -> bool:
     """Return whether scoring runs alongside the next estimation; on a CPU it would take its cores."""
     return device.type == "cuda"
 
 
-class Finisher:
+class PredictionFinisher:
     """Queue of a few finished flows; an error in the background is raised by a later call or at the end.
 
     Without a ``scorer`` nothing is scored. ``method`` is its name in errors. On a GPU, scoring runs alongside the next
     estimation; on a CPU it would take its cores.
     """
 
-    def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
+    def __init__(self, run: PredictionRun, scorer: PairScorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
-        self._overlaps = can_score_during_estimation(device)
+        self._overlaps = can_score_on_other_threads(device)
         self._workers = max(2, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
         self._mine = threading.local()
 
-    def __enter__(self) -> Finisher:
+    def __enter__(self) -> PredictionFinisher:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -128,7 +130,7 @@ class Finisher:
         finally:
             self._pool.shutdown()
 
-    def __call__(self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]) -> None:
+    def __call__(self, index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]) -> None:
         """Finish the flow [2, H, W] of a pair; the work on ``device`` that computes it must have ended.
 
         Raises InputError naming the pair whose flow is not finite, and any error of an earlier pair.
@@ -146,7 +148,7 @@ class Finisher:
             self._waiting.popleft().result()
 
     def _check_score_and_store(
-        self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]
+        self, index: int, name: str, flow: Tensor, truth: TrueFlow | None, info: dict[str, Any]
     ) -> None:
         if self._device.type != "cuda":
             self._store_prediction_and_score(index, name, flow, info, self._check_and_score(index, name, flow, truth))
@@ -166,11 +168,11 @@ class Finisher:
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
-    def _check_and_score(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
+    def _check_and_score(self, index: int, name: str, flow: Tensor, truth: TrueFlow | None) -> dict[str, Any] | None:
         """Return the pair's contribution to the totals."""
         if not bool(flow.isfinite().all()):
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
-        return None if self._scorer is None or truth is None else self._scorer.compute_pair_state(index, flow, truth)
+        return None if self._scorer is None or truth is None else self._scorer.compute_pair_metrics(index, flow, truth)
 
     def _store_prediction_and_score(
         self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None
@@ -178,4 +180,4 @@ class Finisher:
         """Store the prediction before its score, so that no score is without one."""
         self._run.save_prediction(name, flow, info)
         if self._scorer is not None and state is not None:
-            self._scorer.store_pair_state(index, state)
+            self._scorer.store_pair_metrics(index, state)

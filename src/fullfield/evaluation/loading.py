@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead, choose_reader_count
 from fullfield.datasets import FlowDataset
-from fullfield.datasets.base import Truth
+from fullfield.datasets.base import TrueFlow
 from fullfield.estimators._frames import fill_unknown_pixels
 
 _MAX_BYTES = 4 << 30
@@ -28,7 +28,7 @@ class LoadedPair:
     index: int
     frame1: Tensor | None
     frame2: Tensor | None
-    truth: Truth | None
+    truth: TrueFlow | None
 
 
 def read_pairs_ahead(
@@ -47,7 +47,7 @@ def read_pairs_ahead(
     into page-locked memory.
     """
 
-    def read_key(key: Path | int) -> Tensor | Truth | None:
+    def read_key(key: Path | int) -> Tensor | TrueFlow | None:
         if isinstance(key, int):
             return dataset.read_truth(key)
         frame, valid = dataset.read_masked_frame(key)
@@ -71,7 +71,7 @@ def read_pairs_ahead(
                 if path not in images:
                     images[path] = cast(Tensor, reader.take_item(path))
             pair = [images[path] for path in (record.inputs if frames else ())]
-            true = cast("Truth | None", reader.take_item(index)) if truth else None
+            true = cast("TrueFlow | None", reader.take_item(index)) if truth else None
             if pair and pair[0].shape != pair[1].shape:
                 sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
                 raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
@@ -80,14 +80,14 @@ def read_pairs_ahead(
             yield LoadedPair(index, pair[0] if pair else None, pair[1] if pair else None, true)
 
 
-def _count_item_bytes(item: Tensor | Truth | None) -> int:
+def _count_item_bytes(item: Tensor | TrueFlow | None) -> int:
     """Return the memory of a frame or of truth."""
     if isinstance(item, Tensor):
         return item.nbytes
     return 0 if item is None else item.flow.nbytes
 
 
-class PairsOnDevice:
+class DevicePairs:
     """Pairs with their frames on a device; with ``ahead``, a GPU copies the next (pinned) pair before its turn."""
 
     def __init__(self, pairs: Iterable[LoadedPair], device: torch.device, *, ahead: bool = True) -> None:

@@ -20,14 +20,14 @@ from fullfield._ledger.notes import check_entry_kinds
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
-from fullfield.evaluation.finishing import Finisher, Scorer
-from fullfield.evaluation.loading import PairsOnDevice, read_pairs_ahead
+from fullfield.evaluation.finishing import PairScorer, PredictionFinisher
+from fullfield.evaluation.loading import DevicePairs, read_pairs_ahead
 from fullfield.evaluation.run import (
     AUTOMATIC,
     FAILURE,
     OUT_OF_MEMORY,
     RESULT,
-    Run,
+    PredictionRun,
     describe_dataset,
     fingerprint_method_code,
     summarize_runtime,
@@ -86,7 +86,7 @@ def build_run_config(dataset: FlowDataset, estimator: Estimator, settings: Evalu
 
 
 @contextmanager
-def note_out_of_memory(
+def record_memory_failure(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
@@ -96,7 +96,9 @@ def note_out_of_memory(
     try:
         yield
     except (torch.OutOfMemoryError, NotEnoughMemoryError):
-        Run(folder, build_run_config(dataset, estimator, settings)).write_json(FAILURE, {"failure": OUT_OF_MEMORY})
+        PredictionRun(folder, build_run_config(dataset, estimator, settings)).write_json(
+            FAILURE, {"failure": OUT_OF_MEMORY}
+        )
         raise
 
 
@@ -115,7 +117,7 @@ def _get_reduced_precision_flags(device: torch.device) -> dict[str, str]:
 def predict(
     estimator: Estimator,
     dataset: FlowDataset,
-    run: Run,
+    run: PredictionRun,
     settings: EvaluationSettings | None = None,
     *,
     averaging: str | None = None,
@@ -137,17 +139,21 @@ def predict(
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
     device = settings.torch_device
-    mine = settings.process.select_sequences(dataset) if settings.warm_start else settings.process.select_pairs(dataset)
+    mine = (
+        settings.process.list_sequence_indices(dataset)
+        if settings.warm_start
+        else settings.process.list_pair_indices(dataset)
+    )
     missing = [index for index in mine if run.read_info_if_complete(dataset.records[index].name) is None]
-    scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
+    scorer = None if averaging is None else PairScorer(dataset, run, averaging, device)
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
     overlapping = not settings.alone
     read = read_pairs_ahead(
         dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
     )
-    pairs = PairsOnDevice(read, device, ahead=overlapping)
-    with Finisher(run, scorer, device, estimator.method) as finish:
+    pairs = DevicePairs(read, device, ahead=overlapping)
+    with PredictionFinisher(run, scorer, device, estimator.method) as finish:
 
         def free_memory() -> None:
             """Free memory on the device for the estimator."""
@@ -187,26 +193,26 @@ def predict(
 
 
 def _estimate_with_retry(
-    run: Run,
+    run: PredictionRun,
     estimator: Estimator,
     frame1: Tensor,
     frame2: Tensor,
-    start: Tensor | None,
+    initial_flow: Tensor | None,
     free_memory: Callable[[], None],
 ) -> tuple[Tensor, float, int | None]:
     """Run :func:`_estimate_timed`, again after ``free_memory`` if memory is short; note a second failure in the run."""
     with suppress(torch.OutOfMemoryError, NotEnoughMemoryError):
-        return _estimate_timed(estimator, frame1, frame2, start)
+        return _estimate_timed(estimator, frame1, frame2, initial_flow)
     free_memory()
     try:
-        return _estimate_timed(estimator, frame1, frame2, start)
+        return _estimate_timed(estimator, frame1, frame2, initial_flow)
     except (torch.OutOfMemoryError, NotEnoughMemoryError):
         run.write_json(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
 def _estimate_timed(
-    estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None
+    estimator: Estimator, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
     """Return the flow [2, H, W], its seconds, and the peak of CUDA memory."""
     device = frame1.device
@@ -215,7 +221,7 @@ def _estimate_timed(
         stream.synchronize()
         torch.cuda.reset_peak_memory_stats(device)
     start_s = time.perf_counter()
-    flow = estimator(frame1, frame2, initial_flow=start)
+    flow = estimator(frame1, frame2, initial_flow=initial_flow)
     flow = _check.check_tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
     if stream is not None:
         stream.synchronize()  # not the device, which may still score the previous pair
@@ -224,7 +230,7 @@ def _estimate_timed(
 
 
 def _get_initial_flow_within_sequence(
-    dataset: FlowDataset, run: Run, index: int, previous: tuple[int, Tensor] | None, device: torch.device
+    dataset: FlowDataset, run: PredictionRun, index: int, previous: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
     """Return the initial flow; None at the beginning of a sequence."""
     record = dataset.records[index]
@@ -265,20 +271,20 @@ def evaluate(
     """
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with note_out_of_memory(estimator, dataset, folder, settings):
+    with record_memory_failure(estimator, dataset, folder, settings):
         prepare_estimator(estimator, settings.torch_device)
-    run = Run(folder, build_run_config(dataset, estimator, settings))
+    run = PredictionRun(folder, build_run_config(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
     start_s = time.perf_counter()
     work = predict(estimator, dataset, run, settings, averaging=averaging if has_truth else None)
     wait_for_all_processes(settings.process)
-    scorer = Scorer(dataset, run, averaging, settings.torch_device)
+    scorer = PairScorer(dataset, run, averaging, settings.torch_device)
     if has_truth:
-        scorer.score_stored_predictions(settings.process.select_pairs(dataset))
+        scorer.score_stored_predictions(settings.process.list_pair_indices(dataset))
     wall = time.perf_counter() - start_s
     wait_for_all_processes(settings.process)
     result = {
-        **(_compute_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
+        **(_compute_total_scores(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
         **_summarize_runtime(dataset, run),
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
@@ -289,7 +295,7 @@ def evaluate(
 
 
 def score(
-    dataset: FlowDataset, run: Run, *, averaging: str = "pooled", settings: EvaluationSettings | None = None
+    dataset: FlowDataset, run: PredictionRun, *, averaging: str = "pooled", settings: EvaluationSettings | None = None
 ) -> dict[str, Any]:
     """Score the stored predictions again, or in another averaging, and store the result; estimate nothing.
 
@@ -299,21 +305,21 @@ def score(
     run.check_same_dataset(dataset)
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
-    scorer = Scorer(dataset, run, averaging, settings.torch_device)
-    scorer.score_stored_predictions(settings.process.select_pairs(dataset))
+    scorer = PairScorer(dataset, run, averaging, settings.torch_device)
+    scorer.score_stored_predictions(settings.process.list_pair_indices(dataset))
     wait_for_all_processes(settings.process)
-    result = {**_compute_totals(scorer), **_summarize_runtime(dataset, run)}
+    result = {**_compute_total_scores(scorer), **_summarize_runtime(dataset, run)}
     if settings.process.rank == 0:
         run.write_json(RESULT, result)
     return result
 
 
-def _compute_totals(scorer: Scorer) -> dict[str, Any]:
-    total = scorer.merge_totals()
+def _compute_total_scores(scorer: PairScorer) -> dict[str, Any]:
+    total = scorer.merge_pair_scores()
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.breakdown()}
 
 
-def _summarize_runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
+def _summarize_runtime(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:
     stored = [run.read_info_if_complete(record.name) for record in dataset.records]
     info = [pair_info for pair_info in stored if pair_info is not None]
     if len(info) < len(dataset):
@@ -344,7 +350,7 @@ def get_submission_layout(dataset: FlowDataset) -> str:
     return layout
 
 
-def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[str]) -> list[Path]:
+def write_submission(dataset: FlowDataset, run: PredictionRun, folder: str | os.PathLike[str]) -> list[Path]:
     """Write the predictions of a test set in the layout of its site.
 
     - Sintel: ``FOLDER/clean/SCENE/frame_0001.flo`` (or ``final``), for the site's bundler;

@@ -48,10 +48,10 @@ OUT_OF_MEMORY = "out of memory"
 AUTOMATIC = "automatic"
 _ADVICE = "choose another folder or remove this one"
 
-_Folder = TypeVar("_Folder", bound="RunFolder")
+_Folder = TypeVar("_Folder", bound="ResultFolder")
 
 
-class RunFolder:
+class ResultFolder:
     """Folder that belongs to one configuration.
 
     A folder without predictions, as a run leaves it that failed before its first one, is taken over. ``config`` is what
@@ -169,7 +169,7 @@ class RunFolder:
             self.write_json(info_path.relative_to(self.folder), {**info, "bytes": path.stat().st_size})
 
 
-class Run(RunFolder):
+class PredictionRun(ResultFolder):
     """Predictions of one method, in one configuration, on one data set.
 
     ::
@@ -232,7 +232,7 @@ class Run(RunFolder):
         return self.folder / "scores" / averaging / f"{name}.json"
 
 
-class ScanRun(RunFolder):
+class ScanRun(ResultFolder):
     """Transforms of one registration method, in one configuration, on one list of pairs.
 
     ::

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
-from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
+from fullfield.datasets.scans import KITTIOdometry, RegistrationCriteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
 from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, fingerprint_method_code, summarize_runtime
 from fullfield.evaluation.sharing import wait_for_all_processes
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from fullfield.registration import Registration
 
 
-def score_pair(
+def score_registered_pair(
     record: ScanRecord,
     info: Mapping[str, Any],
     truth: Mapping[str, Any],
     matches: NDArray[np.float64],
-    criteria: Criteria,
+    criteria: RegistrationCriteria,
 ) -> dict[str, Any]:
     """Return the scores of one pair.
 
@@ -85,7 +85,9 @@ def score_pair(
     }
 
 
-def score_scenes(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def score_list_and_scenes(
+    records: Sequence[ScanRecord], pair_scores: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return ``scores`` over the list and ``scenes``, the same for each scene.
 
     ``rr`` registration recall and ``fmr`` feature matching recall, each the mean over scenes; ``rr_pairs``,
@@ -97,34 +99,36 @@ def score_scenes(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, 
     scenes: dict[str, list[ScanRecord]] = {}
     for record in records:
         scenes.setdefault(record.scene, []).append(record)
-    by_scene = {scene: _score_records(some, rows) for scene, some in scenes.items()}
-    scores = _score_records(records, rows)
+    by_scene = {scene: _summarize_pair_scores(some, pair_scores) for scene, some in scenes.items()}
+    scores = _summarize_pair_scores(records, pair_scores)
     for name in ("rr", "fmr"):
         scores[f"{name}_pairs"] = scores[name]
-        scores[name] = _mean_or_nan([one[name] for one in by_scene.values() if not math.isnan(one[name])])
+        scores[name] = _compute_mean_or_nan([one[name] for one in by_scene.values() if not math.isnan(one[name])])
     return {"scores": scores, "scenes": by_scene}
 
 
-def _score_records(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    mine = [rows[record.name] for record in records]
-    counted = [rows[record.name] for record in records if record.counted]
+def _summarize_pair_scores(
+    records: Sequence[ScanRecord], pair_scores: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    mine = [pair_scores[record.name] for record in records]
+    counted = [pair_scores[record.name] for record in records if record.counted]
     passed = [one for one in counted if one["passed"]]
     accepted = [one for one in counted if one["accepted"]]
     errors = {name: [one[name] for one in passed] for name in ("rre", "rte")}
     return {
-        "rr": _mean_or_nan([one["passed"] for one in counted]),
-        "fmr": _mean_or_nan([one["features"] for one in mine]),
-        "ir": _mean_or_nan([0.0 if math.isnan(one["ir"]) else one["ir"] for one in mine]),
-        **{name: _mean_or_nan(values) for name, values in errors.items()},
+        "rr": _compute_mean_or_nan([one["passed"] for one in counted]),
+        "fmr": _compute_mean_or_nan([one["features"] for one in mine]),
+        "ir": _compute_mean_or_nan([0.0 if math.isnan(one["ir"]) else one["ir"] for one in mine]),
+        **{name: _compute_mean_or_nan(values) for name, values in errors.items()},
         **{f"{name}_median": statistics.median(values) if values else math.nan for name, values in errors.items()},
-        "accepted": _mean_or_nan([one["accepted"] for one in counted]),
-        "wrong": _mean_or_nan([not one["passed"] for one in accepted]),
+        "accepted": _compute_mean_or_nan([one["accepted"] for one in counted]),
+        "wrong": _compute_mean_or_nan([not one["passed"] for one in accepted]),
         "pairs": len(mine),
         "counted": len(counted),
     }
 
 
-def _mean_or_nan(values: Sequence[float]) -> float:
+def _compute_mean_or_nan(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
@@ -135,7 +139,7 @@ class RegistrationMethod(Protocol):
     """Callable that finds the pose of one cloud in another; ``parameters`` are plain values."""
 
     @property
-    def method(self) -> str:
+    def method_name(self) -> str:
         """Name of the method."""
 
     @property
@@ -177,7 +181,7 @@ class Registrar:
             self._checksum = hashlib.sha256(Path(weights).read_bytes()).hexdigest()[:16]
 
     @property
-    def method(self) -> str:
+    def method_name(self) -> str:
         """Name of the descriptor: ``fpfh`` or ``learned``."""
         return "fpfh" if self._descriptor is None else "learned"
 
@@ -206,7 +210,7 @@ def evaluate_scans(
     folder: str | os.PathLike[str],
     settings: EvaluationSettings | None = None,
     *,
-    criteria: Criteria | None = None,
+    criteria: RegistrationCriteria | None = None,
 ) -> dict[str, Any]:
     """Register what is missing in ``folder``, score it, and store and return the result.
 
@@ -215,8 +219,8 @@ def evaluate_scans(
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
-        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.score_scenes` has
-        the scores.
+        (seconds a pair), and of this call alone ``this_call``.
+        :func:`~fullfield.evaluation.scans.score_list_and_scenes` has the scores.
 
     >>> result = evaluate_scans(Registrar(), open_scans("3dmatch", "/data/3dmatch"), "runs/3dmatch")  # doctest: +SKIP
     >>> result["scores"]["rr"]  # doctest: +SKIP
@@ -226,7 +230,7 @@ def evaluate_scans(
     _check.require(is_cpu, "device", "cpu, where point clouds are registered", repr(settings.device))
     config = {
         **describe_dataset(dataset),
-        "method": method.method,
+        "method": method.method_name,
         "parameters": dict(method.parameters),
         **fingerprint_method_code(method),
     }
@@ -239,7 +243,11 @@ def evaluate_scans(
 
 
 def score_scans(
-    dataset: ScanDataset, run: ScanRun, *, criteria: Criteria | None = None, settings: EvaluationSettings | None = None
+    dataset: ScanDataset,
+    run: ScanRun,
+    *,
+    criteria: RegistrationCriteria | None = None,
+    settings: EvaluationSettings | None = None,
 ) -> dict[str, Any]:
     """Score the stored transforms, by other criteria than the data set's if given, and store the result.
 
@@ -250,7 +258,7 @@ def score_scans(
     settings = settings or EvaluationSettings()
     run.check_same_dataset(dataset)
     criteria = criteria or dataset.criteria
-    mine = settings.process.select_pairs(dataset)
+    mine = settings.process.list_pair_indices(dataset)
     unknown = [
         i
         for i in mine
@@ -266,12 +274,12 @@ def score_scans(
         truth = run.read_truth_if_current(record.name, _checksum_pose_and_overlap_settings(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
-        rows[record.name] = score_pair(record, info, truth, run.read_matches(record.name), criteria)
+        rows[record.name] = score_registered_pair(record, info, truth, run.read_matches(record.name), criteria)
         seconds.append(float(info["seconds"]))
     result = {
         "config": run.config,
         "criteria": vars(criteria),
-        **score_scenes(dataset.records, rows),
+        **score_list_and_scenes(dataset.records, rows),
         "pairs": rows,
         "runtime": summarize_runtime(seconds),
     }
@@ -290,7 +298,9 @@ def predict_scans(
     """
     settings = settings or EvaluationSettings()
     missing = [
-        i for i in settings.process.select_pairs(dataset) if run.read_info_if_complete(dataset.records[i].name) is None
+        i
+        for i in settings.process.list_pair_indices(dataset)
+        if run.read_info_if_complete(dataset.records[i].name) is None
     ]
     for count, (index, sample) in enumerate(zip(missing, _read_samples_ahead(dataset, missing), strict=True)):
         if settings.progress is not None:
@@ -359,20 +369,20 @@ def _count_cloud_bytes(sample: ScanSample) -> int:
 class ScanProtocol:
     """Numbers of matches, RANSAC trials and limits by which a paper compares descriptors.
 
-    >>> for method in POINTCNNPP.list_registrars():  # doctest: +SKIP
-    ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.get_criteria(pairs))
+    >>> for method in POINTCNNPP.build_registrars():  # doctest: +SKIP
+    ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.choose_criteria(pairs))
     """
 
     samples: tuple[int, ...]  # matches at most, one run for each
     trials: int  # triples that RANSAC draws
-    indoor: Criteria
-    lidar: Criteria  # for KITTI
+    indoor: RegistrationCriteria
+    lidar: RegistrationCriteria  # for KITTI
 
-    def get_criteria(self, dataset: ScanDataset) -> Criteria:
+    def choose_criteria(self, dataset: ScanDataset) -> RegistrationCriteria:
         """Return the limits for ``dataset``."""
         return self.lidar if isinstance(dataset, KITTIOdometry) else self.indoor
 
-    def list_registrars(
+    def build_registrars(
         self,
         *,
         samples: Sequence[int] | None = None,
@@ -396,8 +406,8 @@ class ScanProtocol:
 POINTCNNPP = ScanProtocol(
     samples=(5000, 2500, 1000, 500, 250),
     trials=50_000,
-    indoor=Criteria(max_rmse=0.2),
-    lidar=Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=KITTIOdometry.criteria.inlier_distance),
+    indoor=RegistrationCriteria(max_rmse=0.2),
+    lidar=RegistrationCriteria(max_rre=1.0, max_rmse=0.2, inlier_distance=KITTIOdometry.criteria.inlier_distance),
 )
 """Protocol of the supplement of PointCNN++ (arXiv 2511.23227, C.1): plain RANSAC on up to 5000 mutual matches.
 

@@ -16,11 +16,11 @@ class ProcessRank:
     rank: int = 0
     count: int = 1
 
-    def select_pairs(self, dataset: Sized) -> list[int]:
+    def list_pair_indices(self, dataset: Sized) -> list[int]:
         """Return the indices of this process: every ``count``-th pair."""
         return list(range(self.rank, len(dataset), self.count))
 
-    def select_sequences(self, dataset: FlowDataset) -> list[int]:
+    def list_sequence_indices(self, dataset: FlowDataset) -> list[int]:
         """Return the indices of this process: every ``count``-th sequence."""
         order: dict[str, int] = {}
         for record in dataset.records:

@@ -61,18 +61,20 @@ def silence_output() -> Iterator[None]:
         yield
 
 
-def check_by_trial(subject: str, kind: type | None, operator: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
+def check_results_equal(
+    subject: str, original_class: type | None, operator: str, compute_both_results: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
     """Raise InputError unless ``subject``, which should be ``operator``, passes a trial."""
-    reason = describe_difference(trial)
+    reason = describe_result_difference(compute_both_results)
     if reason is not None:
-        raise build_unrecognized_error(subject, kind, operator, reason)
+        raise create_unrecognized_error(subject, original_class, operator, reason)
 
 
-def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
+def describe_result_difference(compute_both_results: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), silence_output():
         try:
-            foreign, own = trial()
+            original_result, own_result = compute_both_results()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
             return f"it raised {type(error).__name__} ({error}) on a trial pair"
     if foreign.shape != own.shape:
@@ -81,13 +83,13 @@ def describe_difference(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | Non
     return None if off <= _TOLERANCE else f"on a trial pair its values differ by up to {off:.2g} times the largest"
 
 
-def build_unrecognized_error(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
-    """Return the error that ``subject``, an instance of ``kind``, is not ``operator``."""
-    type_name = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
+def create_unrecognized_error(subject: str, original_class: type | None, operator: str, reason: str) -> InputError:
+    """Return the error that ``subject``, an instance of ``original_class``, is not ``operator``."""
+    type_name = "" if original_class is None else f" ({original_class.__module__}.{original_class.__qualname__})"
     return InputError(f"model: {subject}{type_name} is not {operator}: {reason}")
 
 
-class Pair(NamedTuple):
+class BlockArguments(NamedTuple):
     """Pair that a block is built for."""
 
     fmap1: Tensor
@@ -109,7 +111,7 @@ class BlockSignature:
     arguments: str | None
     """Parameter that holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``), if the two are no parameters."""
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BlockArguments:
         """Return the pair that a call requests."""
         values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
@@ -127,8 +129,8 @@ class BlockSignature:
         on_demand = any(bool(values.get(name)) for name in _IMPLEMENTATION)
         if self.arguments is not None:
             holder = values[self.arguments]
-            return Pair(fmap1, fmap2, holder.corr_levels, holder.corr_radius, on_demand)
-        return Pair(fmap1, fmap2, values[self.levels or ""], values[self.radius or ""], on_demand)
+            return BlockArguments(fmap1, fmap2, holder.corr_levels, holder.corr_radius, on_demand)
+        return BlockArguments(fmap1, fmap2, values[self.levels or ""], values[self.radius or ""], on_demand)
 
 
 def parse_signature(block: Callable[..., Any]) -> BlockSignature | str:
@@ -148,10 +150,10 @@ def parse_signature(block: Callable[..., Any]) -> BlockSignature | str:
     return listed if rest else BlockSignature(names, defaults, levels, radius, arguments)
 
 
-def build_lookup(block: Callable[..., Any], signature: BlockSignature) -> Lookup:
+def build_original_lookup(block: Callable[..., Any], signature: BlockSignature) -> Lookup:
     """Return a function that builds a block and looks up in it."""
 
-    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         values: dict[str, Any] = {signature.names[0]: fmap1, signature.names[1]: fmap2}
         if signature.arguments is not None:
             values[signature.arguments] = SimpleNamespace(corr_levels=levels, corr_radius=radius)
@@ -160,15 +162,15 @@ def build_lookup(block: Callable[..., Any], signature: BlockSignature) -> Lookup
         result: Tensor = block(**values)(coords)
         return result
 
-    return foreign
+    return run_original
 
 
-def detect_stops_pooling(foreign: Lookup, levels: int = 3) -> bool | str:
+def detect_pooling_limit(original_lookup: Lookup, levels: int = 3) -> bool | str:
     """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = describe_difference(partial(_run_lookup_trial, foreign, size, levels, rule))
+            reason = describe_result_difference(partial(_look_up_with_both, original_lookup, size, levels, rule))
             if reason is not None:
                 rules.remove(rule)
                 if not rules:
@@ -176,30 +178,32 @@ def detect_stops_pooling(foreign: Lookup, levels: int = 3) -> bool | str:
     return rules == [True]
 
 
-def check_lookup_and_detect_stops_pooling(
+def check_lookup_and_detect_pooling_limit(
     subject: str,
-    kind: type | None,
-    foreign: Lookup,
+    original_class: type | None,
+    original_lookup: Lookup,
     *,
     may_stop_pooling: bool = False,
     levels: int = 3,
     operator: str = ALL_PAIRS,
 ) -> bool:
-    """Return :func:`detect_stops_pooling`; InputError for another operator, or one that stops but may not."""
-    stops = detect_stops_pooling(foreign, levels)
+    """Return :func:`detect_pooling_limit`; InputError for another operator, or one that stops but may not."""
+    stops = detect_pooling_limit(original_lookup, levels)
     if isinstance(stops, str):
-        raise build_unrecognized_error(subject, kind, operator, stops)
+        raise create_unrecognized_error(subject, original_class, operator, stops)
     if stops and not may_stop_pooling:
-        raise build_unrecognized_error(subject, kind, operator, "it stops pooling where maps are small")
+        raise create_unrecognized_error(subject, original_class, operator, "it stops pooling where maps are small")
     return stops
 
 
-def _run_lookup_trial(
-    foreign: Lookup, size: tuple[int, int], levels: int, stops_at_window: bool
+def _look_up_with_both(
+    original_lookup: Lookup, size: tuple[int, int], levels: int, stops_at_window: bool
 ) -> tuple[Tensor, Tensor]:
     fmap1, fmap2, coords = _draw_features_and_coords(size)
-    maps = build_pyramid(fmap2, levels, 2, stops_at_window)
-    return foreign(fmap1, fmap2, coords, levels, 2), correlation_lookup(fmap1, maps, coords, 2, backend="reference")
+    maps = pool_feature_pyramid(fmap2, levels, 2, stops_at_window)
+    return original_lookup(fmap1, fmap2, coords, levels, 2), correlation_lookup(
+        fmap1, maps, coords, 2, backend="reference"
+    )
 
 
 def _draw_features_and_coords(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,7 +271,7 @@ def has_level_within_window(fmap2: Tensor, levels: int, radius: int) -> bool:
     return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
 
 
-def build_pyramid(fmap2: Tensor, levels: int, radius: int, stops_at_window: bool) -> list[Tensor]:
+def pool_feature_pyramid(fmap2: Tensor, levels: int, radius: int, stops_at_window: bool) -> list[Tensor]:
     """Return ``fmap2`` and its halvings; with ``stops_at_window``, maps no larger than the window stay as they are."""
     maps = [fmap2]
     for _ in range(levels - 1):
@@ -298,7 +302,7 @@ class CorrMapBlock(_WithCorrMap, RAFTCorrBlock):
         self._maps = (fmap1, fmap2)
 
 
-class LeanBlock(_WithCorrMap):
+class RebuildingBlock(_WithCorrMap):
     """:class:`CorrMapBlock` that prepares the pair again for every lookup and keeps nothing of it in between."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
@@ -318,12 +322,12 @@ class _Arguments:
     corr_radius: int
 
 
-class StoppingBlock:
+class PoolingLimitedBlock:
     """Block that stops pooling at maps no larger than the window."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
         self._fmap1, second, self._dtype = cast_features_for_autocast(fmap1, fmap2)
-        self._maps = build_pyramid(second, levels, radius, True)
+        self._maps = pool_feature_pyramid(second, levels, radius, True)
         self._radius = radius
         self._backend = choose_backend(fmap1.device, backend)
 
@@ -351,7 +355,7 @@ class BlockBuilder:
         """Return our block for the pair that the original is called with."""
         fmap1, fmap2, levels, radius, on_demand = self._signature.bind_arguments(args, kwargs)
         if self._stops and has_level_within_window(fmap2, levels, radius):
-            return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
+            return PoolingLimitedBlock(fmap1, fmap2, levels, radius, self._backend)
         first, second, dtype = cast_features_for_autocast(fmap1, fmap2)
         options: dict[str, Any] = {"backend": choose_backend(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
@@ -359,22 +363,24 @@ class BlockBuilder:
         large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
         graph = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
         if (self._on_demand or on_demand) and large and first is fmap1 and not graph:
-            return LeanBlock(first, second, levels, radius, **options)
+            return RebuildingBlock(first, second, levels, radius, **options)
         return CorrMapBlock(first, second, levels, radius, **options)
 
     def __str__(self) -> str:
         return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
-def _recognize_block(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> BlockBuilder:
+def _recognize_block(
+    name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None
+) -> BlockBuilder:
     signature = parse_signature(original)
     if isinstance(signature, str):
-        raise build_unrecognized_error(f"the {name} of {where}", None, ALL_PAIRS, signature)
+        raise create_unrecognized_error(f"the {name} of {location}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None
-    if accompanied and on_demand:
+    if has_recognised_sibling and on_demand:
         return BlockBuilder(original, signature, False, on_demand, backend)
-    stops = check_lookup_and_detect_stops_pooling(
-        f"the {name} of {where}", None, build_lookup(original, signature), may_stop_pooling=True
+    stops = check_lookup_and_detect_pooling_limit(
+        f"the {name} of {location}", None, build_original_lookup(original, signature), may_stop_pooling=True
     )
     return BlockBuilder(original, signature, stops, on_demand, backend)
 

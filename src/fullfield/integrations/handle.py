@@ -49,10 +49,10 @@ class Change:
 
     @classmethod
     def from_overrides(
-        cls, where: str, target: Any, overrides: dict[str, Any], by: str, preserved: tuple[str, ...] = ()
+        cls, location: str, target: Any, overrides: dict[str, Any], by: str, preserved: tuple[str, ...] = ()
     ) -> Change:
-        """Return the change of a whole block, found at ``where``."""
-        return cls(target, overrides, [Replacement(where, type(target).__qualname__, by)], preserved)
+        """Return the change of a whole block, found at ``location``."""
+        return cls(target, overrides, [Replacement(location, type(target).__qualname__, by)], preserved)
 
 
 class Handle:
@@ -145,9 +145,9 @@ def _create_subclass(original: type, overrides: dict[str, Any]) -> type:
         **overrides,
     }
     if not hasattr(original, "__deepcopy__"):
-        members["__deepcopy__"] = _deepcopy_patched
+        members["__deepcopy__"] = _copy_without_patch
     if all(getattr(original, name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__")):
-        members["__reduce_ex__"] = _reduce_unpatched
+        members["__reduce_ex__"] = _pickle_without_patch
     return type(original)(original.__name__, (original,), members)
 
 
@@ -164,14 +164,14 @@ def _restore_pickled_state(target: Any, state: dict[str, Any]) -> Any:
     return target
 
 
-def _deepcopy_patched(self: Any, memo: dict[int, Any]) -> Any:
+def _copy_without_patch(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
     created = object.__new__(type(self))
     memo[id(self)] = created
     return _restore_pickled_state(created, copy.deepcopy(_get_pickled_state(self), memo))
 
 
-def _reduce_unpatched(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _pickle_without_patch(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Pickle the model unpatched: its reader may not have fullfield."""
     return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _get_pickled_state(self)  # type: ignore[attr-defined]
 
@@ -179,8 +179,13 @@ def _reduce_unpatched(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any,
 class Recogniser(Protocol):
     """Function that returns the replacement of an original, or raises InputError."""
 
-    def __call__(self, name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:
-        """Return the replacement; ``accompanied`` if the same method reaches another block that was recognised."""
+    def __call__(
+        self, name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None
+    ) -> Any:
+        """Return the replacement.
+
+        ``has_recognised_sibling`` is true if the same method reaches another block that was recognised.
+        """
 
 
 def find_changes(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend: str | None) -> list[Change]:
@@ -221,8 +226,8 @@ def _build_overriding_methods(
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        stand_ins = _build_stand_ins(inner, names, where, recognisers, backend, recognised)
-        overrides[name] = _copy_with_globals(inner, stand_ins)
+        stand_ins = _build_replacements(inner, names, where, recognisers, backend, recognised)
+        overrides[name] = _copy_function_with_globals(inner, stand_ins)
         replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
 
@@ -253,10 +258,10 @@ def _find_block_names(function: FunctionType, recognisers: Mapping[str, Recognis
     return [n for n in dict.fromkeys(recognised) if n in function.__globals__]
 
 
-def _build_stand_ins(
+def _build_replacements(
     function: FunctionType,
     names: list[str],
-    where: str,
+    location: str,
     recognisers: Mapping[str, Recogniser],
     backend: str | None,
     recognised: dict[int, Any],
@@ -266,12 +271,12 @@ def _build_stand_ins(
         original = function.__globals__[name]
         if id(original) not in recognised:
             recognise = next(r for pattern, r in recognisers.items() if re.search(pattern, name))
-            recognised[id(original)] = recognise(name, original, where, bool(stand_ins), backend)
+            recognised[id(original)] = recognise(name, original, location, bool(stand_ins), backend)
         stand_ins[name] = recognised[id(original)]
     return stand_ins
 
 
-def _copy_with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def _copy_function_with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Return a copy of the function that reads ``names`` instead of its module's values of them."""
     scope = {**function.__globals__, **names}
     del scope["__name__"]  # torch.compile would find the module by it, and its values

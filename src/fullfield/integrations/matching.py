@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import cast_features_for_autocast, check_by_trial
+from fullfield.integrations.forms import cast_features_for_autocast, check_results_equal
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
@@ -18,7 +18,7 @@ from fullfield.ops.matching.api import compute_attention
 _OPERATOR = "GMFlow's"
 
 
-class _StandIn:
+class _DescribedReplacement:
     """Function of ours with a readable name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -31,10 +31,12 @@ class _StandIn:
         return "fullfield's matching in linear memory"
 
 
-def _build_recogniser(replacement: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
-    def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-        check_by_trial(f"the {name} of {where}", None, _OPERATOR, lambda: trial(original))
-        return _StandIn(replacement)
+def _build_recogniser(
+    replacement: Callable[..., Any], compute_both_results: Callable[[Any], tuple[Tensor, Tensor]]
+) -> Recogniser:
+    def recognise(name: str, original: Any, location: str, has_recognised_sibling: bool, backend: str | None) -> Any:  # noqa: ARG001
+        check_results_equal(f"the {name} of {location}", None, _OPERATOR, lambda: compute_both_results(original))
+        return _DescribedReplacement(replacement)
 
     return recognise
 
@@ -68,12 +70,12 @@ def _match_locally(
     return _cast_flow_like(local_matching(first, second, local_radius), feature0), None
 
 
-def _run_global_matching_trial(original: Any) -> tuple[Tensor, Tensor]:
+def _match_globally_with_both(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, True)[0], _match_globally(one, two, True)[0]
 
 
-def _run_local_matching_trial(original: Any) -> tuple[Tensor, Tensor]:
+def _match_locally_with_both(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
 
@@ -82,16 +84,16 @@ def build_matcher_change(name: str, block: Any, backend: str | None) -> Change: 
     """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
-    def trial() -> tuple[Tensor, Tensor]:
+    def compute_both_results() -> tuple[Tensor, Tensor]:
         one, two = _draw_tensor(2, 1, 8, 5, 7).unbind()
-        foreign = kind()
-        if hasattr(foreign, "init_bhwd"):
-            foreign.init_bhwd(1, 5, 7, one.device, False)
+        original_result = kind()
+        if hasattr(original_result, "init_bhwd"):
+            original_result.init_bhwd(1, 5, 7, one.device, False)
         else:
-            foreign.init_grid(1, 5, 7, one.dtype, one.device)
-        return foreign.global_correlation_softmax(one, two), _match_globally(one, two)[0]
+            original_result.init_grid(1, 5, 7, one.dtype, one.device)
+        return original_result.global_correlation_softmax(one, two), _match_globally(one, two)[0]
 
-    check_by_trial(name, kind, _OPERATOR, trial)
+    check_results_equal(name, kind, _OPERATOR, compute_both_results)
 
     def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
         return _match_globally(feature0, feature1)[0]
@@ -103,7 +105,7 @@ def build_matcher_change(name: str, block: Any, backend: str | None) -> Change: 
 # ---- attention over windows
 
 
-def _run_full_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
+def _attend_fully_with_both(original: Any) -> tuple[Tensor, Tensor]:
     query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
     return original(query, key, value), compute_attention(query, key, value)
 
@@ -130,7 +132,7 @@ def _attend_in_windows(
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")
     maps = [torch.unflatten(t, 1, (h, w)) for t in (q, k, v)]
-    bands = [_list_bands(n, num_splits, with_shift) for n in (h, w)]
+    bands = [_list_window_bands(n, num_splits, with_shift) for n in (h, w)]
     strips = []
     for top, rows, height in bands[0]:
         blocks = []
@@ -141,7 +143,7 @@ def _attend_in_windows(
     return torch.cat(strips, 1).flatten(1, 2)
 
 
-def _list_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
+def _list_window_bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
     """Return (first, windows, length of each) of the windows along an axis."""
     size = length // splits
     shift = size // 2 if shifted else 0
@@ -172,15 +174,15 @@ def _build_shift_mask(height: int, width: int, splits: int) -> Tensor:
     return -100.0 * (rows[:, None] != rows[:, :, None]).to(torch.float32)
 
 
-def _run_mask_trial(original: Any) -> tuple[Tensor, Tensor]:
-    foreign = original(
+def _build_mask_with_both(original: Any) -> tuple[Tensor, Tensor]:
+    original_result = original(
         input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
         device=torch.device("cpu"),
     )  # fmt: skip
-    return foreign, _build_shift_mask(8, 12, 2)
+    return original_result, _build_shift_mask(8, 12, 2)
 
 
-def _run_window_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
+def _attend_in_windows_with_both(original: Any) -> tuple[Tensor, Tensor]:
     result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
@@ -189,8 +191,8 @@ def _run_window_attention_trial(original: Any) -> tuple[Tensor, Tensor]:
         options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
         result[0].append(original(query, key, value, attn_mask=mask, **options))
         result[1].append(_attend_in_windows(query, key, value, **options))
-    foreign, own = (torch.cat(outputs, 1) for outputs in result)
-    return foreign, own
+    original_result, own = (torch.cat(outputs, 1) for outputs in result)
+    return original_result, own
 
 
 # ---- propagation
@@ -204,16 +206,16 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
     """Return the change of a part that propagates flow."""
     kind = type(module)
 
-    def trial() -> tuple[Tensor, Tensor]:
+    def compute_both_results() -> tuple[Tensor, Tensor]:
         with torch.random.fork_rng(devices=[]):
-            foreign = kind(in_channels=8)
+            original_result = kind(in_channels=8)
         feature, flow = _draw_tensor(2, 8, 5, 7), _draw_tensor(2, 2, 5, 7)
         calls: list[dict[str, Any]] = [{}, {"local_window_attn": True, "local_window_radius": 1}]
-        result = [foreign(feature, flow, **call) for call in calls]
-        own = [_propagate_flow(foreign, feature, flow, radius) for radius in (None, 1)]
+        result = [original_result(feature, flow, **call) for call in calls]
+        own = [_propagate_flow(original_result, feature, flow, radius) for radius in (None, 1)]
         return torch.cat(result), torch.cat(own)
 
-    check_by_trial(name, kind, _OPERATOR, trial)
+    check_results_equal(name, kind, _OPERATOR, compute_both_results)
 
     def forward(
         self: Any,
@@ -229,10 +231,10 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _build_recogniser(_match_globally, _run_global_matching_trial),
-    "^local_correlation_softmax$": _build_recogniser(_match_locally, _run_local_matching_trial),
-    "^single_head_full_attention$": _build_recogniser(compute_attention, _run_full_attention_trial),
-    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _run_window_attention_trial),
-    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _run_mask_trial),
+    "^global_correlation_softmax$": _build_recogniser(_match_globally, _match_globally_with_both),
+    "^local_correlation_softmax$": _build_recogniser(_match_locally, _match_locally_with_both),
+    "^single_head_full_attention$": _build_recogniser(compute_attention, _attend_fully_with_both),
+    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _attend_in_windows_with_both),
+    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _build_mask_with_both),
 }
 """Recognisers by the names under which methods reach the functions."""

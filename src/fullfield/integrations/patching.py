@@ -14,7 +14,7 @@ from fullfield.integrations import forms, matching, ptlflow, windows
 from fullfield.integrations.forms import (
     PYRAMID,
     build_correlation_pyramid,
-    check_lookup_and_detect_stops_pooling,
+    check_lookup_and_detect_pooling_limit,
     require_kernel_or_warn,
 )
 from fullfield.integrations.handle import Change, Handle, find_changes, is_patched
@@ -38,13 +38,13 @@ def _build_torchvision_change(name: str, block: Any, backend: str | None) -> Cha
     """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
     kind = type(block)
 
-    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         trial = kind(num_levels=levels, radius=radius)
         trial.build_pyramid(fmap1, fmap2)
         result: Tensor = trial.index_pyramid(centroids_coords=coords)
         return result
 
-    check_lookup_and_detect_stops_pooling(name, kind, foreign)
+    check_lookup_and_detect_pooling_limit(name, kind, run_original)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
         self.corr_pyramid = _CurrentPair(build_correlation_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
@@ -105,7 +105,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     require_kernel_or_warn(device, backend)
     for module in model.modules():
-        support = ptlflow.find_support(module)
+        support = ptlflow.find_model_support(module)
         if support is not None and support.state == ptlflow.OTHER:
             raise InputError(
                 f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"

@@ -15,10 +15,10 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.integrations.forms import (
     PYRAMID,
-    StoppingBlock,
+    PoolingLimitedBlock,
     build_correlation_pyramid,
     cast_features_for_autocast,
-    check_lookup_and_detect_stops_pooling,
+    check_lookup_and_detect_pooling_limit,
     choose_backend,
     has_level_within_window,
 )
@@ -34,7 +34,7 @@ OTHER = "not this operator"
 
 
 @dataclass(frozen=True)
-class Support:
+class ModelSupport:
     """Support of some models."""
 
     models: tuple[str, ...]
@@ -42,85 +42,87 @@ class Support:
     note: str = ""
 
 
-def _create_support(names: str, state: str, note: str = "") -> Support:
-    return Support(tuple(names.split()), state, note)
+def _create_model_support(names: str, state: str, note: str = "") -> ModelSupport:
+    return ModelSupport(tuple(names.split()), state, note)
 
 
 _WINDOW = "a window of 9×9 in warped features"
 _MASKS = "; which pixels its warp keeps depends on the last bit of a sum, so flow moves with any rounding"
 _MATCHING = "matching, attention and propagation in linear memory: over the whole map"
 SUPPORT = (
-    _create_support("raft raft_small", EXACT),
-    _create_support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
-    _create_support("gma", EXACT),
-    _create_support("skflow", EXACT),
-    _create_support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
-    _create_support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
-    _create_support("dpflow", EXACT, "its on-demand mode needs no extension"),
-    _create_support("rpknet", EXACT),
-    _create_support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
-    _create_support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
-    _create_support("flow_anything", EXACT),
-    _create_support("recover_rn recover_mn recover_cx", EXACT),
-    _create_support("memfof", EXACT, "two blocks, towards the frames before and after"),
-    _create_support("memflow memflow_t", EXACT),
-    _create_support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
-    _create_support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
-    _create_support("splatflow", EXACT, "checked with two frames; three need cupy"),
-    _create_support(
+    _create_model_support("raft raft_small", EXACT),
+    _create_model_support("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
+    _create_model_support("gma", EXACT),
+    _create_model_support("skflow", EXACT),
+    _create_model_support("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
+    _create_model_support("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
+    _create_model_support("dpflow", EXACT, "its on-demand mode needs no extension"),
+    _create_model_support("rpknet", EXACT),
+    _create_model_support("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
+    _create_model_support("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
+    _create_model_support("flow_anything", EXACT),
+    _create_model_support("recover_rn recover_mn recover_cx", EXACT),
+    _create_model_support("memfof", EXACT, "two blocks, towards the frames before and after"),
+    _create_model_support("memflow memflow_t", EXACT),
+    _create_model_support("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
+    _create_model_support("streamflow", EXACT, "a block for every pair of neighbouring frames"),
+    _create_model_support("splatflow", EXACT, "checked with two frames; three need cupy"),
+    _create_model_support(
         "matchflow matchflow_raft",
         EXACT_WITH_NOTE,
         "needs its compiled QuadTreeAttention; checked with a stand-in for that attention",
     ),
-    _create_support(
+    _create_model_support(
         "gmflownet gmflownet_mix",
         EXACT_WITH_NOTE,
         "its matching is made of the whole matrix, which is still computed, once and without its pyramid",
     ),
-    _create_support(
+    _create_model_support(
         "lcv_raft lcv_raft_small", EXACT_WITH_NOTE, "the learned metric is multiplied into the first features"
     ),
-    _create_support("neuflow2", EXACT, "a global matching, then lookups"),
-    _create_support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
-    _create_support("gmflow", EXACT, _MATCHING),
-    _create_support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
-    _create_support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
-    _create_support("neuflow", EXACT, "a global matching, then a window of 7×7"),
-    _create_support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
-    _create_support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
-    _create_support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _create_support("scopeflow", EXACT, _WINDOW),
-    _create_support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
-    _create_support("fastflownet", EXACT, _WINDOW),
-    _create_support("hd3 hd3_ctxt", EXACT, _WINDOW),
-    _create_support(
+    _create_model_support("neuflow2", EXACT, "a global matching, then lookups"),
+    _create_model_support("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
+    _create_model_support("gmflow", EXACT, _MATCHING),
+    _create_model_support("gmflow_refine", EXACT, _MATCHING + " and over windows"),
+    _create_model_support("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
+    _create_model_support("neuflow", EXACT, "a global matching, then a window of 7×7"),
+    _create_model_support("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
+    _create_model_support("pwcnet pwcnet_nodc", EXACT, _WINDOW),
+    _create_model_support("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _create_model_support("scopeflow", EXACT, _WINDOW),
+    _create_model_support("starflow", EXACT_WITH_NOTE, _WINDOW + _MASKS),
+    _create_model_support("fastflownet", EXACT, _WINDOW),
+    _create_model_support("hd3 hd3_ctxt", EXACT, _WINDOW),
+    _create_model_support(
         "maskflownet maskflownet_s", EXACT, _WINDOW + "; checked with a stand-in for its deformable convolution"
     ),
-    _create_support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
-    _create_support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
-    _create_support(
+    _create_model_support("liteflownet", EXACT_WITH_NOTE, "windows of 7×7, every pixel or every second" + _MASKS),
+    _create_model_support("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
+    _create_model_support(
         "liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"
     ),
-    _create_support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
-    _create_support("csflow", OTHER, "its volume has a second channel of strip correlations"),
-    _create_support("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
-    _create_support("separableflow", OTHER, "its volume is filtered before it is read"),
-    _create_support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
-    _create_support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
-    _create_support("flow1d", OTHER, "correlates along rows and columns"),
-    _create_support("dip", OTHER, "compares single candidates (PatchMatch)"),
-    _create_support(
+    _create_model_support("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
+    _create_model_support("csflow", OTHER, "its volume has a second channel of strip correlations"),
+    _create_model_support(
+        "llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"
+    ),
+    _create_model_support("separableflow", OTHER, "its volume is filtered before it is read"),
+    _create_model_support("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
+    _create_model_support("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
+    _create_model_support("flow1d", OTHER, "correlates along rows and columns"),
+    _create_model_support("dip", OTHER, "compares single candidates (PatchMatch)"),
+    _create_model_support(
         "waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"
     ),
-    _create_support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
-    _create_support("flownets flownetsd", OTHER, "correlates nothing"),
+    _create_model_support("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
+    _create_model_support("flownets flownetsd", OTHER, "correlates nothing"),
 )
 
 FRAME_COUNTS = {"memfof": 3, "streamflow": 4}
 """Models that do not run on two frames."""
 
 
-def find_support(model: object) -> Support | None:
+def find_model_support(model: object) -> ModelSupport | None:
     """Return the support of this model; None if it is not one of ptlflow's."""
     kind = type(model)
     if not kind.__module__.startswith("ptlflow.models."):
@@ -134,14 +136,20 @@ def list_recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
     return {"^local_correlation_with_flow$": _recognize_unimatch} if getattr(model, "reg_refine", False) else {}
 
 
-def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
-        result = original(fmap1, fmap2, coords - _pixel_grid(coords), radius)
+def _recognize_unimatch(
+    name: str,
+    original: Any,
+    location: str,
+    has_recognised_sibling: bool,  # noqa: ARG001
+    backend: str | None,
+) -> Any:
+    def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
+        result = original(fmap1, fmap2, coords - _create_pixel_grid_like(coords), radius)
         side = 2 * radius + 1
         return torch.unflatten(result, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
-    check_lookup_and_detect_stops_pooling(
-        f"the {name} of {where}", None, foreign, levels=1, operator="the local lookup"
+    check_lookup_and_detect_pooling_limit(
+        f"the {name} of {location}", None, run_original, levels=1, operator="the local lookup"
     )
 
     def lookup(
@@ -162,7 +170,7 @@ def _recognize_unimatch(name: str, original: Any, where: str, accompanied: bool,
     return lookup
 
 
-def _pixel_grid(like: Tensor) -> Tensor:
+def _create_pixel_grid_like(like: Tensor) -> Tensor:
     return create_pixel_grid(like.shape[-2:], like.device)
 
 
@@ -170,14 +178,14 @@ def build_neuflow_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
-    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         trial = kind(radius, levels)
         batch, _, height, width = coords.shape
         trial.init_bhwd(batch, height, width, coords.device, False)
-        result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _pixel_grid(coords))
+        result: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _create_pixel_grid_like(coords))
         return result
 
-    check_lookup_and_detect_stops_pooling(name, kind, foreign)
+    check_lookup_and_detect_pooling_limit(name, kind, run_original)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
         return build_correlation_pyramid(feature0, feature1, self.levels, self.radius, backend)
@@ -193,19 +201,19 @@ def build_lcv_change(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 
-    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    def run_original(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         trial = kind(fmap1.shape[1], levels, radius)  # its metric begins as the identity
         result: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
         return result
 
-    stops = check_lookup_and_detect_stops_pooling(name, kind, foreign, may_stop_pooling=True)
+    stops = check_lookup_and_detect_pooling_limit(name, kind, run_original, may_stop_pooling=True)
 
     def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
         one = fmap1[..., :1, :1].contiguous()
         kind.compute_cost_volume(self, one, fmap2[..., :1, :1].contiguous())  # sets W, the metric
         first = torch.einsum("bchw,cd->bdhw", fmap1, self.W.to(fmap1.dtype))
         if stops and has_level_within_window(fmap2, self.num_levels, self.radius):
-            return StoppingBlock(first, fmap2, self.num_levels, self.radius, backend)
+            return PoolingLimitedBlock(first, fmap2, self.num_levels, self.radius, backend)
         layout = torch.channels_last
         return build_correlation_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
 

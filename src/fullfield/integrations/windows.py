@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import build_unrecognized_error, check_by_trial, choose_backend
+from fullfield.integrations.forms import check_results_equal, choose_backend, create_unrecognized_error
 from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
@@ -60,8 +60,8 @@ def _build_sampler_change(name: str, sampler: Any, backend: str | None) -> Chang
     kind = type(sampler)
     for attribute in ("kernel_size", "dilation"):
         if getattr(sampler, attribute) not in (1, (1, 1)):
-            raise build_unrecognized_error(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
-    _check_correlation_by_trial(
+            raise create_unrecognized_error(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
+    _check_correlations_equal(
         name, kind, lambda one, two: kind.forward(sampler, one, two), _get_window_arguments(sampler), backend
     )
 
@@ -72,10 +72,10 @@ def _build_sampler_change(name: str, sampler: Any, backend: str | None) -> Chang
 
 
 def _build_flownet_change(name: str, module: Any, function: Compared, backend: str | None) -> Change:
-    def foreign(one: Tensor, two: Tensor) -> Tensor:
+    def run_original(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
-    _check_correlation_by_trial(name, type(module), foreign, _FLOWNET, backend)
+    _check_correlations_equal(name, type(module), run_original, _FLOWNET, backend)
 
     def correlate(input1: Tensor, input2: Tensor) -> Tensor:
         return _correlate(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
@@ -85,12 +85,18 @@ def _build_flownet_change(name: str, module: Any, function: Compared, backend: s
     return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
-def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-    def foreign(one: Tensor, two: Tensor) -> Tensor:
+def _recognize_cost_volume(
+    name: str,
+    original: Any,
+    location: str,
+    has_recognised_sibling: bool,  # noqa: ARG001
+    backend: str | None,
+) -> Any:
+    def run_original(one: Tensor, two: Tensor) -> Tensor:
         products: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
         return torch.unflatten(products, 1, (5, 5))
 
-    _check_correlation_by_trial(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
+    _check_correlations_equal(f"the {name} of {location}", None, run_original, {"patch_size": 5}, backend)
 
     def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
         side = 2 * param_dict["max_disp"] + 1
@@ -99,17 +105,21 @@ def _recognize_cost_volume(name: str, original: Any, where: str, accompanied: bo
     return compute_cost_volume
 
 
-def _check_correlation_by_trial(
-    subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None
+def _check_correlations_equal(
+    subject: str,
+    original_class: type | None,
+    original_correlation: Compared,
+    window: dict[str, Any],
+    backend: str | None,
 ) -> None:
     _choose_and_check_window_backend(torch.device("cpu"), backend)
 
-    def trial() -> tuple[Tensor, Tensor]:
+    def compute_both_results() -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         one, two = torch.randn(2, 1, 4, 9, 11, generator=generator, dtype=torch.float32).unbind()
-        return foreign(one, two), spatial_correlation(one, two, **window, backend="reference")
+        return original_correlation(one, two), spatial_correlation(one, two, **window, backend="reference")
 
-    check_by_trial(subject, kind, _OPERATOR, trial)
+    check_results_equal(subject, original_class, _OPERATOR, compute_both_results)
 
 
 RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _recognize_cost_volume}

@@ -12,23 +12,23 @@ from typing import NamedTuple
 import numpy as np
 
 from fullfield.testing.cloud_surfaces import (
-    Draw,
     Floats,
+    RandomGenerator,
     Sampler,
+    build_terrain_height_function,
     create_face_sampler,
     create_forest_sampler,
     create_furnished_room_sampler,
-    cut_overlapping_windows,
-    cut_windows_with_gap,
     draw_point_count,
     draw_profile_corners,
-    draw_terrain_height,
     interpolate_profile,
     join_samplers,
     list_box_faces,
     list_furniture_faces,
     list_room_faces,
     rotate_and_lift_faces,
+    sample_overlapping_windows,
+    sample_windows_with_gap,
 )
 
 _UNITS = (1.0, 1.0, 1.0, 10.0, 1000.0, 0.1)
@@ -57,12 +57,12 @@ def draw_pair_without_unique_pose(seed: int, kind: str | None = None) -> CloudPa
 def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, has_unique_pose: bool) -> CloudPair:
     names = list(kinds)
     name = names[seed % len(names)] if kind is None else kind
-    draw = np.random.default_rng((int(has_unique_pose), names.index(name), seed))
-    source, target = kinds[name](draw)
-    noise = draw.uniform(0.001, 0.004) * np.linalg.norm(np.ptp(target, axis=0))
-    source = source + draw.normal(scale=noise * draw.uniform(0.3, 1.0), size=source.shape)
-    target = target + draw.normal(scale=noise * draw.uniform(0.3, 1.0), size=target.shape)
-    unit, pose = draw.choice(_UNITS), draw_pose(draw)
+    rng = np.random.default_rng((int(has_unique_pose), names.index(name), seed))
+    source, target = kinds[name](rng)
+    noise = rng.uniform(0.001, 0.004) * np.linalg.norm(np.ptp(target, axis=0))
+    source = source + rng.normal(scale=noise * rng.uniform(0.3, 1.0), size=source.shape)
+    target = target + rng.normal(scale=noise * rng.uniform(0.3, 1.0), size=target.shape)
+    unit, pose = rng.choice(_UNITS), draw_pose(rng)
     inverse = pose.T.copy()
     inverse[:3, 3], inverse[3, :3] = -pose[:3, :3].T @ pose[:3, 3] * unit, 0.0
     transformed = (source @ pose[:3, :3].T + pose[:3, 3]) * unit
@@ -70,118 +70,118 @@ def _draw_pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, has_uniqu
     return CloudPair(name, transformed, target * unit, inverse if has_unique_pose else None, extent)
 
 
-def draw_pose(draw: Draw, shift: float = 5.0) -> Floats:
+def draw_pose(rng: RandomGenerator, shift: float = 5.0) -> Floats:
     """Return a uniformly distributed rotation and a normally distributed translation, [4, 4]."""
-    turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
+    turn, upper = np.linalg.qr(rng.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
     pose = np.eye(4)
-    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), draw.normal(size=3) * shift
+    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), rng.normal(size=3) * shift
     return pose
 
 
 # Kinds without a pose
 
 
-def _draw_overlapping_intervals(draw: Draw, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _draw_overlapping_intervals(rng: RandomGenerator, length: float) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return two intervals of ``length``, the second shifted by up to six tenths of it, or not at all."""
-    shift = 0.0 if draw.random() < 0.15 else draw.uniform(0.05, 0.6) * length
+    shift = 0.0 if rng.random() < 0.15 else rng.uniform(0.05, 0.6) * length
     return (0.0, length), (shift, shift + length)
 
 
-def _draw_extruded_profile_pair(draw: Draw) -> tuple[Floats, Floats]:
-    profile, length = draw_profile_corners(draw), draw.uniform(2.5, 9.0)
-    slant = draw.normal(scale=0.3, size=(2, 2)) * (draw.random() < 0.3)
+def _draw_extruded_profile_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    profile, length = draw_profile_corners(rng), rng.uniform(2.5, 9.0)
+    slant = rng.normal(scale=0.3, size=(2, 2)) * (rng.random() < 0.3)
     clouds = []
-    for (low, high), tilt in zip(_draw_overlapping_intervals(draw, length), slant, strict=True):
-        count = draw_point_count(draw)
-        section = interpolate_profile(profile, draw.random(count))
-        x = draw.uniform(low, high, count) + section @ tilt
+    for (low, high), tilt in zip(_draw_overlapping_intervals(rng, length), slant, strict=True):
+        count = draw_point_count(rng)
+        section = interpolate_profile(profile, rng.random(count))
+        x = rng.uniform(low, high, count) + section @ tilt
         clouds.append(np.column_stack((x, section)))
     return clouds[0], clouds[1]
 
 
-def _draw_profile_along_arc_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_profile_along_arc_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a profile that follows an arc."""
-    profile, radius = draw_profile_corners(draw), draw.uniform(3.0, 12.0)
+    profile, radius = draw_profile_corners(rng), rng.uniform(3.0, 12.0)
     profile = profile - profile.mean(0)
     clouds = []
-    for low, high in _draw_overlapping_intervals(draw, draw.uniform(0.5, 2.0)):
-        count = draw_point_count(draw)
-        section, angle = interpolate_profile(profile, draw.random(count)), draw.uniform(low, high, count)
+    for low, high in _draw_overlapping_intervals(rng, rng.uniform(0.5, 2.0)):
+        count = draw_point_count(rng)
+        section, angle = interpolate_profile(profile, rng.random(count)), rng.uniform(low, high, count)
         distance = radius + section[:, 0]
         clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     return clouds[0], clouds[1]
 
 
-def _draw_revolution_surface_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_revolution_surface_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return a vase, dome, cone or round room, whole or its half."""
     u = np.linspace(0, 1, 30)
-    radius = draw.uniform(0.5, 1.2) + sum(draw.normal(scale=0.2 / n) * np.sin(n * np.pi * u) for n in range(1, 5))
-    profile = np.stack((np.maximum(radius, 0.1), draw.uniform(1.0, 3.0) * u), 1)
-    turn = 2 * np.pi if draw.random() < 0.5 else draw.uniform(2.0, 5.0)
+    radius = rng.uniform(0.5, 1.2) + sum(rng.normal(scale=0.2 / n) * np.sin(n * np.pi * u) for n in range(1, 5))
+    profile = np.stack((np.maximum(radius, 0.1), rng.uniform(1.0, 3.0) * u), 1)
+    turn = 2 * np.pi if rng.random() < 0.5 else rng.uniform(2.0, 5.0)
     clouds = []
-    for start in (0.0, draw.uniform(0, 1.5)):
-        count = draw_point_count(draw)
-        section, angle = interpolate_profile(profile, draw.random(count)), start + turn * draw.random(count)
+    for start in (0.0, rng.uniform(0, 1.5)):
+        count = draw_point_count(rng)
+        section, angle = interpolate_profile(profile, rng.random(count)), start + turn * rng.random(count)
         distance = section[:, 0]
         clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
-    if draw.random() < 0.5:  # a floor
+    if rng.random() < 0.5:  # a floor
         clouds = [
-            np.vstack((c, np.column_stack((_draw_disc_points(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3)))))
+            np.vstack((c, np.column_stack((_draw_disc_points(rng, len(c) // 3, 1.5), np.zeros(len(c) // 3)))))
             for c in clouds
         ]
     return clouds[0], clouds[1]
 
 
-def _draw_disc_points(draw: Draw, count: int, radius: float) -> Floats:
-    angle, distance = draw.uniform(0, 2 * np.pi, count), radius * np.sqrt(draw.random(count))
+def _draw_disc_points(rng: RandomGenerator, count: int, radius: float) -> Floats:
+    angle, distance = rng.uniform(0, 2 * np.pi, count), radius * np.sqrt(rng.random(count))
     return np.stack((distance * np.cos(angle), distance * np.sin(angle)), 1)
 
 
-def _draw_primitive_shape_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_primitive_shape_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a plane, a cylinder, a sphere or two parallel planes."""
-    kind, clouds = draw.integers(4), []
-    for shift in (0.0, draw.uniform(0, 0.5)):
-        count = draw_point_count(draw)
-        u, v = draw.random((2, count))
+    kind, clouds = rng.integers(4), []
+    for shift in (0.0, rng.uniform(0, 0.5)):
+        count = draw_point_count(rng)
+        u, v = rng.random((2, count))
         if kind == 0:
             clouds.append(np.stack((4 * u + shift, 3 * v, 0 * u), 1))
         elif kind == 1:
             clouds.append(np.stack((np.cos(4 * u), np.sin(4 * u), 3 * v + shift), 1))
         elif kind == 2:
-            direction = draw.normal(size=(count, 3))
+            direction = rng.normal(size=(count, 3))
             direction /= np.linalg.norm(direction, axis=1)[:, None]
             clouds.append(direction[direction[:, 2] > -0.5])
         else:
-            clouds.append(np.stack((4 * u + shift, 3 * v, 2.4 * draw.integers(0, 2, count)), 1))
+            clouds.append(np.stack((4 * u + shift, 3 * v, 2.4 * rng.integers(0, 2, count)), 1))
     return clouds[0], clouds[1]
 
 
-def _draw_spiral_stairs_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_spiral_stairs_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of spiral stairs or of a screw's thread."""
-    step, rise = draw.uniform(0.25, 0.6), draw.uniform(0.12, 0.2)
+    step, rise = rng.uniform(0.25, 0.6), rng.uniform(0.12, 0.2)
     tread = np.array([[0.3, -0.05, 0.0], [1.1, 0.0, 0.0], [0.0, 1.2 * step, 0.0]])
     riser = np.array([[0.3, -0.05, -rise], [1.1, 0.0, 0.0], [0.0, 0.0, rise]])
-    count, clouds = int(draw.integers(7, 14)), []
-    for start in (0, int(draw.integers(0, 4))):
+    count, clouds = int(rng.integers(7, 14)), []
+    for start in (0, int(rng.integers(0, 4))):
         steps = [
             rotate_and_lift_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)
         ]
         clouds.append(
-            create_face_sampler([face for step_faces in steps for face in step_faces])(draw, draw_point_count(draw))
+            create_face_sampler([face for step_faces in steps for face in step_faces])(rng, draw_point_count(rng))
         )
     return clouds[0], clouds[1]
 
 
-def _draw_symmetric_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetric_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return scans of a room that is the same after a half, third, quarter or sixth of a turn."""
-    fold = int(draw.choice((2, 2, 3, 4, 4, 6)))
-    radius, height, angle = draw.uniform(2.0, 4.0), draw.uniform(2.2, 3.0), 2 * np.pi / fold
+    fold = int(rng.choice((2, 2, 3, 4, 4, 6)))
+    radius, height, angle = rng.uniform(2.0, 4.0), rng.uniform(2.2, 3.0), 2 * np.pi / fold
     scene: list[Floats] = []
     if fold == 2:
-        width, depth = draw.uniform((3.5, 2.5), (7.0, 5.0))
+        width, depth = rng.uniform((3.5, 2.5), (7.0, 5.0))
         center = np.array([width / 2, depth / 2, 0.0])
-        scene += list_room_faces(draw, width, depth, height)
+        scene += list_room_faces(rng, width, depth, height)
     else:
         center = np.zeros(3)
         side = 2 * radius * np.tan(np.pi / fold)
@@ -191,163 +191,158 @@ def _draw_symmetric_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
         if fold in (3, 6):
             scene.pop()  # a square floor has another symmetry
     pieces: list[Floats] = []
-    for _ in range(draw.integers(1, 5)):
-        size = draw.uniform((0.2, 0.2, 0.3), (0.9, 0.7, height))
-        turn = draw.uniform(0, np.pi) if draw.random() < 0.5 else 0.0
-        distance, around = draw.uniform(0.5, 0.75 * min(radius, 2.5)), draw.uniform(0, 2 * np.pi)
+    for _ in range(rng.integers(1, 5)):
+        size = rng.uniform((0.2, 0.2, 0.3), (0.9, 0.7, height))
+        turn = rng.uniform(0, np.pi) if rng.random() < 0.5 else 0.0
+        distance, around = rng.uniform(0.5, 0.75 * min(radius, 2.5)), rng.uniform(0, 2 * np.pi)
         corner = center + np.array([distance * np.cos(around), distance * np.sin(around), 0.0])
         pieces += list_box_faces(corner, size, turn)
     scene += [face for n in range(fold) for face in rotate_and_lift_faces(pieces, angle * n, center)]
     sampler = create_face_sampler(scene)
-    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
+    return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
 
 
-def _draw_repeating_shelves_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_repeating_shelves_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of shelves, columns, windows or desks that repeat along one or two directions."""
-    pitch, bays = draw.uniform(0.7, 2.0), int(draw.integers(4, 9))
+    pitch, bays = rng.uniform(0.7, 2.0), int(rng.integers(4, 9))
     bay: list[Floats] = []
-    for _ in range(draw.integers(2, 6)):
-        size = draw.uniform((0.1, 0.1, 0.1), (0.7 * pitch, 0.6, 1.2))
-        bay += list_box_faces(
-            np.array([draw.uniform(0, 0.3) * pitch, draw.uniform(0, 0.4), draw.uniform(0, 1.4)]), size
-        )
+    for _ in range(rng.integers(2, 6)):
+        size = rng.uniform((0.1, 0.1, 0.1), (0.7 * pitch, 0.6, 1.2))
+        bay += list_box_faces(np.array([rng.uniform(0, 0.3) * pitch, rng.uniform(0, 0.4), rng.uniform(0, 1.4)]), size)
     wall = [np.array([[0.0, 0.0, 0.0], [pitch, 0.0, 0.0], [0.0, 0.0, 2.2]])]
     wall.append(np.array([[0.0, 0.0, 0.0], [pitch, 0.0, 0.0], [0.0, 2.0, 0.0]]))
     clouds = []
-    for start in (0, int(draw.integers(0, 3))):
+    for start in (0, int(rng.integers(0, 3))):
         scene = [
             f + np.array([[pitch * n, 0, 0], [0, 0, 0], [0, 0, 0]])
             for n in range(start, start + bays)
             for f in bay + wall
         ]
-        clouds.append(create_face_sampler(scene)(draw, draw_point_count(draw)))
+        clouds.append(create_face_sampler(scene)(rng, draw_point_count(rng)))
     return clouds[0], clouds[1]
 
 
 def _draw_terrain_windows_pair(
-    draw: Draw, first: Callable[[Floats], Floats], second: Callable[[Floats], Floats], shift: float
+    rng: RandomGenerator, first: Callable[[Floats], Floats], second: Callable[[Floats], Floats], shift: float
 ) -> tuple[Floats, Floats]:
     clouds = []
     for height, start in ((first, 0.0), (second, shift)):
-        positions = draw.random((draw_point_count(draw), 2)) * (6.0, 5.0) + (start, 0.0)
+        positions = rng.random((draw_point_count(rng), 2)) * (6.0, 5.0) + (start, 0.0)
         clouds.append(np.column_stack((positions, height(positions))))
     return clouds[0], clouds[1]
 
 
-def _draw_unrelated_terrain_pair(draw: Draw) -> tuple[Floats, Floats]:
-    first, second = draw_terrain_height(draw, 6.0), draw_terrain_height(draw, 6.0)
-    if draw.random() < 0.5:
-        return _draw_terrain_windows_pair(draw, first, first, 6.5)  # of one ground, apart
-    return _draw_terrain_windows_pair(draw, first, second, 0.0)
+def _draw_unrelated_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    first, second = build_terrain_height_function(rng, 6.0), build_terrain_height_function(rng, 6.0)
+    if rng.random() < 0.5:
+        return _draw_terrain_windows_pair(rng, first, first, 6.5)  # of one ground, apart
+    return _draw_terrain_windows_pair(rng, first, second, 0.0)
 
 
-def _enlarge_or_reduce(draw: Draw, points: Floats, factor: float) -> Floats:
+def _scale_up_or_down(rng: RandomGenerator, points: Floats, factor: float) -> Floats:
     """Multiply or divide the points by the factor, each with a probability of one half."""
-    return points * (factor if draw.random() < 0.5 else 1 / factor)
+    return points * (factor if rng.random() < 0.5 else 1 / factor)
 
 
-def _draw_scaled_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
-    return _enlarge_or_reduce(draw, source, draw.uniform(1.03, 1.3)), target
+def _draw_scaled_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.5)
+    return _scale_up_or_down(rng, source, rng.uniform(1.03, 1.3)), target
 
 
-def _draw_sheared_or_stretched_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
+def _draw_sheared_or_stretched_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.5)
     change = np.eye(3)
-    i, j = draw.permutation(3)[:2]
-    if draw.random() < 0.6:
-        change[i, j] = draw.uniform(0.06, 0.3) * draw.choice((-1, 1))
+    i, j = rng.permutation(3)[:2]
+    if rng.random() < 0.6:
+        change[i, j] = rng.uniform(0.06, 0.3) * rng.choice((-1, 1))
     else:
-        change[i, i] = draw.choice((draw.uniform(0.75, 0.95), draw.uniform(1.05, 1.3)))
+        change[i, i] = rng.choice((rng.uniform(0.75, 0.95), rng.uniform(1.05, 1.3)))
     return source @ change.T, target
 
 
-def _draw_mirrored_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.7)
+def _draw_mirrored_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.7)
     return source * (-1.0, 1.0, 1.0), target
 
 
-def _draw_refurnished_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_refurnished_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two rooms with the same walls and other furniture."""
-    width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
-    shell = list_room_faces(draw, width, depth, height)
+    width, depth, height = rng.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
+    shell = list_room_faces(rng, width, depth, height)
     rooms = [
-        create_face_sampler(shell + list_furniture_faces(draw, int(draw.integers(4, 12)), width, depth))
-        for _ in range(2)
+        create_face_sampler(shell + list_furniture_faces(rng, int(rng.integers(4, 12)), width, depth)) for _ in range(2)
     ]
-    return rooms[0](draw, draw_point_count(draw)), rooms[1](draw, draw_point_count(draw))
+    return rooms[0](rng, draw_point_count(rng)), rooms[1](rng, draw_point_count(rng))
 
 
-def _draw_unrelated_interiors_pair(draw: Draw) -> tuple[Floats, Floats]:
-    return create_furnished_room_sampler(draw)(draw, draw_point_count(draw)), create_furnished_room_sampler(draw)(
-        draw, draw_point_count(draw)
+def _draw_unrelated_interiors_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    return create_furnished_room_sampler(rng)(rng, draw_point_count(rng)), create_furnished_room_sampler(rng)(
+        rng, draw_point_count(rng)
     )
 
 
-def _draw_non_overlapping_windows_pair(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_windows_with_gap(draw, create_furnished_room_sampler(draw, (10, 20)))
+def _draw_non_overlapping_windows_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    return sample_windows_with_gap(rng, create_furnished_room_sampler(rng, (10, 20)))
 
 
-def _draw_helical_profile_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_helical_profile_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a profile that winds about an axis: a ramp, a bolt, a spring."""
-    profile = draw_profile_corners(draw) * draw.uniform(0.3, 1.0)
-    profile = profile - profile.min(0) + (draw.uniform(0.3, 2.5), 0.0)
-    rise, turn, clouds = draw.uniform(0.05, 0.6) * draw.choice((-1, 1)), draw.uniform(2.0, 14.0), []
-    for low, high in _draw_overlapping_intervals(draw, turn):
-        count = draw_point_count(draw)
-        section, angle = interpolate_profile(profile, draw.random(count)), draw.uniform(low, high, count)
+    profile = draw_profile_corners(rng) * rng.uniform(0.3, 1.0)
+    profile = profile - profile.min(0) + (rng.uniform(0.3, 2.5), 0.0)
+    rise, turn, clouds = rng.uniform(0.05, 0.6) * rng.choice((-1, 1)), rng.uniform(2.0, 14.0), []
+    for low, high in _draw_overlapping_intervals(rng, turn):
+        count = draw_point_count(rng)
+        section, angle = interpolate_profile(profile, rng.random(count)), rng.uniform(low, high, count)
         x, y = section[:, 0] * np.cos(angle), section[:, 0] * np.sin(angle)
         clouds.append(np.column_stack((x, y, section[:, 1] + rise * angle)))
     return clouds[0], clouds[1]
 
 
-def _draw_twisted_storeys_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_twisted_storeys_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of storeys, each turned against the one below: a stairwell, a tower, a twisted column."""
-    angle = float(draw.choice((np.pi, np.pi / 2, 2 * np.pi / 3, draw.uniform(0.3, 2.8))))
-    lift, motif = draw.uniform(0.5, 2.8), list[Floats]()
-    for _ in range(draw.integers(3, 8)):
-        size = draw.uniform((0.3, 0.2, 0.1), (1.5, 1.0, 0.5 * lift))
-        corner = draw.uniform((-1.5, -1.5, 0.0), (1.0, 1.0, 0.6 * lift))
-        motif += list_box_faces(corner, size, draw.uniform(0, np.pi))
-    count, clouds = int(draw.integers(4, 9)), []
-    for start in (0, int(draw.integers(0, 3))):
+    angle = float(rng.choice((np.pi, np.pi / 2, 2 * np.pi / 3, rng.uniform(0.3, 2.8))))
+    lift, motif = rng.uniform(0.5, 2.8), list[Floats]()
+    for _ in range(rng.integers(3, 8)):
+        size = rng.uniform((0.3, 0.2, 0.1), (1.5, 1.0, 0.5 * lift))
+        corner = rng.uniform((-1.5, -1.5, 0.0), (1.0, 1.0, 0.6 * lift))
+        motif += list_box_faces(corner, size, rng.uniform(0, np.pi))
+    count, clouds = int(rng.integers(4, 9)), []
+    for start in (0, int(rng.integers(0, 3))):
         storeys = [rotate_and_lift_faces(motif, angle * n, np.zeros(3), lift * n) for n in range(start, start + count)]
-        clouds.append(
-            create_face_sampler([face for storey in storeys for face in storey])(draw, draw_point_count(draw))
-        )
+        clouds.append(create_face_sampler([face for storey in storeys for face in storey])(rng, draw_point_count(rng)))
     return clouds[0], clouds[1]
 
 
-def _draw_tiled_pattern_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_tiled_pattern_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a pattern that repeats along two directions, with turns or glides in it or without."""
-    first = np.array([draw.uniform(0.6, 1.4), 0.0, 0.0])
-    second = np.array([draw.choice((0.0, 0.5, draw.random())) * first[0], draw.uniform(0.6, 1.4), 0.0])
+    first = np.array([rng.uniform(0.6, 1.4), 0.0, 0.0])
+    second = np.array([rng.choice((0.0, 0.5, rng.random())) * first[0], rng.uniform(0.6, 1.4), 0.0])
     motif = list[Floats]()
-    for _ in range(draw.integers(1, 4)):
-        corner = draw.uniform((0.0, 0.0, 0.0), (0.5 * first[0], 0.5 * second[1], 0.0))
-        motif += list_box_faces(corner, draw.uniform((0.1, 0.1, 0.05), (0.4, 0.4, 0.6)), draw.uniform(0, np.pi))
-    if draw.random() < 0.5:
-        motif += rotate_and_lift_faces(motif, float(draw.choice((np.pi / 2, np.pi))), (first + second) / 2)
-    columns, rows = draw.integers(4, 9), draw.integers(3, 7)
+    for _ in range(rng.integers(1, 4)):
+        corner = rng.uniform((0.0, 0.0, 0.0), (0.5 * first[0], 0.5 * second[1], 0.0))
+        motif += list_box_faces(corner, rng.uniform((0.1, 0.1, 0.05), (0.4, 0.4, 0.6)), rng.uniform(0, np.pi))
+    if rng.random() < 0.5:
+        motif += rotate_and_lift_faces(motif, float(rng.choice((np.pi / 2, np.pi))), (first + second) / 2)
+    columns, rows = rng.integers(4, 9), rng.integers(3, 7)
     clouds = []
-    for a, b in ((0, 0), draw.integers(0, 3, 2)):
+    for a, b in ((0, 0), rng.integers(0, 3, 2)):
         corner = a * first + b * second
         scene = [np.stack((corner, columns * first, rows * second))]
         for i in range(columns):
             for j in range(rows):
                 shift = corner + i * first + j * second
                 scene += [face + np.stack((shift, 0 * shift, 0 * shift)) for face in motif]
-        clouds.append(create_face_sampler(scene)(draw, draw_point_count(draw)))
+        clouds.append(create_face_sampler(scene)(rng, draw_point_count(rng)))
     return clouds[0], clouds[1]
 
 
-def _draw_deformed_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_deformed_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return a room and the same bent, twisted or tapered by 4 to 15 % of its size."""
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.6)
-    i, j, k = draw.permutation(3)
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.6)
+    i, j, k = rng.permutation(3)
     middle = np.median(source, axis=0)
-    size, amount = np.linalg.norm(np.ptp(source, axis=0)), draw.uniform(0.04, 0.15) * draw.choice((-1, 1))
-    arm, kind = (source - middle) / (0.5 * size), draw.integers(3)
+    size, amount = np.linalg.norm(np.ptp(source, axis=0)), rng.uniform(0.04, 0.15) * rng.choice((-1, 1))
+    arm, kind = (source - middle) / (0.5 * size), rng.integers(3)
     changed = arm.copy()
     if kind == 0:
         changed[:, i] += 2 * amount * arm[:, j] ** 2
@@ -360,56 +355,55 @@ def _draw_deformed_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
     return middle + 0.5 * size * changed, target
 
 
-def _draw_slightly_scaled_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.6)
-    return _enlarge_or_reduce(draw, source, draw.uniform(1.03, 1.06)), target
+def _draw_slightly_scaled_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.6)
+    return _scale_up_or_down(rng, source, rng.uniform(1.03, 1.06)), target
 
 
-def _draw_other_length_unit_pair(draw: Draw) -> tuple[Floats, Floats]:
-    source, target = cut_overlapping_windows(draw, create_furnished_room_sampler(draw), 0.5)
-    return _enlarge_or_reduce(
-        draw, source, float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))
+def _draw_other_length_unit_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    source, target = sample_overlapping_windows(rng, create_furnished_room_sampler(rng), 0.5)
+    return _scale_up_or_down(
+        rng, source, float(rng.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))
     ), target
 
 
-def _draw_symmetry_broken_below_noise_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetry_broken_below_noise_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return scans of a symmetric square room in which a flat mark below the noise alone tells the sides apart."""
-    side, height, scene = draw.uniform(3.0, 5.0), draw.uniform(2.2, 3.0), list[Floats]()
-    center, fold = np.array([side / 2, side / 2, 0.0]), int(draw.choice((2, 4)))
+    side, height, scene = rng.uniform(3.0, 5.0), rng.uniform(2.2, 3.0), list[Floats]()
+    center, fold = np.array([side / 2, side / 2, 0.0]), int(rng.choice((2, 4)))
     pieces = list[Floats]()
-    for _ in range(draw.integers(1, 4)):
-        size = draw.uniform((0.2, 0.2, 0.3), (0.8, 0.6, 1.8))
-        pieces += list_box_faces(draw.uniform((0.1, 0.1, 0.0), (0.4 * side, 0.4 * side, 0.0)), size)
+    for _ in range(rng.integers(1, 4)):
+        size = rng.uniform((0.2, 0.2, 0.3), (0.8, 0.6, 1.8))
+        pieces += list_box_faces(rng.uniform((0.1, 0.1, 0.0), (0.4 * side, 0.4 * side, 0.0)), size)
     for n in range(fold):
         scene += rotate_and_lift_faces(pieces, 2 * np.pi / fold * n, center)
-    scene += list_room_faces(draw, side, side, height)
+    scene += list_room_faces(rng, side, side, height)
     mark = list_box_faces(np.array([0.2 * side, 0.45 * side, 0.0]), np.array([0.3, 0.3, 0.002]))
     sampler = create_face_sampler(scene + mark)
-    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
+    return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
 
 
-def _draw_same_plan_storeys_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_same_plan_storeys_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two storeys of a house: the same inner walls, other furniture."""
-    width, depth, height = draw.uniform((6.0, 5.0, 2.3), (10.0, 8.0, 2.8))
-    walls, doors = list_room_faces(draw, width, depth, height), draw.uniform(0.2, 0.6, 4)
+    width, depth, height = rng.uniform((6.0, 5.0, 2.3), (10.0, 8.0, 2.8))
+    walls, doors = list_room_faces(rng, width, depth, height), rng.uniform(0.2, 0.6, 4)
     for n, start in enumerate(doors):
-        at, along = draw.uniform(0.3, 0.7), np.eye(3)[n % 2] * (width, depth, 0)
+        at, along = rng.uniform(0.3, 0.7), np.eye(3)[n % 2] * (width, depth, 0)
         across = np.eye(3)[1 - n % 2] * (width, depth, 0)
         corner = at * across + start * along * (n > 1)
         walls.append(np.stack((corner, 0.4 * along, np.array([0, 0, height]))))
     rooms = [
-        create_face_sampler(walls + list_furniture_faces(draw, int(draw.integers(6, 16)), width, depth))
-        for _ in range(2)
+        create_face_sampler(walls + list_furniture_faces(rng, int(rng.integers(6, 16)), width, depth)) for _ in range(2)
     ]
-    return rooms[0](draw, draw_point_count(draw)), rooms[1](draw, draw_point_count(draw))
+    return rooms[0](rng, draw_point_count(rng)), rooms[1](rng, draw_point_count(rng))
 
 
-def _draw_unrelated_forests_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_unrelated_forests_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return two pieces of woods that share nothing."""
-    if draw.random() < 0.5:
-        return cut_windows_with_gap(draw, create_forest_sampler(draw))
-    return create_forest_sampler(draw)(draw, draw_point_count(draw)), create_forest_sampler(draw)(
-        draw, draw_point_count(draw)
+    if rng.random() < 0.5:
+        return sample_windows_with_gap(rng, create_forest_sampler(rng))
+    return create_forest_sampler(rng)(rng, draw_point_count(rng)), create_forest_sampler(rng)(
+        rng, draw_point_count(rng)
     )
 
 
@@ -446,91 +440,89 @@ def _draw_tunnel_rings_pair(draw: Draw) -> tuple[Floats, Floats]:
 # Kinds with one pose
 
 
-def _draw_overlapping_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping_windows(draw, create_furnished_room_sampler(draw))
+def _draw_overlapping_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    return sample_overlapping_windows(rng, create_furnished_room_sampler(rng))
 
 
-def _draw_sparse_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping_windows(draw, create_furnished_room_sampler(draw, (3, 6)), 0.5)
+def _draw_sparse_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    return sample_overlapping_windows(rng, create_furnished_room_sampler(rng, (3, 6)), 0.5)
 
 
-def _draw_overlapping_terrain_pair(draw: Draw) -> tuple[Floats, Floats]:
-    height = draw_terrain_height(draw, 6.0)
-    return _draw_terrain_windows_pair(draw, height, height, draw.uniform(0.0, 0.6) * 6.0)
+def _draw_overlapping_terrain_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    height = build_terrain_height_function(rng, 6.0)
+    return _draw_terrain_windows_pair(rng, height, height, rng.uniform(0.0, 0.6) * 6.0)
 
 
-def _draw_broken_symmetry_interior_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_broken_symmetry_interior_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return scans of a symmetric room in which three boxes have no image."""
-    width, depth, height = draw.uniform((3.5, 2.5, 2.2), (7.0, 5.0, 3.0))
-    center, pieces = np.array([width / 2, depth / 2, 0.0]), list_furniture_faces(draw, 2, width, depth)
-    scene = list_room_faces(draw, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
-    sampler = create_face_sampler(scene + list_furniture_faces(draw, 3, width, depth))
-    return sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
+    width, depth, height = rng.uniform((3.5, 2.5, 2.2), (7.0, 5.0, 3.0))
+    center, pieces = np.array([width / 2, depth / 2, 0.0]), list_furniture_faces(rng, 2, width, depth)
+    scene = list_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
+    sampler = create_face_sampler(scene + list_furniture_faces(rng, 3, width, depth))
+    return sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
 
 
-def _draw_stairs_with_end_wall_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_stairs_with_end_wall_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of an extruded profile with boxes and an end wall that hold it."""
-    profile, length = draw_profile_corners(draw), draw.uniform(3.0, 6.0)
+    profile, length = draw_profile_corners(rng), rng.uniform(3.0, 6.0)
     low, high = profile.min(0), profile.max(0)
     wall = np.array([[length, *low], [0.0, high[0] - low[0], 0.0], [0.0, 0.0, max(high[1] - low[1], 1.0)]])
     boxes: list[Floats] = []
-    for _ in range(draw.integers(4, 9)):
-        corner = np.array(
-            [draw.uniform(0, length - 0.5), draw.uniform(*np.sort([low[0], high[0] - 0.1])), high[1] - 0.3]
-        )
-        boxes += list_box_faces(corner, draw.uniform(0.2, 0.8, 3), draw.uniform(0, np.pi))
+    for _ in range(rng.integers(4, 9)):
+        corner = np.array([rng.uniform(0, length - 0.5), rng.uniform(*np.sort([low[0], high[0] - 0.1])), high[1] - 0.3])
+        boxes += list_box_faces(corner, rng.uniform(0.2, 0.8, 3), rng.uniform(0, np.pi))
 
-    def swept(draw: Draw, count: int) -> Floats:
-        return np.column_stack((draw.uniform(0, length, count), interpolate_profile(profile, draw.random(count))))
+    def swept(rng: RandomGenerator, count: int) -> Floats:
+        return np.column_stack((rng.uniform(0, length, count), interpolate_profile(profile, rng.random(count))))
 
-    return cut_overlapping_windows(
-        draw, join_samplers((0.6, swept), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))), 0.6
+    return sample_overlapping_windows(
+        rng, join_samplers((0.6, swept), (0.1, create_face_sampler([wall])), (0.3, create_face_sampler(boxes))), 0.6
     )
 
 
-def _draw_filled_shelves_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_filled_shelves_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of shelves whose bays hold different boxes."""
-    pitch, bays, scene = draw.uniform(0.8, 1.6), int(draw.integers(4, 7)), list[Floats]()
+    pitch, bays, scene = rng.uniform(0.8, 1.6), int(rng.integers(4, 7)), list[Floats]()
     for n in range(bays):
         corner = np.array([pitch * n, 0.0, 0.0])
         scene += list_box_faces(corner, np.array([0.05, 0.5, 2.0])) + list_box_faces(
             corner + np.array([0.0, 0.0, 1.0]), np.array([pitch, 0.5, 0.04])
         )
-        for _ in range(draw.integers(2, 6)):
-            at = corner + np.array([draw.uniform(0, 0.7) * pitch, draw.uniform(0, 0.4), draw.choice((0.0, 1.04))])
-            scene += list_box_faces(at, draw.uniform(0.1, 0.6, 3), draw.uniform(0, np.pi))
+        for _ in range(rng.integers(2, 6)):
+            at = corner + np.array([rng.uniform(0, 0.7) * pitch, rng.uniform(0, 0.4), rng.choice((0.0, 1.04))])
+            scene += list_box_faces(at, rng.uniform(0.1, 0.6, 3), rng.uniform(0, np.pi))
     scene.append(np.array([[0.0, 0.0, 0.0], [pitch * bays, 0.0, 0.0], [0.0, 2.0, 0.0]]))
-    return cut_overlapping_windows(draw, create_face_sampler(scene), 0.5)
+    return sample_overlapping_windows(rng, create_face_sampler(scene), 0.5)
 
 
-def _draw_balls_and_pipes_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_balls_and_pipes_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return scans of balls and pipes on a floor."""
     samplers: list[tuple[float, Sampler]] = [
         (12.0, create_face_sampler([np.array([[0, 0, 0], [4, 0, 0], [0, 3, 0]], np.float64)]))
     ]
-    for _ in range(draw.integers(6, 14)):
-        middle, radius = draw.uniform((0.3, 0.3, 0.1), (3.7, 2.7, 1.0)), draw.uniform(0.15, 0.5)
-        axis = draw.normal(size=3) * draw.choice((0.0, 0.8))
+    for _ in range(rng.integers(6, 14)):
+        middle, radius = rng.uniform((0.3, 0.3, 0.1), (3.7, 2.7, 1.0)), rng.uniform(0.15, 0.5)
+        axis = rng.normal(size=3) * rng.choice((0.0, 0.8))
 
         def sample(
-            draw: Draw, count: int, middle: Floats = middle, radius: float = radius, axis: Floats = axis
+            rng: RandomGenerator, count: int, middle: Floats = middle, radius: float = radius, axis: Floats = axis
         ) -> Floats:
-            direction = draw.normal(size=(count, 3))
+            direction = rng.normal(size=(count, 3))
             if axis.any():
                 direction -= np.outer(direction @ axis, axis) / (axis @ axis)
             direction /= np.linalg.norm(direction, axis=1)[:, None]
-            points: Floats = middle + radius * direction + draw.random((count, 1)) * axis
+            points: Floats = middle + radius * direction + rng.random((count, 1)) * axis
             return points
 
         samplers.append((6 * radius * (radius + float(np.linalg.norm(axis))), sample))
-    return cut_overlapping_windows(draw, join_samplers(*samplers), 0.4)
+    return sample_overlapping_windows(rng, join_samplers(*samplers), 0.4)
 
 
-def _draw_overlapping_forest_pair(draw: Draw) -> tuple[Floats, Floats]:
-    return cut_overlapping_windows(draw, create_forest_sampler(draw), 0.5)
+def _draw_overlapping_forest_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
+    return sample_overlapping_windows(rng, create_forest_sampler(rng), 0.5)
 
 
-Kind = Callable[[Draw], tuple[Floats, Floats]]
+Kind = Callable[[RandomGenerator], tuple[Floats, Floats]]
 KINDS_WITHOUT_UNIQUE_POSE: dict[str, Kind] = {
     "extruded": _draw_extruded_profile_pair,
     "symmetric": _draw_symmetric_interior_pair,

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Draw = np.random.Generator
-Sampler = Callable[[Draw, int], Floats]
+RandomGenerator = np.random.Generator
+Sampler = Callable[[RandomGenerator, int], Floats]
 """Samples n points [n, 3] of a scene's surfaces."""
 
 _MIN_POINTS, _MAX_POINTS = 5000, 16_000  # of a cloud
 
 
-def draw_point_count(draw: Draw) -> int:
+def draw_point_count(rng: RandomGenerator) -> int:
     """Return a random number of points of a cloud."""
-    return int(np.exp(draw.uniform(np.log(_MIN_POINTS), np.log(_MAX_POINTS))))
+    return int(np.exp(rng.uniform(np.log(_MIN_POINTS), np.log(_MAX_POINTS))))
 
 
 def create_face_sampler(parallelograms: list[Floats]) -> Sampler:
@@ -25,9 +25,9 @@ def create_face_sampler(parallelograms: list[Floats]) -> Sampler:
     stacked = np.stack(parallelograms)
     areas = np.linalg.norm(np.cross(stacked[:, 1], stacked[:, 2]), axis=1)
 
-    def sample(draw: Draw, count: int) -> Floats:
-        rows = stacked[draw.choice(len(stacked), count, p=areas / areas.sum())]
-        u, v = draw.random((2, count, 1))
+    def sample(rng: RandomGenerator, count: int) -> Floats:
+        rows = stacked[rng.choice(len(stacked), count, p=areas / areas.sum())]
+        u, v = rng.random((2, count, 1))
         points: Floats = rows[:, 0] + u * rows[:, 1] + v * rows[:, 2]
         return points
 
@@ -38,9 +38,9 @@ def join_samplers(*samplers: tuple[float, Sampler]) -> Sampler:
     """Return the sampler of several surfaces, each with its share of the points."""
     shares = np.array([fraction for fraction, _ in samplers])
 
-    def sample(draw: Draw, count: int) -> Floats:
-        counts = draw.multinomial(count, shares / shares.sum())
-        return np.concatenate([one(draw, points) for (_, one), points in zip(samplers, counts, strict=True)])
+    def sample(rng: RandomGenerator, count: int) -> Floats:
+        counts = rng.multinomial(count, shares / shares.sum())
+        return np.concatenate([one(rng, points) for (_, one), points in zip(samplers, counts, strict=True)])
 
     return sample
 
@@ -69,29 +69,29 @@ def rotate_and_lift_faces(
     return result
 
 
-def list_room_faces(draw: Draw, width: float, depth: float, height: float, walls: int = 4) -> list[Floats]:
+def list_room_faces(rng: RandomGenerator, width: float, depth: float, height: float, walls: int = 4) -> list[Floats]:
     """Return a floor, walls and, at times, a ceiling."""
     w, d, h = np.diag([width, depth, height])
     sides = [(0 * w, w, h), (0 * w, d, h), (d, w, h), (w, d, h)]
     result = [np.stack([0 * w, w, d])] + [np.stack(side) for side in sides[:walls]]
-    return [*result, np.stack([h, w, d])] if draw.random() < 0.3 else result
+    return [*result, np.stack([h, w, d])] if rng.random() < 0.3 else result
 
 
-def list_furniture_faces(draw: Draw, count: int, width: float, depth: float) -> list[Floats]:
+def list_furniture_faces(rng: RandomGenerator, count: int, width: float, depth: float) -> list[Floats]:
     """Return the faces of ``count`` random boxes on a floor."""
     result: list[Floats] = []
     for _ in range(count):
-        size = draw.uniform((0.25, 0.25, 0.2), (1.1, 0.9, 1.4))
-        corner = np.array([draw.uniform(0.2, width - 0.6), draw.uniform(0.2, depth - 0.6), 0.0])
-        result += list_box_faces(corner, size, draw.uniform(0, np.pi))
+        size = rng.uniform((0.25, 0.25, 0.2), (1.1, 0.9, 1.4))
+        corner = np.array([rng.uniform(0.2, width - 0.6), rng.uniform(0.2, depth - 0.6), 0.0])
+        result += list_box_faces(corner, size, rng.uniform(0, np.pi))
     return result
 
 
-def create_furnished_room_sampler(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
+def create_furnished_room_sampler(rng: RandomGenerator, boxes: tuple[int, int] = (6, 15)) -> Sampler:
     """Return a room of a floor, two to four walls and boxes that are turned about the vertical."""
-    width, depth, height = draw.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
-    shell = list_room_faces(draw, width, depth, height, int(draw.integers(2, 5)))
-    return create_face_sampler(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
+    width, depth, height = rng.uniform((3.5, 3.0, 2.2), (7.0, 5.5, 3.0))
+    shell = list_room_faces(rng, width, depth, height, int(rng.integers(2, 5)))
+    return create_face_sampler(shell + list_furniture_faces(rng, int(rng.integers(*boxes)), width, depth))
 
 
 def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
@@ -103,7 +103,7 @@ def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.
         scan: seed of the points; another scan samples other points of the same surfaces.
         noise: standard deviation of the points' error, in metres.
     """
-    layout, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
+    layout, rng = np.random.default_rng(seed), np.random.default_rng((seed, scan))
     width, depth, height = layout.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
     origin, (x, y, z) = np.zeros(3), np.diag([width, depth, height])
     parallelograms = [np.stack((origin, *edges)) for edges in ((x, y), (x, z), (y, z))]
@@ -111,43 +111,43 @@ def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.
         angle, size = layout.uniform(0, np.pi), layout.uniform(0.25, 1.0, 3)
         corner = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
         parallelograms += list_box_faces(corner, size, angle)
-    cloud = create_face_sampler(parallelograms)(draw, points)
-    return cloud + draw.normal(scale=noise, size=cloud.shape)
+    cloud = create_face_sampler(parallelograms)(rng, points)
+    return cloud + rng.normal(scale=noise, size=cloud.shape)
 
 
-def draw_profile_corners(draw: Draw) -> Floats:
+def draw_profile_corners(rng: RandomGenerator) -> Floats:
     """Return the corners [K, 2] of the profile of stairs, a kerb, a rail, a moulding, a corridor or a roof."""
-    kind = draw.integers(7)
+    kind = rng.integers(7)
     if kind == 0:
-        rise, going, start = draw.uniform(0.14, 0.2), draw.uniform(0.25, 0.35), draw.uniform(0.8, 2.0)
+        rise, going, start = rng.uniform(0.14, 0.2), rng.uniform(0.25, 0.35), rng.uniform(0.8, 2.0)
         steps = [(0.0, 0.0), (start, 0.0)]
-        for _ in range(draw.integers(3, 9)):
+        for _ in range(rng.integers(3, 9)):
             steps += [(steps[-1][0], steps[-1][1] + rise), (steps[-1][0] + going, steps[-1][1] + rise)]
-        return np.array([*steps, (steps[-1][0] + draw.uniform(0.0, 1.5), steps[-1][1])])
+        return np.array([*steps, (steps[-1][0] + rng.uniform(0.0, 1.5), steps[-1][1])])
     if kind == 1:  # road, kerb, pavement, wall
-        kerb = draw.uniform(0.08, 0.25)
-        return np.array([(0, 0.05), (3, 0), (3.02, kerb), (4.5, kerb + 0.03), (4.5, kerb + draw.uniform(0.5, 3))])
+        kerb = rng.uniform(0.08, 0.25)
+        return np.array([(0, 0.05), (3, 0), (3.02, kerb), (4.5, kerb + 0.03), (4.5, kerb + rng.uniform(0.5, 3))])
     if kind == 2:  # rails on a bed
-        x, rail = draw.uniform(1.0, 1.5), [(0, 0), (0.04, 0.02), (0.04, 0.13), (0.0, 0.17), (0.07, 0.17)]
+        x, rail = rng.uniform(1.0, 1.5), [(0, 0), (0.04, 0.02), (0.04, 0.13), (0.0, 0.17), (0.07, 0.17)]
         bed = [(-2.5, -0.6), (-1.6, 0.0), (-x / 2, 0.0)]
         left = [(a - x / 2, b) for a, b in rail] + [(0.07 - x / 2, 0.0)]
         return np.array(bed + left + [(a + x / 2, b) for a, b in rail] + [(0.1 + x / 2, 0.0), (1.6, 0.0), (2.5, -0.6)])
     if kind == 3:  # a moulding's curve
         u = np.linspace(0, 1, 40)
-        waves = draw.normal(size=(3, 2)) / np.arange(1, 4)[:, None]
-        curve = np.stack((u, 0.0 * u), 1) * draw.uniform(0.5, 2.0)
+        waves = rng.normal(size=(3, 2)) / np.arange(1, 4)[:, None]
+        curve = np.stack((u, 0.0 * u), 1) * rng.uniform(0.5, 2.0)
         for n, (a, b) in enumerate(waves, 1):
             curve[:, 1] += 0.15 * (a * np.sin(2 * np.pi * n * u) + b * np.cos(2 * np.pi * n * u))
         return curve
     if kind == 4:  # a corridor
-        w, h, skirt = draw.uniform(1.4, 3.0), draw.uniform(2.1, 3.0), draw.uniform(0.05, 0.2)
-        wall = [(0, h), (0, skirt), (0.03, skirt), (0.03, 0), (w, 0), (w, h * 0.4), (w + draw.uniform(-0.1, 0.1), h)]
-        return np.array([*wall, (0, h)] if draw.random() < 0.5 else wall)
+        w, h, skirt = rng.uniform(1.4, 3.0), rng.uniform(2.1, 3.0), rng.uniform(0.05, 0.2)
+        wall = [(0, h), (0, skirt), (0.03, skirt), (0.03, 0), (w, 0), (w, h * 0.4), (w + rng.uniform(-0.1, 0.1), h)]
+        return np.array([*wall, (0, h)] if rng.random() < 0.5 else wall)
     if kind == 5:  # a random broken line
-        corners = np.cumsum(draw.uniform((-0.1, -0.6), (0.8, 0.6), (draw.integers(3, 10), 2)), 0)
+        corners = np.cumsum(rng.uniform((-0.1, -0.6), (0.8, 0.6), (rng.integers(3, 10), 2)), 0)
         return np.asarray(corners, np.float64)
-    width = draw.uniform(2, 5)  # two planes
-    return np.array([(0, 0), (width, 0), (width + draw.uniform(-0.5, 2), draw.uniform(0.7, 3))])
+    width = rng.uniform(2, 5)  # two planes
+    return np.array([(0, 0), (width, 0), (width + rng.uniform(-0.5, 2), rng.uniform(0.7, 3))])
 
 
 def interpolate_profile(profile: Floats, fractions: Floats) -> Floats:
@@ -158,12 +158,12 @@ def interpolate_profile(profile: Floats, fractions: Floats) -> Floats:
     return np.stack([np.interp(positions, at, profile[:, k]) for k in range(2)], 1)
 
 
-def draw_terrain_height(draw: Draw, size: float) -> Callable[[Floats], Floats]:
+def build_terrain_height_function(rng: RandomGenerator, size: float) -> Callable[[Floats], Floats]:
     """Return the heights [N] of random ground over places [N, 2]."""
-    count = int(draw.integers(6, 30))
-    lengths = np.exp(draw.uniform(np.log(0.08), np.log(0.7), count)) * size
-    angles, phases = draw.uniform(0, 2 * np.pi, (2, count))
-    heights = draw.uniform(0.01, 0.05) * lengths * draw.uniform(0.3, 1.0, count) * draw.choice((1.0, 2.0))
+    count = int(rng.integers(6, 30))
+    lengths = np.exp(rng.uniform(np.log(0.08), np.log(0.7), count)) * size
+    angles, phases = rng.uniform(0, 2 * np.pi, (2, count))
+    heights = rng.uniform(0.01, 0.05) * lengths * rng.uniform(0.3, 1.0, count) * rng.choice((1.0, 2.0))
 
     def height(positions: Floats) -> Floats:
         along = np.cos(angles) * positions[:, :1] + np.sin(angles) * positions[:, 1:]
@@ -175,49 +175,51 @@ def draw_terrain_height(draw: Draw, size: float) -> Callable[[Floats], Floats]:
 # Windows
 
 
-def cut_overlapping_windows(draw: Draw, sampler: Sampler, low: float = 0.3, high: float = 1.0) -> tuple[Floats, Floats]:
+def sample_overlapping_windows(
+    rng: RandomGenerator, sampler: Sampler, low: float = 0.3, high: float = 1.0
+) -> tuple[Floats, Floats]:
     """Return two windows of a scene that share ``low`` to ``high`` of their points."""
-    overlap, (first, second) = draw.uniform(low, high), (draw_point_count(draw), draw_point_count(draw))
+    overlap, (first, second) = rng.uniform(low, high), (draw_point_count(rng), draw_point_count(rng))
     keep = 1.0 / (2.0 - overlap)
-    source, target = sampler(draw, int(first / keep)), sampler(draw, int(second / keep))
-    angle = draw.uniform(0, 2 * np.pi)
-    direction = np.array([np.cos(angle), np.sin(angle), draw.normal(scale=0.1)])
+    source, target = sampler(rng, int(first / keep)), sampler(rng, int(second / keep))
+    angle = rng.uniform(0, 2 * np.pi)
+    direction = np.array([np.cos(angle), np.sin(angle), rng.normal(scale=0.1)])
     a, b = source @ direction, target @ direction
     return source[a <= np.quantile(b, keep)], target[b >= np.quantile(a, 1 - keep)]
 
 
-def cut_windows_with_gap(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
+def sample_windows_with_gap(rng: RandomGenerator, sampler: Sampler) -> tuple[Floats, Floats]:
     """Return two windows of a scene with a gap between them."""
-    source, target = sampler(draw, 2 * draw_point_count(draw)), sampler(draw, 2 * draw_point_count(draw))
-    angle = draw.uniform(0, 2 * np.pi)
+    source, target = sampler(rng, 2 * draw_point_count(rng)), sampler(rng, 2 * draw_point_count(rng))
+    angle = rng.uniform(0, 2 * np.pi)
     direction = np.array([np.cos(angle), np.sin(angle), 0.0])
     a, b = source @ direction, target @ direction
     return source[a <= np.quantile(a, 0.47)], target[b >= np.quantile(b, 0.53)]
 
 
-def create_forest_sampler(draw: Draw, width: float = 6.0, depth: float = 5.0) -> Sampler:
+def create_forest_sampler(rng: RandomGenerator, width: float = 6.0, depth: float = 5.0) -> Sampler:
     """Return uneven ground with trunks, crowns and bushes of random blobs."""
-    height, trees = draw_terrain_height(draw, width), int(draw.integers(5, 16))
-    tree_positions = draw.uniform((0.0, 0.0), (width, depth), (trees, 2))
-    trunks, crowns = draw.uniform(0.05, 0.12, trees), draw.uniform(0.3, 1.1, (trees, 3))
-    stems = draw.uniform(0.3, 2.5, trees) * draw.choice((0.2, 1.0), trees)
-    roughness = draw.uniform(0.02, 0.1)
+    height, trees = build_terrain_height_function(rng, width), int(rng.integers(5, 16))
+    tree_positions = rng.uniform((0.0, 0.0), (width, depth), (trees, 2))
+    trunks, crowns = rng.uniform(0.05, 0.12, trees), rng.uniform(0.3, 1.1, (trees, 3))
+    stems = rng.uniform(0.3, 2.5, trees) * rng.choice((0.2, 1.0), trees)
+    roughness = rng.uniform(0.02, 0.1)
 
-    def sample_ground(draw: Draw, count: int) -> Floats:
-        positions = draw.random((count, 2)) * (width, depth)
+    def sample_ground(rng: RandomGenerator, count: int) -> Floats:
+        positions = rng.random((count, 2)) * (width, depth)
         return np.column_stack((positions, height(positions)))
 
-    def sample_trunks(draw: Draw, count: int) -> Floats:
-        rows, angle = draw.integers(0, trees, count), draw.uniform(0, 2 * np.pi, count)
+    def sample_trunks(rng: RandomGenerator, count: int) -> Floats:
+        rows, angle = rng.integers(0, trees, count), rng.uniform(0, 2 * np.pi, count)
         circle = np.stack((np.cos(angle), np.sin(angle)), 1) * trunks[rows, None]
-        level = height(tree_positions[rows]) + stems[rows] * draw.random(count)
+        level = height(tree_positions[rows]) + stems[rows] * rng.random(count)
         return np.column_stack((tree_positions[rows] + circle, level))
 
-    def sample_crowns(draw: Draw, count: int) -> Floats:
-        rows, direction = draw.integers(0, trees, count), draw.normal(size=(count, 3))
+    def sample_crowns(rng: RandomGenerator, count: int) -> Floats:
+        rows, direction = rng.integers(0, trees, count), rng.normal(size=(count, 3))
         direction /= np.linalg.norm(direction, axis=1)[:, None]
         middles = np.column_stack((tree_positions, height(tree_positions) + stems))
-        points: Floats = middles[rows] + crowns[rows] * direction + draw.normal(scale=roughness, size=(count, 3))
+        points: Floats = middles[rows] + crowns[rows] * direction + rng.normal(scale=roughness, size=(count, 3))
         return points
 
     return join_samplers((0.4, sample_ground), (0.15, sample_trunks), (0.45, sample_crowns))

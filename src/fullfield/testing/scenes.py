@@ -123,18 +123,18 @@ class _Layer:
     color: Texture
     outline: Callable[[Tensor], Tensor] | None  # signed distance [N] of places [2, N], negative inside, px; None: all
     middle: Tensor  # [2]
-    push: Tensor  # [2]
+    translation: Tensor  # [2]
     turn: Tensor  # [2]: a, b
 
     def compute_motion(self, points: Tensor) -> Tensor:
         """Return the displacement ``[2, N]`` of the points that are at ``points`` in frame 1."""
         x, y = points - self.middle[:, None]
         a, b = self.turn
-        return torch.stack([a * x - b * y, b * x + a * y]) + self.push[:, None]
+        return torch.stack([a * x - b * y, b * x + a * y]) + self.translation[:, None]
 
     def compute_origin(self, points: Tensor) -> Tensor:
         """Return the positions in frame 1 of the points that are at ``points`` in frame 2."""
-        x, y = points - (self.middle + self.push)[:, None]
+        x, y = points - (self.middle + self.translation)[:, None]
         a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
         turned = torch.stack([a * x + b * y, a * y - b * x]).div_(a * a + b * b)
         return turned + self.middle[:, None]
@@ -146,7 +146,7 @@ class _Layer:
 
     def scale_motion(self, factor: float) -> _Layer:
         """Return the same layer with ``factor`` times the motion."""
-        return _Layer(self.color, self.outline, self.middle, self.push * factor, self.turn * factor)
+        return _Layer(self.color, self.outline, self.middle, self.translation * factor, self.turn * factor)
 
 
 def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float | None = None) -> Scene:

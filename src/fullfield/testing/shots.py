@@ -34,7 +34,7 @@ class _Body:
     angle: Callable[[float], float]
     scale: Callable[[float], float]
 
-    def to_body(self, positions: Tensor, time: float) -> Tensor:
+    def map_frame_to_body(self, positions: Tensor, time: float) -> Tensor:
         """Return the body's own coordinates [2, N] of frame positions [2, N]."""
         x, y = self.path(time)
         offset = positions - positions.new_tensor([[x], [y]])
@@ -42,7 +42,7 @@ class _Body:
         turned = torch.stack([cos * offset[0] + sin * offset[1], cos * offset[1] - sin * offset[0]])
         return turned / self.scale(time)
 
-    def to_frame(self, positions: Tensor, time: float) -> Tensor:
+    def map_body_to_frame(self, positions: Tensor, time: float) -> Tensor:
         """Return the frame positions [2, N] of the body's own coordinates [2, N]."""
         x, y = self.path(time)
         cos, sin = math.cos(self.angle(time)), math.sin(self.angle(time))
@@ -162,7 +162,7 @@ class SyntheticShot:
         target = torch.empty_like(grid)
         for index, body in enumerate(self._bodies):
             own = owner == index
-            target[:, own] = body.to_frame(body.to_body(grid[:, own], before), after)
+            target[:, own] = body.map_body_to_frame(body.map_frame_to_body(grid[:, own], before), after)
         inside = (target > -0.5).all(0) & (target[0] < self.width - 0.5) & (target[1] < self.height - 0.5)
         visible = inside & (self._find_foremost_body(target, after) == owner)
         shape = self.height, self.width
@@ -186,13 +186,13 @@ class SyntheticShot:
         """Return the index of the foremost body at each position [2, N]."""
         owner = torch.zeros(positions.shape[1], dtype=torch.int64)
         for index, body in enumerate(self._bodies):
-            owner[body.compute_distance(body.to_body(positions, time)) < 0] = index
+            owner[body.compute_distance(body.map_frame_to_body(positions, time)) < 0] = index
         return owner
 
     def _render_at_time(self, grid: Tensor, time: float) -> Tensor:
         image = torch.zeros(3, grid.shape[1], dtype=torch.float64)
         for body in self._bodies:
-            own = body.to_body(grid, time)
+            own = body.map_frame_to_body(grid, time)
             cover = (0.5 - body.compute_distance(own) * body.scale(time)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             color = body.color(own[:, touched]).clamp(0, 1)

@@ -12,7 +12,7 @@ from fullfield.registration.descriptors import Floats, Ints, find_nearest
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import CELLS, choose_voxel, select_one_per_cell
 
-Draw = np.random.Generator
+RandomGenerator = np.random.Generator
 Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
 
 _STREETS = 0.3
@@ -26,30 +26,30 @@ class Surface(NamedTuple):
     at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
-def sample_synthetic_scene_points(draw: np.random.Generator, points: int = 60_000) -> Floats:
+def sample_synthetic_scene_points(rng: np.random.Generator, points: int = 60_000) -> Floats:
     """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
 
-    The same state of ``draw`` gives the same scene.
+    The same state of ``rng`` gives the same scene.
     """
-    surfaces = _build_street(draw) if draw.random() < _STREETS else _build_room(draw)
-    weights = np.array([surface.area for surface in surfaces]) * draw.uniform(0.7, 1.5, len(surfaces))
-    counts = draw.multinomial(points, weights / weights.sum())
-    points_by_surface = [surface.at(*draw.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
+    surfaces = _build_street(rng) if rng.random() < _STREETS else _build_room(rng)
+    weights = np.array([surface.area for surface in surfaces]) * rng.uniform(0.7, 1.5, len(surfaces))
+    counts = rng.multinomial(points, weights / weights.sum())
+    points_by_surface = [surface.at(*rng.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
     return np.concatenate(points_by_surface)
 
 
-def _build_room(draw: Draw) -> list[Surface]:
-    width, depth, height = draw.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
+def _build_room(rng: RandomGenerator) -> list[Surface]:
+    width, depth, height = rng.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
     x, y, z = np.eye(3)
-    surfaces = [_build_sheet(draw, np.zeros(3), width * x, depth * y, 0.3)]
+    surfaces = [_build_sheet(rng, np.zeros(3), width * x, depth * y, 0.3)]
     walls = [(np.zeros(3), width * x), (np.zeros(3), depth * y), (depth * y, width * x), (width * x, depth * y)]
-    for start, along in walls[: draw.integers(1, 5)]:
-        surfaces.append(_build_sheet(draw, start, along, height * z, 0.3))
-        for _ in range(draw.integers(0, 4)):  # frames, boards, boxes on the wall
+    for start, along in walls[: rng.integers(1, 5)]:
+        surfaces.append(_build_sheet(rng, start, along, height * z, 0.3))
+        for _ in range(rng.integers(0, 4)):  # frames, boards, boxes on the wall
             across = np.cross(z, along / np.linalg.norm(along))
-            at = start + draw.uniform(0.1, 0.8) * along + draw.uniform(0.1, 0.7) * height * z
-            size = draw.uniform((0.1, 0.02, 0.1), (1.2, 0.3, 1.0))
-            surfaces += _build_box(draw, at, np.stack((along / np.linalg.norm(along), across, z)), size)
+            at = start + rng.uniform(0.1, 0.8) * along + rng.uniform(0.1, 0.7) * height * z
+            size = rng.uniform((0.1, 0.02, 0.1), (1.2, 0.3, 1.0))
+            surfaces += _build_box(rng, at, np.stack((along / np.linalg.norm(along), across, z)), size)
     things = (
         _draw_crate,
         _draw_table,
@@ -61,44 +61,44 @@ def _build_room(draw: Draw) -> list[Surface]:
         _draw_blanket,
         _draw_stairs,
     )
-    for _ in range(draw.integers(6, 22)):
-        at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), 0.0])
-        surfaces += things[draw.integers(len(things))](draw, at, draw.uniform(0.6, 1.4))
-    for _ in range(draw.integers(3, 14)):  # small things, on whatever may be there
-        at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), draw.choice((0.0, 0.45, 0.75))])
-        surfaces += (_draw_crate, _draw_column, _draw_ball)[draw.integers(3)](draw, at, draw.uniform(0.15, 0.4))
+    for _ in range(rng.integers(6, 22)):
+        at = np.array([rng.uniform(0.3, width - 0.3), rng.uniform(0.3, depth - 0.3), 0.0])
+        surfaces += things[rng.integers(len(things))](rng, at, rng.uniform(0.6, 1.4))
+    for _ in range(rng.integers(3, 14)):  # small things, on whatever may be there
+        at = np.array([rng.uniform(0.3, width - 0.3), rng.uniform(0.3, depth - 0.3), rng.choice((0.0, 0.45, 0.75))])
+        surfaces += (_draw_crate, _draw_column, _draw_ball)[rng.integers(3)](rng, at, rng.uniform(0.15, 0.4))
     return surfaces
 
 
-def _build_street(draw: Draw) -> list[Surface]:
-    length, width = draw.uniform((25.0, 10.0), (60.0, 25.0))
+def _build_street(rng: RandomGenerator) -> list[Surface]:
+    length, width = rng.uniform((25.0, 10.0), (60.0, 25.0))
     x, y, z = np.eye(3)
-    surfaces = [_build_sheet(draw, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
+    surfaces = [_build_sheet(rng, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
     for side in (-1, 1):
         at = -length / 2
         while at < length / 2:
-            front, height, deep = draw.uniform((5, 3, 4), (14, 10, 8))
-            if draw.random() < 0.75:
+            front, height, deep = rng.uniform((5, 3, 4), (14, 10, 8))
+            if rng.random() < 0.75:
                 corner = np.array([at, side * width / 2 + (0 if side > 0 else -deep), 0.0])
-                surfaces += _build_box(draw, corner, np.eye(3), np.array([front, deep, height]))
-                for _ in range(draw.integers(2, 9)):  # windows, doors, balconies
-                    position = corner + draw.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
-                    position = position + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
-                    surfaces += _build_box(draw, position, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
-            at += front + draw.uniform(0.0, 5.0)
+                surfaces += _build_box(rng, corner, np.eye(3), np.array([front, deep, height]))
+                for _ in range(rng.integers(2, 9)):  # windows, doors, balconies
+                    position = corner + rng.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
+                    position = position + rng.uniform(0.0, 0.8) * height * z - rng.uniform(0.1, 0.6) * y
+                    surfaces += _build_box(rng, position, np.eye(3), rng.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
+            at += front + rng.uniform(0.0, 5.0)
     things = (_draw_crate, _draw_column, _draw_plant, _draw_plant, _draw_ball, _draw_stairs)
-    for _ in range(draw.integers(10, 30)):
-        spot = np.array([draw.uniform(-0.5, 0.5) * length, draw.uniform(-0.45, 0.45) * width, 0.0])
-        surfaces += things[draw.integers(len(things))](draw, spot, draw.uniform(1.5, 4.0))
+    for _ in range(rng.integers(10, 30)):
+        spot = np.array([rng.uniform(-0.5, 0.5) * length, rng.uniform(-0.45, 0.45) * width, 0.0])
+        surfaces += things[rng.integers(len(things))](rng, spot, rng.uniform(1.5, 4.0))
     return surfaces
 
 
-def _draw_relief(draw: Draw, amount: float) -> Relief:
+def _draw_relief(rng: RandomGenerator, amount: float) -> Relief:
     """Return a sum of waves; zero for a third of the surfaces."""
-    amount = 0.0 if draw.random() < 0.33 else amount
-    lengths = np.exp(draw.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
-    angles, phases = draw.uniform(0, 2 * np.pi, (2, 5))
-    heights = amount * draw.uniform(0.0, 0.04, 5) * lengths
+    amount = 0.0 if rng.random() < 0.33 else amount
+    lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
+    angles, phases = rng.uniform(0, 2 * np.pi, (2, 5))
+    heights = amount * rng.uniform(0.0, 0.04, 5) * lengths
 
     def compute_height(u: Floats, v: Floats) -> Floats:
         along = np.cos(angles) * u[:, None] + np.sin(angles) * v[:, None]
@@ -108,10 +108,10 @@ def _draw_relief(draw: Draw, amount: float) -> Relief:
     return compute_height
 
 
-def _build_sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
+def _build_sheet(rng: RandomGenerator, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
     normal = np.cross(along, across)
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
-    relief, normal = _draw_relief(draw, amount), normal / area
+    relief, normal = _draw_relief(rng, amount), normal / area
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
@@ -120,36 +120,36 @@ def _build_sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: 
     return Surface(area, at_coordinates)
 
 
-def _draw_upright_axes(draw: Draw) -> Floats:
+def _draw_upright_axes(rng: RandomGenerator) -> Floats:
     """Return three axes, turned about the vertical."""
-    angle = draw.uniform(0, 2 * np.pi)
+    angle = rng.uniform(0, 2 * np.pi)
     return np.array([[np.cos(angle), np.sin(angle), 0.0], [-np.sin(angle), np.cos(angle), 0.0], [0.0, 0.0, 1.0]])
 
 
-def _draw_random_axes(draw: Draw) -> Floats:
+def _draw_random_axes(rng: RandomGenerator) -> Floats:
     """Return three axes of a random rotation."""
-    axes, _ = np.linalg.qr(draw.normal(size=(3, 3)))
+    axes, _ = np.linalg.qr(rng.normal(size=(3, 3)))
     return axes
 
 
-def _build_box(draw: Draw, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
+def _build_box(rng: RandomGenerator, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
     edges = axes * size[:, None]
     faces = []
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
-        faces.append(_build_sheet(draw, corner, edges[i], edges[j], 0.2))
-        faces.append(_build_sheet(draw, corner + edges[k], edges[i], edges[j], 0.2))
+        faces.append(_build_sheet(rng, corner, edges[i], edges[j], 0.2))
+        faces.append(_build_sheet(rng, corner + edges[k], edges[i], edges[j], 0.2))
     return faces
 
 
 def _build_tube(
-    draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0
+    rng: RandomGenerator, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0
 ) -> Surface:
     """Return a cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
     long = float(np.linalg.norm(axis))
     up = axis / long
     side = np.cross(up, (1.0, 0.0, 0.0) if abs(up[0]) < 0.9 else (0.0, 1.0, 0.0))
     side /= np.linalg.norm(side)
-    front, relief, start = np.cross(up, side), _draw_relief(draw, 0.3), draw.uniform(0, 2 * np.pi)
+    front, relief, start = np.cross(up, side), _draw_relief(rng, 0.3), rng.uniform(0, 2 * np.pi)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle = start + 2 * np.pi * turns * u
@@ -162,9 +162,9 @@ def _build_tube(
     return Surface(2 * np.pi * radius * turns * long, at_coordinates)
 
 
-def _build_ellipsoid(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
+def _build_ellipsoid(rng: RandomGenerator, middle: Floats, radii: Floats, rough: float) -> Surface:
     """Return an ellipsoid."""
-    axes, relief = _draw_random_axes(draw), _draw_relief(draw, rough)
+    axes, relief = _draw_random_axes(rng), _draw_relief(rng, rough)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
@@ -178,70 +178,70 @@ def _build_ellipsoid(draw: Draw, middle: Floats, radii: Floats, rough: float) ->
     return Surface(4 * np.pi * float((radii**2).mean()), at_coordinates)
 
 
-def _draw_crate(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    return _build_box(draw, at, _draw_upright_axes(draw), scale * draw.uniform(0.2, 0.9, 3))
+def _draw_crate(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    return _build_box(rng, at, _draw_upright_axes(rng), scale * rng.uniform(0.2, 0.9, 3))
 
 
-def _draw_table(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
+def _draw_table(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
     thick = scale * 0.06
-    surfaces = _build_box(draw, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
+    surfaces = _build_box(rng, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
     for i, j in ((0.0, 0.0), (0.0, 0.92), (0.92, 0.0), (0.92, 0.92)):
         leg = at + i * size[0] * axes[0] + j * size[1] * axes[1]
-        surfaces += _build_box(draw, leg, axes, np.array([thick, thick, size[2]]))
+        surfaces += _build_box(rng, leg, axes, np.array([thick, thick, size[2]]))
     return surfaces
 
 
-def _draw_chair(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    surfaces = _draw_table(draw, at, 0.6 * scale)
-    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
-    return surfaces + _build_box(draw, at + 0.4 * scale * axes[2], axes, size)
+def _draw_chair(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    surfaces = _draw_table(rng, at, 0.6 * scale)
+    axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
+    return surfaces + _build_box(rng, at + 0.4 * scale * axes[2], axes, size)
 
 
-def _draw_shelf(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
+def _draw_shelf(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
     surfaces = []
-    for level in np.linspace(0, 0.95, draw.integers(2, 6)):
+    for level in np.linspace(0, 0.95, rng.integers(2, 6)):
         board = at + level * size[2] * axes[2]
-        surfaces += _build_box(draw, board, axes, np.array([size[0], size[1], 0.03 * scale]))
-        for _ in range(draw.integers(0, 4)):
-            thing = board + draw.uniform(0, 0.8) * size[0] * axes[0] + draw.uniform(0, 0.4) * size[1] * axes[1]
-            surfaces += _build_box(draw, thing, axes, scale * draw.uniform(0.05, 0.3, 3))
+        surfaces += _build_box(rng, board, axes, np.array([size[0], size[1], 0.03 * scale]))
+        for _ in range(rng.integers(0, 4)):
+            thing = board + rng.uniform(0, 0.8) * size[0] * axes[0] + rng.uniform(0, 0.4) * size[1] * axes[1]
+            surfaces += _build_box(rng, thing, axes, scale * rng.uniform(0.05, 0.3, 3))
     return surfaces
 
 
-def _draw_column(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axis = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 2.0)
-    return [_build_tube(draw, at, axis, scale * draw.uniform(0.04, 0.3), draw.choice((0.0, draw.uniform(-0.5, 0.9))))]
+def _draw_column(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    axis = np.array([*rng.normal(scale=0.1, size=2), 1.0]) * scale * rng.uniform(0.3, 2.0)
+    return [_build_tube(rng, at, axis, scale * rng.uniform(0.04, 0.3), rng.choice((0.0, rng.uniform(-0.5, 0.9))))]
 
 
-def _draw_ball(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    radii = scale * draw.uniform(0.1, 0.5, 3)
-    return [_build_ellipsoid(draw, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
+def _draw_ball(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    radii = scale * rng.uniform(0.1, 0.5, 3)
+    return [_build_ellipsoid(rng, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
 
 
-def _draw_plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    stem = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 1.0)
-    surfaces = [_build_tube(draw, at, stem, scale * 0.05)]
-    for _ in range(draw.integers(2, 8)):
-        middle = at + stem + draw.normal(scale=0.25 * scale, size=3)
-        surfaces.append(_build_ellipsoid(draw, middle, scale * draw.uniform(0.08, 0.4, 3), 3.0))
+def _draw_plant(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    stem = np.array([*rng.normal(scale=0.1, size=2), 1.0]) * scale * rng.uniform(0.3, 1.0)
+    surfaces = [_build_tube(rng, at, stem, scale * 0.05)]
+    for _ in range(rng.integers(2, 8)):
+        middle = at + stem + rng.normal(scale=0.25 * scale, size=3)
+        surfaces.append(_build_ellipsoid(rng, middle, scale * rng.uniform(0.08, 0.4, 3), 3.0))
     return surfaces
 
 
-def _draw_blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+def _draw_blanket(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
     """Return a bent and rough surface: a cloth, a sofa's back."""
-    axis = _draw_random_axes(draw)[0] * scale * draw.uniform(0.4, 1.4)
-    foot = at + np.array([0.0, 0.0, scale * draw.uniform(0.2, 0.8)])
-    return [_build_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
+    axis = _draw_random_axes(rng)[0] * scale * rng.uniform(0.4, 1.4)
+    foot = at + np.array([0.0, 0.0, scale * rng.uniform(0.2, 0.8)])
+    return [_build_tube(rng, foot, axis, scale * rng.uniform(0.3, 1.2), 0.0, rng.uniform(0.1, 0.5))]
 
 
-def _draw_stairs(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    axes, size = _draw_upright_axes(draw), scale * draw.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
+def _draw_stairs(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
     surfaces = []
-    for step in range(draw.integers(2, 6)):
+    for step in range(rng.integers(2, 6)):
         block = np.array([size[0], size[1], size[2] * (step + 1)])
-        surfaces += _build_box(draw, at + step * size[0] * axes[0], axes, block)
+        surfaces += _build_box(rng, at + step * size[0] * axes[0], axes, block)
     return surfaces
 
 
@@ -278,7 +278,7 @@ class OverlappingPair(NamedTuple):
 
 
 def cut_overlapping_pair(
-    points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None
+    points: Floats, rng: np.random.Generator, cells: int = CELLS, other: Floats | None = None
 ) -> OverlappingPair | None:
     """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.
 
@@ -287,23 +287,23 @@ def cut_overlapping_pair(
     Each side draws its own points (so that densities differ, also within a side), may lose what its viewpoint does not
     see and what lies beyond a plane, is bent a little, gets noise, and its own rigid motion. Both are in voxels, of an
     edge with which the larger has about ``cells`` of them. None where twenty draws found too little in common. The same
-    state of ``draw`` gives the same pair.
+    state of ``rng`` gives the same pair.
     """
     middle = (points.min(0) + points.max(0)) / 2
-    scans = [_subsample_points(points, draw, _MAX_POINTS * cells) - middle]
-    scans.append(scans[0] if other is None else _subsample_points(other, draw, _MAX_POINTS * cells) - middle)
+    scans = [_subsample_points(points, rng, _MAX_POINTS * cells) - middle]
+    scans.append(scans[0] if other is None else _subsample_points(other, rng, _MAX_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_cut_random_part(scan, draw) for scan in scans]
+        views = [_cut_random_part(scan, rng) for scan in scans]
         if min(len(view) for view in views) < MIN_MATCHES:
             continue
-        edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * draw.uniform(0.75, 1.25))
+        edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * rng.uniform(0.75, 1.25))
         if edge <= 0.0:
             return None
-        noise = draw.choice((0.0, draw.uniform(0.0, 0.3)))
+        noise = rng.choice((0.0, rng.uniform(0.0, 0.3)))
         sides, poses = [], []
         for view in views:
-            turn = _draw_rotation(draw)
-            cloud = _bend_points_by_waves(view / edge, draw) @ turn.T
+            turn = _draw_rotation(rng)
+            cloud = _bend_points_by_waves(view / edge, rng) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_one_per_cell(cloud, 0.5)]
@@ -320,8 +320,8 @@ def cut_overlapping_pair(
     return None
 
 
-def _subsample_points(points: Floats, draw: Draw, max_points: int) -> Floats:
-    return points if len(points) <= max_points else points[draw.choice(len(points), max_points, replace=False)]
+def _subsample_points(points: Floats, rng: RandomGenerator, max_points: int) -> Floats:
+    return points if len(points) <= max_points else points[rng.choice(len(points), max_points, replace=False)]
 
 
 def match_mutual_nearest_points(moved: Floats, target: Floats, max_distance: float = MAX_MATCH_DISTANCE) -> Ints:
@@ -334,49 +334,47 @@ def match_mutual_nearest_points(moved: Floats, target: Floats, max_distance: flo
     return np.stack((rows, forth[rows]), 1)
 
 
-def _draw_rotation(draw: Draw) -> Floats:
+def _draw_rotation(rng: RandomGenerator) -> Floats:
     """Return a uniformly distributed rotation."""
-    turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
+    turn, upper = np.linalg.qr(rng.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
     turned: Floats = turn * np.linalg.det(turn)
     return turned
 
 
-def _cut_random_part(points: Floats, draw: Draw) -> Floats:
-    cloud = points[draw.random(len(points)) < _compute_keep_probability(points, draw)]
-    if len(cloud) and draw.random() < 0.25:
+def _cut_random_part(points: Floats, rng: RandomGenerator) -> Floats:
+    cloud = points[rng.random(len(points)) < _compute_keep_probability(points, rng)]
+    if len(cloud) and rng.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside
-        cloud = cloud[_is_visible_from(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
-    if len(cloud) and draw.random() < _CROPPED:
-        direction = draw.normal(size=3)
+        cloud = cloud[_is_visible_from(cloud, (low + high) / 2 + rng.uniform(-0.65, 0.65, 3) * (high - low))]
+    if len(cloud) and rng.random() < _CROPPED:
+        direction = rng.normal(size=3)
         along = cloud @ direction
-        cloud = cloud[along >= np.quantile(along, draw.uniform(0.0, _CUT_OFF))]
+        cloud = cloud[along >= np.quantile(along, rng.uniform(0.0, _CUT_OFF))]
     return cloud
 
 
-def _bend_points_by_waves(points: Floats, draw: Draw) -> Floats:
+def _bend_points_by_waves(points: Floats, rng: RandomGenerator) -> Floats:
     """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
     bent = points.copy()
     for max_amount, shortest, longest, waves in _WAVES:
-        amount = draw.uniform(0.0, max_amount) / np.sqrt(waves)
+        amount = rng.uniform(0.0, max_amount) / np.sqrt(waves)
         for _ in range(waves):
-            along = draw.normal(size=3)
-            along *= 2 * np.pi / draw.uniform(shortest, longest) / np.linalg.norm(along)
-            phase, direction = draw.uniform(0, 2 * np.pi), draw.normal(size=3)
+            along = rng.normal(size=3)
+            along *= 2 * np.pi / rng.uniform(shortest, longest) / np.linalg.norm(along)
+            phase, direction = rng.uniform(0, 2 * np.pi), rng.normal(size=3)
             bent += amount * np.sin(points @ along + phase)[:, None] * direction
     return bent
 
 
-def _compute_keep_probability(points: Floats, draw: Draw) -> Floats:
+def _compute_keep_probability(points: Floats, rng: RandomGenerator) -> Floats:
     """Return the keep probability [N]: uniform, or falling along one direction."""
-    highest = draw.uniform(0.35, 0.95)
-    if draw.random() < 0.5:
+    highest = rng.uniform(0.35, 0.95)
+    if rng.random() < 0.5:
         return np.full(len(points), highest)
-    direction = draw.normal(size=3)
+    direction = rng.normal(size=3)
     along = points @ (direction / np.linalg.norm(direction))
-    thinned: Floats = highest * np.exp(
-        -draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9)
-    )
+    thinned: Floats = highest * np.exp(-rng.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9))
     return thinned
 
 
