@@ -464,12 +464,12 @@ static inline void ptx_reciprocal_root(float &to, float x) { to = 1 / __builtin_
 template <class F> static inline unsigned by_halves(F what) {
     return cuda::float_to_half(what(0)) | (unsigned)cuda::float_to_half(what(16)) << 16;
 }
-static inline float choose_half_precision_tiling(unsigned x, int shift) { return cuda::half_to_float((uint16_t)(x >> shift)); }
+static inline float choose_half_tiles(unsigned x, int shift) { return cuda::half_to_float((uint16_t)(x >> shift)); }
 // Rounded once to float32 and once more to half precision; fused is within that.
 #define PTX_HALVES(NAME, RESULT)                                          \
     static inline void NAME(unsigned &to, unsigned x, unsigned y) {       \
         to = by_halves([=](int shift) {                                   \
-            float a = choose_half_precision_tiling(x, shift), b = choose_half_precision_tiling(y, shift);           \
+            float a = choose_half_tiles(x, shift), b = choose_half_tiles(y, shift);           \
             return RESULT;                                                \
         });                                                               \
     }
@@ -486,10 +486,10 @@ static inline void ptx_add_bf16(unsigned &to, unsigned x, unsigned y) {
 static inline void ptx_neg_halves(unsigned &to, unsigned x) { to = x ^ 0x80008000u; }
 static inline void ptx_abs_halves(unsigned &to, unsigned x) { to = x & 0x7fff7fffu; }
 static inline void ptx_fma_halves(unsigned &to, unsigned x, unsigned y, unsigned z) {
-    to = by_halves([=](int shift) { return choose_half_precision_tiling(x, shift) * choose_half_precision_tiling(y, shift) + choose_half_precision_tiling(z, shift); });
+    to = by_halves([=](int shift) { return choose_half_tiles(x, shift) * choose_half_tiles(y, shift) + choose_half_tiles(z, shift); });
 }
 static inline void ptx_fma_halves_to_one(unsigned &to, unsigned x, unsigned y, unsigned z) {
-    to = by_halves([=](int shift) { return fminf(fmaxf(choose_half_precision_tiling(x, shift) * choose_half_precision_tiling(y, shift) + choose_half_precision_tiling(z, shift), 0.f), 1.f); });
+    to = by_halves([=](int shift) { return fminf(fmaxf(choose_half_tiles(x, shift) * choose_half_tiles(y, shift) + choose_half_tiles(z, shift), 0.f), 1.f); });
 }
 static inline void ptx_matrices2(unsigned &r0, unsigned &r1, unsigned at) {
     cuda::Loaded mine = {{&r0, &r1, nullptr, nullptr}, cuda::shared_memory(at, 16, 16)};

@@ -96,6 +96,6 @@ class Blocks(PreparedPairInPyTorch):
         volume = torch.cat([torch.bmm(f1[p[:, 0]], f2[p[:, 1]]) for p in self._steps(pairs)])
         return volume.flatten()[block * BLOCK**4 + cell]
 
-    def add_gradient(self, *arguments: object) -> None:
+    def add_feature_gradients(self, *arguments: object) -> None:
         """Refuse: forward only."""
         raise NotImplementedError("blocks is forward only")

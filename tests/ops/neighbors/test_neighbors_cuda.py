@@ -178,7 +178,7 @@ def test_grid_downsample_launches_expected_kernels(machine: Emulator) -> None:
         triplets.build_triplets((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
     )
     assert sorted(machine.launched) == sorted(
-        ["build_row_entries", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
+        ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
     )
     machine.launched.clear()
     grid_downsample(points, 0.05)
@@ -257,7 +257,7 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(conv_kernels, "explain_triplets_unsupported", lambda _: None)
         found = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
-    names = ("count_points", "count_neighbors", "write_neighbors", "build_row_entries", "scatter_entries", "sort_rows")
+    names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")

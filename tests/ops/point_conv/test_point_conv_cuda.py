@@ -367,7 +367,7 @@ def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
         return {type(form).__name__ for form in found}
 
     large = replace(HOPPER, processors=132)
-    assert forms(900_000, large) == {"MultiplyHopper", "OuterHopper"}
+    assert forms(900_000, large) == {"HopperMultiplyVariant", "HopperOuterProductVariant"}
     assert forms(5_000, large) == {"Multiply", "Outer"}
     assert forms(900_000, replace(large, arch="sm_90")) == {"Multiply", "Outer"}
     assert forms(900_000, AMPERE) == {"Multiply", "Outer"}

@@ -227,7 +227,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         p.level = number
         below = p.size[number - 1] if number else count
         kernels.launch("make_boxes", -(-below // (_WARPS * 32)), 256, p)
-    kernels.launch("find_k_nearest", -(-query_count // _WARPS), 256, p)
+    kernels.launch("find_nearest", -(-query_count // _WARPS), 256, p)
     return Neighbors(rows, indices)
 
 

@@ -119,7 +119,7 @@ static __device__ __forceinline__ u64 element(const u64 (&list)[SLOTS], int inde
     return found;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) find_k_nearest(const __grid_constant__ TreeParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) find_nearest(const __grid_constant__ TreeParams p) {
     __shared__ u32 far[WARPS][LEVELS][32];
     __shared__ i64 node[WARPS][LEVELS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

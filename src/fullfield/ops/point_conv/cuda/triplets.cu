@@ -81,7 +81,7 @@ static __device__ __forceinline__ KEY key_of_neighbor(const TripletParams &p, co
     return key_of((u32)cell, (u32)index, p.bits);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) build_row_entries(const __grid_constant__ TripletBatch all) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __grid_constant__ TripletBatch all) {
     __shared__ KEY kept[WARPS][ROOM];
     i64 block;
     const TripletParams &p = problem_of(all, block);
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) build_row_entries(const
     sort_kept(kept[warp], row, size, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(256) count_entries_per_index(const __grid_constant__ TripletBatch all) {
+extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_constant__ TripletBatch all) {
     i64 block;
     const TripletParams &p = problem_of(all, block);
     const i64 at = block * 256 + threadIdx.x;

@@ -77,7 +77,7 @@ def build_all_triplets(requests: Sequence[TripletRequest], *, overwrites_neighbo
         kernels = _launching.load_kernels(
             LIBRARIES, generate_triplets_source(bool(first.cells.numel())), first.rows.get_device()
         )
-        kernels.launch_batch("build_row_entries", batch, blocks)
+        kernels.launch_batch("assemble_rows", batch, blocks)
     return results
 
 
@@ -129,7 +129,7 @@ def _launch_transposition(
         p.bits = count_index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
     kernels = _launching.load_kernels(LIBRARIES, source, rows.get_device())
-    kernels.launch_batch("count_entries_per_index", batch, [-(-out.entries.numel() // 256) for out in results])
+    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
     kernels.launch_batch("start_rows", batch, sum_counts)
     each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in requests]
     kernels.launch_batch("scatter_entries", batch, each)
