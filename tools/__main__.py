@@ -5,7 +5,7 @@ from importlib import import_module
 
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run
-from fullfield.cli.options import add_verb
+from fullfield.cli.options import add_command
 
 VERBS = ("render", "textures", "meshes", "training")
 """Names of the verbs, each a folder of this package with a module ``command``."""
@@ -19,7 +19,7 @@ def build_parser() -> Parser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:
-        add_verb(verbs, name, import_module(f"tools.{name}.command"))
+        add_command(verbs, name, import_module(f"tools.{name}.command"))
     return parser
 
 

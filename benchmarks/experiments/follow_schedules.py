@@ -28,16 +28,16 @@ from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.ops.warping import warp
 from fullfield.sequences.follow import create_pair_matcher
-from fullfield.sequences.tracking import PairMatcher, Schedule, Tracker
+from fullfield.sequences.tracking import ChainSchedule, PairMatcher, Tracker
 
 _BOTH = (("chain",), ("zero",))
 SCHEDULES = {
-    "1,2,4,8,16": Schedule(((1,), (2,), (4,), (8,), (16,)), _BOTH),
-    "1,4,16,32": Schedule(((1,), (4,), (16,), (32,)), _BOTH),
-    "1,4,16": Schedule(((1,), (4,), (16,)), _BOTH),
-    "1,4,16|32": Schedule(((1,), (4,), (16, 32)), _BOTH),
-    "1,4|16|32": Schedule(((1,), (4, 16, 32)), _BOTH),
-    "1,4,16|32 zero": Schedule(((1,), (4,), (16, 32)), (("zero",),)),
+    "1,2,4,8,16": ChainSchedule(((1,), (2,), (4,), (8,), (16,)), _BOTH),
+    "1,4,16,32": ChainSchedule(((1,), (4,), (16,), (32,)), _BOTH),
+    "1,4,16": ChainSchedule(((1,), (4,), (16,)), _BOTH),
+    "1,4,16|32": ChainSchedule(((1,), (4,), (16, 32)), _BOTH),
+    "1,4|16|32": ChainSchedule(((1,), (4, 16, 32)), _BOTH),
+    "1,4,16|32 zero": ChainSchedule(((1,), (4,), (16, 32)), (("zero",),)),
 }
 """By the distances of their chains; ``|`` stands between those that take turns."""
 
@@ -84,7 +84,7 @@ class ObservedTracker(Tracker):
 
 
 def score_schedule(
-    schedule: Schedule, matcher: CachingMatcher, refine: Any, frames: list[Tensor], truths: Tensor, visible: Tensor
+    schedule: ChainSchedule, matcher: CachingMatcher, refine: Any, frames: list[Tensor], truths: Tensor, visible: Tensor
 ) -> dict[str, Any]:
     """Follow the first frame with a schedule."""
     tracker, matcher.count = ObservedTracker(frames[0], matcher, refine, schedule), 0

@@ -84,13 +84,13 @@ def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
 
 
 # Most of a call's time goes into these two, which only a few tests look at.
-MAIN_JOB, COLOURS = functools.cache(doctor._try_main_job), functools.cache(doctor._describe_colour_management)
+MAIN_JOB, COLOURS = functools.cache(doctor._run_trial_estimation), functools.cache(doctor._describe_colour_management)
 
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main job and colour management are tried once in this process."""
-    monkeypatch.setattr(doctor, "_try_main_job", MAIN_JOB)
+    monkeypatch.setattr(doctor, "_run_trial_estimation", MAIN_JOB)
     monkeypatch.setattr(doctor, "_describe_colour_management", COLOURS)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.cli.live import _Window as Window
+from fullfield.cli.live import _PreviewWindow as Window
 
 
 class Cv2(types.ModuleType):

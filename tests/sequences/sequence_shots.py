@@ -17,7 +17,7 @@ from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import read_flow_layers
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.sequences.engine import Engine
+from fullfield.sequences.engine import ShotEngine
 from fullfield.sequences.results import FrameResult
 from known_scenes import known_scene
 
@@ -51,13 +51,13 @@ def started(folder: Path, arguments: list[str]) -> Any:
 def slow_flow(folder: str, arguments: list[str]) -> None:
     """``fullfield shot`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
     os.chdir(folder)
-    real = Engine._estimate_frame
+    real = ShotEngine._estimate_frame
 
-    def slow(self: Engine, number: int) -> FrameResult:
+    def slow(self: ShotEngine, number: int) -> FrameResult:
         time.sleep(0.05)
         return real(self, number)
 
-    Engine._estimate_frame = slow  # type: ignore[method-assign]
+    ShotEngine._estimate_frame = slow  # type: ignore[method-assign]
     sys.exit(main(["shot", *arguments]))
 
 

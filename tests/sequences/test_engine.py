@@ -19,7 +19,7 @@ from fullfield.estimators._reliability import estimate_occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
 from fullfield.sequences.changes import _compute_block_means, is_cut, is_duplicate, shrink_to_grey
-from fullfield.sequences.engine import Engine
+from fullfield.sequences.engine import ShotEngine
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -73,7 +73,7 @@ def test_estimate_sequence_names_frame_with_excessive_values(
     for number, value in enumerate((0.5, 1e7, 0.5)):
         write_image(tmp_path / f"{number}.exr", torch.full((3, HEIGHT, WIDTH), value, dtype=torch.float32))
     plates = open_plates(tmp_path / "%d.exr")
-    found = list(Engine(plates, plates.numbers, estimator, ShotSettings("both", refine=refine)))
+    found = list(ShotEngine(plates, plates.numbers, estimator, ShotSettings("both", refine=refine)))
     ((path, text),) = {problem for done in found for problem in done.problems}
     assert path == str(tmp_path / "1.exr")
     assert text.startswith("expected values up to 1e+06")
@@ -217,7 +217,7 @@ def test_open_plates_pins_frames_for_gpu(shot: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "empty", empty)
     plates = open_plates(f"{shot}/plate.%04d.png")
-    Engine(plates, plates.numbers, quick(), ShotSettings())
+    ShotEngine(plates, plates.numbers, quick(), ShotSettings())
     plain = plates.read(11).frame
     assert not made, "the CPU wants no such memory"
     plates.pinned = True  # type: ignore[attr-defined]  # as an engine for a GPU says
@@ -272,7 +272,7 @@ def test_is_duplicate_compares_every_row() -> None:
 def test_estimate_sequence_continues_with_requested_frames(estimator: TVL1Estimator, direction: str) -> None:
     frames = moving(20)
     whole = {
-        done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, ShotSettings(direction))
+        done.number: done for done in ShotEngine(open_plates(frames), range(1, 21), estimator, ShotSettings(direction))
     }
     plates, read, asked = open_plates(frames), list[int](), list[tuple[int, ...]]()
     real = plates.read
@@ -286,7 +286,7 @@ def test_estimate_sequence_continues_with_requested_frames(estimator: TVL1Estima
             asked.append((one.data_ptr(), two.data_ptr()))
             return estimator(one, two, **more)  # type: ignore[arg-type]
 
-    engine = Engine(plates, range(1, 5), Counting(), ShotSettings(direction), request_frames=lambda: next(further))
+    engine = ShotEngine(plates, range(1, 5), Counting(), ShotSettings(direction), request_frames=lambda: next(further))
     numbers = []
     for done in engine:
         numbers.append(done.number)

@@ -23,13 +23,13 @@ from fullfield.sequences.follow_pool import run_follow_on_devices, split_at_refe
 from fullfield.sequences.names import find_frame_files
 from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
-    Field,
+    FlowField,
     Tracker,
-    _prefer_trusted_match,
+    _replace_by_trusted_match,
     compute_confidence,
     compute_expected_error,
-    list_source_steps,
-    list_stored_steps,
+    list_chain_source_steps,
+    list_needed_source_steps,
 )
 from fullfield.testing.shots import SyntheticShot
 
@@ -114,15 +114,17 @@ def test_follow_tracker_restored_equals_uninterrupted(shot: SyntheticShot) -> No
 
 
 def test_prefer_trusted_match_selects_match_by_error_and_occlusion() -> None:
-    def field(u: float, error: float, occlusion: float) -> Field:
+    def field(u: float, error: float, occlusion: float) -> FlowField:
         flow = torch.tensor([u, 0.0]).view(2, 1, 1)
-        return Field(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
+        return FlowField(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
 
     chain = field(3.0, 4.0, 1.0)
-    assert float(_prefer_trusted_match(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
-    assert float(_prefer_trusted_match(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
-    assert float(_prefer_trusted_match(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
-    assert float(_prefer_trusted_match(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3  # the chain is visible
+    assert float(_replace_by_trusted_match(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
+    assert float(_replace_by_trusted_match(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
+    assert float(_replace_by_trusted_match(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
+    assert (
+        float(_replace_by_trusted_match(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3
+    )  # the chain is visible
 
 
 @pytest.mark.parametrize(("motion_px", "is_hidden"), [(-0.4, False), (-1.5, True)])
@@ -233,7 +235,7 @@ def test_follow_hashes_every_plate_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert sorted(name for name in hashed if name.startswith("plate")) == names[:5]
     hashed.clear()
     assert run_job(follow_job("ref.%04d.exr", [1006], 1002)) == [1006]
-    read_steps = {0, 4} | list_stored_steps(4)  # the plates that are read for their pictures
+    read_steps = {0, 4} | list_needed_source_steps(4)  # the plates that are read for their pictures
     assert sorted(name for name in hashed if name.startswith("plate")) == [
         names[1 + step] for step in sorted(read_steps)
     ]
@@ -314,7 +316,7 @@ def test_follow_device_process_sends_errors(monkeypatch: pytest.MonkeyPatch, err
     monkeypatch.setattr(worker.os, "_exit", lambda _: None)
     pipe, worker_pipe = Pipe()
     pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
-    follow_pool._serve_in_process(worker_pipe, "cpu", 1)
+    follow_pool._run_worker_process(worker_pipe, "cpu", 1)
     kind, content = pipe.recv()
     assert kind == ("refused" if isinstance(error, OSError) else "error")
     assert str(error) in content
@@ -328,14 +330,14 @@ def test_split_at_reference_shares_no_frames() -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])
 def test_list_source_steps_covers_sources_of_later_frames(step: int) -> None:
-    sources = list_source_steps(step)
+    sources = list_chain_source_steps(step)
     assert sources[0] == step - 1
     assert all(0 <= source < step for source in sources)
-    stored = list_stored_steps(step)
+    stored = list_needed_source_steps(step)
     assert set(sources) <= stored
     assert len(stored) <= 12
     for later in range(step, step + 80):
-        assert {source for source in list_source_steps(later) if source < step} <= stored
+        assert {source for source in list_chain_source_steps(later) if source < step} <= stored
 
 
 @pytest.mark.usefixtures("plates")

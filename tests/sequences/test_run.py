@@ -26,7 +26,7 @@ from fullfield.io.scanlines import HEAD
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.sequences import outputs
-from fullfield.sequences.pool import _Chunks, split_into_chunks
+from fullfield.sequences.pool import _RemainingChunks, split_into_chunks
 from fullfield.sequences.results import StageTime, StageTimes
 from fullfield.sequences.run import _LineBuffers
 from fullfield.sequences.writing import compute_max_waiting_results
@@ -163,7 +163,7 @@ def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
 def test_output_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
-        output.choose_frames_to_write(settings, [1], lambda _number, _checksums: {}, overwrite=False)
+        output.plan_frames_to_write(settings, [1], lambda _number, _checksums: {}, overwrite=False)
 
     many = dict.fromkeys("abcde", 1)
     settle(step=1, method="tvl1", parameters=many)
@@ -473,24 +473,24 @@ def test_shot_compresses_files_in_writing_threads(shot: Path, monkeypatch: pytes
 def test_split_into_chunks_separates_processes() -> None:
     every = split_into_chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
-    left = _Chunks(every)
-    one, first = left.take_first_chunk([])
-    two, second = left.take_first_chunk([one])
+    left = _RemainingChunks(every)
+    one, first = left.take_starting_chunk([])
+    two, second = left.take_starting_chunk([one])
     assert first == every[0]
     assert (one, two) == (0, (len(every) - 1) // 2 + 1)
     assert second == every[two]
     for place in range(1, two):
-        assert left.take_next_chunk(place - 1) == every[place]
-    assert left.take_next_chunk(two - 1) == [], "that is the other one's"
+        assert left.take_following_chunk(place - 1) == every[place]
+    assert left.take_following_chunk(two - 1) == [], "that is the other one's"
     count = len(left)
-    stolen, chunk = left.take_first_chunk([two])
+    stolen, chunk = left.take_starting_chunk([two])
     assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
     assert chunk == every[stolen]
     left.return_chunk([77])
-    taken = [left.take_first_chunk([two])[1] for _ in range(len(left))]
+    taken = [left.take_starting_chunk([two])[1] for _ in range(len(left))]
     assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
     assert not len(left)
-    assert left.take_next_chunk(0) == []
+    assert left.take_following_chunk(0) == []
 
 
 def test_lend_buffer_reuses_buffers_exclusively() -> None:
@@ -503,13 +503,13 @@ def test_lend_buffer_reuses_buffers_exclusively() -> None:
     rooms = _LineBuffers(pinned=False)
     rooms._free = Taken()
     flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
-    with rooms.lend_buffer(flow, half=False) as one, rooms.lend_buffer(flow, half=False) as two:
+    with rooms.borrow_buffer(flow, half=False) as one, rooms.borrow_buffer(flow, half=False) as two:
         assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)
         assert one.data_ptr() != two.data_ptr()
         kept = {one.data_ptr(), two.data_ptr()}
-    with rooms.lend_buffer(flow, half=False) as again:
+    with rooms.borrow_buffer(flow, half=False) as again:
         assert again.data_ptr() in kept
-    with rooms.lend_buffer(flow, half=True) as other:
+    with rooms.borrow_buffer(flow, half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
 
 

@@ -107,7 +107,9 @@ def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [(sources[number], outputs[number]) for number in numbers]
 
 
-def _convert_and_compare(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
+def _convert_and_compare(
+    args: argparse.Namespace, input_path: str, output_path: str, write_arguments: dict[str, Any]
+) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
     from fullfield.io.flow import read_flow_window
 
@@ -115,24 +117,24 @@ def _convert_and_compare(args: argparse.Namespace, source: str, output: str, pac
     if "channels" in choice:
         with rename_arguments_in_errors(channels="--channels"):
             choice["channels"] = io.FlowReadOptions(choice["channels"]).build_read_arguments("forward")["channels"]
-    is_exr_twice = has_exr_suffix(source) and has_exr_suffix(output)
+    is_exr_twice = has_exr_suffix(input_path) and has_exr_suffix(output_path)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
-    window = read_flow_window(source, **names) if keeps else None
+    window = read_flow_window(input_path, **names) if keeps else None
     window_choice: Any = {"window": "data"} if keeps else {}
     with rename_arguments_in_errors(channels="--channels", layer="--layer"):
-        flow, valid = _resize_by_scale_option(args, *io.read_flow(source, **choice, **window_choice))
+        flow, valid = _resize_by_scale_option(args, *io.read_flow(input_path, **choice, **window_choice))
     unknown = int((~valid).sum())
-    backward = _read_backward_layer_if_storable(args, source, output)
-    with rename_arguments_in_errors(flow=output, backward=output):
+    backward = _read_backward_layer_if_storable(args, input_path, output_path)
+    with rename_arguments_in_errors(flow=output_path, backward=output_path):
         if args.st_map:
-            io.write_st_map(output, flow, window=window)
-            loss = _Loss(0.0, 0.0, unknown)
+            io.write_st_map(output_path, flow, window=window)
+            loss = _ConversionLoss(0.0, 0.0, unknown)
         else:
-            io.write_flow(output, flow, valid, backward=backward, window=window, **packing)
-            loss = _measure_conversion_loss(flow, valid, *io.read_flow(output, **window_choice))
+            io.write_flow(output_path, flow, valid, backward=backward, window=window, **write_arguments)
+            loss = _measure_conversion_loss(flow, valid, *io.read_flow(output_path, **window_choice))
     for line in loss.describe_losses(st_map=args.st_map):
-        report.print_note(f"{output}: {line}")
+        report.print_note(f"{output_path}: {line}")
     return {
         "backward": backward is not None,
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
@@ -150,7 +152,7 @@ def _resize_by_scale_option(args: argparse.Namespace, flow: Tensor, valid: Tenso
     return resized.flow, resized.valid
 
 
-class _Loss(NamedTuple):
+class _ConversionLoss(NamedTuple):
     """Information that the new file has lost."""
 
     largest_px: float
@@ -170,10 +172,10 @@ class _Loss(NamedTuple):
         return sentences
 
 
-def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, written_valid: Tensor) -> _Loss:
+def _measure_conversion_loss(flow: Tensor, valid: Tensor, written: Tensor, written_valid: Tensor) -> _ConversionLoss:
     error = (flow - written).square_().sum(0).sqrt_()[valid & written_valid].double()
     largest, mean = (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
-    return _Loss(largest, mean, int((~valid & written_valid).sum()))
+    return _ConversionLoss(largest, mean, int((~valid & written_valid).sum()))
 
 
 def _read_backward_layer_if_storable(args: argparse.Namespace, source: str, output: str) -> Tensor | None:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         metrics = FlowMetrics()
         metrics.update(flow.flow, textured.flow, textured.valid, textured.occluded)
         scores = metrics.compute()
-        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid)
+        scene = scenes.FlowVisualization(flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid)
         drawn = {kind: scene.draw_kind(kind) for kind in ("flow", "error", "sheet")}
         with _write_all_or_nothing(folder) as hidden:
             io.write_flow(hidden / "truth.flo", textured.flow, textured.valid)

@@ -61,40 +61,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
-    packages = {name: _return_result_or_error(partial(import_module, name))[1] for name in _PACKAGES}
-    cache, cache_problem = _return_result_or_error(_check_and_describe_kernel_cache)
-    works, problem = _return_result_or_error(_try_main_job)
+    packages = {name: _call_and_return_result_or_error(partial(import_module, name))[1] for name in _PACKAGES}
+    cache, cache_problem = _call_and_return_result_or_error(_check_and_describe_kernel_cache)
+    works, problem = _call_and_return_result_or_error(_run_trial_estimation)
     findings = {
         "versions": report.list_versions(),
-        "system": _return_result_or_error(_describe_system)[0],
-        "devices": _return_result_or_error(_describe_devices)[0],
-        "operators": {name: _return_result_or_error(partial(_report_backend_choice, name))[0] for name in _OPERATORS},
+        "system": _call_and_return_result_or_error(_describe_system)[0],
+        "devices": _call_and_return_result_or_error(_describe_devices)[0],
+        "operators": {
+            name: _call_and_return_result_or_error(partial(_report_backend_choice, name))[0] for name in _OPERATORS
+        },
         **{
-            f"{name}_on_gpus": _return_result_or_error(partial(_report_backend_choice_per_gpu, name))[0]
+            f"{name}_on_gpus": _call_and_return_result_or_error(partial(_report_backend_choice_per_gpu, name))[0]
             for name in ("correlation", *_ON_FRAMES)
         },
-        "points_on_gpus": _return_result_or_error(_report_point_backend_choice_per_gpu)[0],
-        "fast_networks": _return_result_or_error(_explain_missing_fast_networks_per_gpu)[0],
-        "fast_networks_on_cpu": _return_result_or_error(_name_fast_network_dtype_on_cpu)[0],
-        "networks": _return_result_or_error(_list_network_weights)[0],
-        "ptlflow": _return_result_or_error(_describe_ptlflow)[0],
+        "points_on_gpus": _call_and_return_result_or_error(_report_point_backend_choice_per_gpu)[0],
+        "fast_networks": _call_and_return_result_or_error(_explain_missing_fast_networks_per_gpu)[0],
+        "fast_networks_on_cpu": _call_and_return_result_or_error(_name_fast_network_dtype_on_cpu)[0],
+        "networks": _call_and_return_result_or_error(_list_network_weights)[0],
+        "ptlflow": _call_and_return_result_or_error(_describe_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "extras": {
             name: {"missing": _list_missing_packages(brings), "adds": adds, "command": build_install_command(name)}
             for name, (brings, adds) in _EXTRAS.items()
         },
-        "colour_management": _return_result_or_error(_describe_colour_management)[0],
+        "colour_management": _call_and_return_result_or_error(_describe_colour_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
     if args.json:
         report.print_json(findings)
     else:
-        _print_findings(findings)
+        _print_diagnosis(findings)
     return 0 if problem is None else 2
 
 
-def _return_result_or_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
+def _call_and_return_result_or_error(function: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return the result of ``function``, or its error, because doctor runs on broken machines."""
     try:
         return function(), None
@@ -215,7 +217,7 @@ def _describe_ptlflow() -> dict[str, str | None] | None:
         return None
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    problem = _return_result_or_error(import_ptlflow)[1]
+    problem = _call_and_return_result_or_error(import_ptlflow)[1]
     return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
@@ -237,7 +239,7 @@ def _describe_colour_management() -> dict[str, object]:
     return {"config": config, "problem": error or None, "colour_spaces": len(spaces.getColorSpaceNames())}
 
 
-def _try_main_job() -> dict[str, object]:
+def _run_trial_estimation() -> dict[str, object]:
     from fullfield.estimators.estimation import estimate
     from fullfield.metrics import epe
     from fullfield.testing import textured_scene
@@ -265,44 +267,44 @@ def _format_ptlflow(package: dict[str, str | None] | None) -> str:
     return str(package["version"]) if problem is None else f"{package['version']}, cannot be imported: {problem}"
 
 
-def _print_findings(findings: dict[str, Any]) -> None:
+def _print_diagnosis(diagnosis: dict[str, Any]) -> None:
     for topic in ("versions", "system"):
-        properties = findings[topic] or {}
+        properties = diagnosis[topic] or {}
         print(f"{topic:<14}" + ", ".join(f"{name} {value or 'absent'}" for name, value in properties.items()))
-    for device, reason in (findings["devices"] or {}).items():
+    for device, reason in (diagnosis["devices"] or {}).items():
         print(f"device        {device}: {reason or 'can be used'}")
-    for package, problem in findings["packages"].items():
+    for package, problem in diagnosis["packages"].items():
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
-    for name, extra in findings["extras"].items():
+    for name, extra in diagnosis["extras"].items():
         missing = f"missing {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
         print(f"extra         {name}: {missing or 'installed; '}for {extra['adds']}")
-    for operator, details in findings["operators"].items():
+    for operator, details in diagnosis["operators"].items():
         _print_backends(operator, "", details)
-    if not findings["correlation_on_gpus"]:
+    if not diagnosis["correlation_on_gpus"]:
         print("correlation   on GPUs: PyTorch finds no GPU")
     for operator in ("correlation", *_ON_FRAMES):
-        for gpu, details in (findings[f"{operator}_on_gpus"] or {}).items():
+        for gpu, details in (diagnosis[f"{operator}_on_gpus"] or {}).items():
             _print_backends(operator, f"on {gpu}: ", details)
-    for gpu, operators in (findings["points_on_gpus"] or {}).items():
+    for gpu, operators in (diagnosis["points_on_gpus"] or {}).items():
         for operator, details in operators.items():
             _print_backends(operator, f"on {gpu}: ", details)
-    for gpu, reason in (findings["fast_networks"] or {}).items():
+    for gpu, reason in (diagnosis["fast_networks"] or {}).items():
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
-    native = findings["fast_networks_on_cpu"] == "bfloat16"
+    native = diagnosis["fast_networks_on_cpu"] == "bfloat16"
     dtype = "bfloat16" if native else "float32, because AVX-512 BF16 is missing"
     print(f"{'fast networks':<14}on the CPU: {dtype} (auto and --preset fast; else float32)")
-    for method, details in (findings["networks"] or {}).items():
+    for method, details in (diagnosis["networks"] or {}).items():
         missing = f"weights {details['weights']} are not on this machine: fullfield weights fetch {details['weights']}"
         print(f"{method:<14}{details['path'] or missing}")
-    print(f"ptlflow       {_format_ptlflow(findings['ptlflow'])}")
-    cache = findings["kernel_cache"]
+    print(f"ptlflow       {_format_ptlflow(diagnosis['ptlflow'])}")
+    cache = diagnosis["kernel_cache"]
     compiled = "are compiled" if cache.get("warm") else "are compiled at first use"
     state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"
     print(f"kernel cache  {state}")
-    colour = findings["colour_management"]
+    colour = diagnosis["colour_management"]
     print(f"OpenColorIO   {colour['problem'] or colour['config'] if colour else 'needs OpenImageIO'}")
-    job = findings["main_job"]
+    job = diagnosis["main_job"]
     if job["works"]:
         print(f"main job      works: a tiny scene in {job['seconds']:.2f} s, {job['epe']:.3f} px off")
     else:

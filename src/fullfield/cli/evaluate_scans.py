@@ -164,12 +164,12 @@ def _open_scans_argument(text: str) -> ScanDataset:
     return open_scans(name, Path(folder).expanduser())
 
 
-def _override_criteria(usual: RegistrationCriteria, options: dict[str, Any]) -> RegistrationCriteria:
+def _override_criteria(default_criteria: RegistrationCriteria, options: dict[str, Any]) -> RegistrationCriteria:
     """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
     changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):
         changes = {**dict.fromkeys(("max_rre", "max_rte", "max_rmse")), **changes}
-    return dataclasses.replace(usual, **changes)
+    return dataclasses.replace(default_criteria, **changes)
 
 
 _COLUMNS = (

@@ -16,8 +16,8 @@ from fullfield.cli import methods, paths, report, scenes
 from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
+    add_frame_reading_options,
     add_layer_options,
-    add_reading_options,
     get_compression_arguments,
     get_layer_arguments,
     refuse_layer_options_without_flow,
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_scale_option(estimation)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_layer_options(estimation, "initial", "--initial-flow")
-    add_reading_options(parser)
+    add_frame_reading_options(parser)
     methods.add_parameter_options(parser)
 
 
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         watch.add_lap("estimate")
 
         progress(end, "writing")
-        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
+        scene = scenes.FlowVisualization(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "maps": maps}
         scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
@@ -223,7 +223,7 @@ class _WrittenFlowFile(NamedTuple):
 
 
 def _write_flow_or_rescue_file(
-    args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: FrameWindow | None
+    args: argparse.Namespace, scene: scenes.FlowVisualization, layers: dict[str, Any], window: FrameWindow | None
 ) -> _WrittenFlowFile:
     contents: dict[str, Any] = {"valid": scene.valid}
     if has_exr_suffix(args.output):
@@ -256,7 +256,7 @@ def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     flows: list[Flow],  # and the one to the frame before
-    scene: scenes.Scene,
+    scene: scenes.FlowVisualization,
     outcome: _WrittenFlowFile,
     seconds: dict[str, float],
 ) -> None:
@@ -273,7 +273,7 @@ def _print_result(
     )
     picture = None
     if args.viz is not None:
-        picture = {"path": args.viz, "kind": kind, "max_motion": scene.get_scale_ends_px(kind)["max_motion"]}
+        picture = {"path": args.viz, "kind": kind, "max_motion": scene.compute_scale_range_px(kind)["max_motion"]}
         text += f"\n{report.escape_control_characters(args.viz)}: {scene.format_legend(kind)}"
     content = {
         "output": outcome.path,

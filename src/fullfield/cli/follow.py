@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, report
-from fullfield.cli.options import READING_WORDS, add_reading_options, get_reading_arguments, parse_device_names
+from fullfield.cli.options import (
+    READING_WORDS,
+    add_frame_reading_options,
+    get_frame_reading_arguments,
+    parse_device_names,
+)
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
@@ -23,7 +28,7 @@ from fullfield.sequences.names import FrameFiles, Pattern, find_frame_files, for
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
-    from fullfield.sequences.outputs import Output, Plan
+    from fullfield.sequences.outputs import Output, WritePlan
     from fullfield.sequences.plates import Plates
 
 USAGE = "fullfield follow PLATES --reference N -o OUT [options]"
@@ -75,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     farm.add_argument(
         "--devices", metavar="LIST", help="all, or cuda:0,cuda:1: each takes one side of a reference after the other"
     )
-    add_reading_options(parser)
+    add_frame_reading_options(parser)
     methods.add_parameter_options(parser)
 
 
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     }
     start_s, written = time.perf_counter(), 0
     with rename_arguments_in_errors(**words), ProgressBar("follow", quiet=args.quiet) as progress:
-        reading = get_reading_arguments(args)
+        reading = get_frame_reading_arguments(args)
         if reading.get("window") == "data":
             raise InputError("--window data: following works on the display window; leave it out")
         frame_files = find_frame_files(args.plates)
@@ -130,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
             written += len(job_outcome.written)
             if args.tracks is not None and job_outcome.stopped is None:
                 current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
-                _write_tracks_of_points(args, job, sorted(current))
+                _write_point_tracks(args, job, sorted(current))
     for problem in outcome.problems:
         report.print_note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
@@ -225,7 +230,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
 
 def _compare_with_files(
     args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice
-) -> tuple[FollowJob, Plan]:
+) -> tuple[FollowJob, WritePlan]:
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
@@ -238,7 +243,7 @@ def _compare_with_files(
 
 
 def _run_tasks_on_devices(
-    tasks: Sequence[tuple[FollowJob, Plan]],
+    tasks: Sequence[tuple[FollowJob, WritePlan]],
     choice: methods.MethodChoice,
     devices: Sequence[str],
     progress: ProgressBar,
@@ -260,7 +265,7 @@ def _run_tasks_on_devices(
             return
 
 
-def _write_tracks_of_points(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
+def _write_point_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
     """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_flow_layers
     from fullfield.sequences.tracks import read_points_csv, read_tracks_from_flow_files, write_tracks

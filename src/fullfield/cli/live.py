@@ -123,17 +123,19 @@ def _close_source_if_idle(source: VideoSource, threads: list[threading.Thread]) 
 # ---- computing
 
 
-def _build_computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
+def _build_computation(
+    choice: methods.MethodChoice, size: tuple[int, int]
+) -> _PairComputation | _PersistentComputation:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
     make = getattr(choice.estimator, "create_video_solver", None)
     solver = make and make(size, _check.check_device(choice.device, "--device"))
     if solver is not None:
-        return _Persistent(solver, size, choice.device)
+        return _PersistentComputation(solver, size, choice.device)
     choice.load_weights_and_kernels(size, lambda _fraction, _text: None, quiet=True)
-    return _PerPair(choice)
+    return _PairComputation(choice)
 
 
-class _PerPair:
+class _PairComputation:
     """Estimator whose frames are uploaded for every pair; the flow is complete when a call returns."""
 
     def __init__(self, choice: methods.MethodChoice) -> None:
@@ -153,7 +155,7 @@ class _PerPair:
         return pixels[None].to(self._choice.device).float().div_(255)
 
 
-class _Persistent:
+class _PersistentComputation:
     """Solver on a GPU: each frame is uploaded once, and a pair that follows the last one starts from its flow."""
 
     backend = "cuda"
@@ -191,7 +193,7 @@ def _synchronize_flow(flow: Tensor) -> Tensor:
 # ---- showing
 
 
-class _Window:
+class _PreviewWindow:
     """Window of OpenCV on the screen; use it from one thread, on macOS from the main one.
 
     Raises InputError where no window can be opened, ModuleNotFoundError without OpenCV.
@@ -233,7 +235,7 @@ class _PictureOutputs:
 
     colors: FlowColors | None
     writer: VideoWriter | None
-    window: _Window | None
+    window: _PreviewWindow | None
     drawn_count: int = 0
 
     @classmethod
@@ -242,7 +244,7 @@ class _PictureOutputs:
 
         window = writer = None
         if args.preview:
-            window = _Window(f"fullfield {args.source}")
+            window = _PreviewWindow(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
             writer = io.VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
@@ -307,7 +309,7 @@ def _compute_and_show(
     args: argparse.Namespace,
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
-    screen: _PictureOutputs,
+    picture_outputs: _PictureOutputs,
     statistics: LiveStatistics,
     status: _Status,
     threads: list[threading.Thread],
@@ -350,7 +352,7 @@ def _compute_and_show(
     interrupted = False
     try:
         while (result := results.take_item()) is not None:
-            is_open = screen.show(result)
+            is_open = picture_outputs.show(result)
             status.print_status(statistics)
             if not is_open:
                 break
@@ -376,25 +378,25 @@ def _print_result(
     choice: methods.MethodChoice,
     source: VideoSource,
     backend: str,
-    screen: _PictureOutputs,
+    picture_outputs: _PictureOutputs,
     statistics: LiveStatistics,
     interrupted: bool,
 ) -> None:
     counts = statistics.as_dict()
     picture = None
-    if screen.colors is not None:
+    if picture_outputs.colors is not None:
         picture = {
-            "path": args.viz if screen.drawn_count else None,
-            "shown": screen.drawn_count,
-            "dropped": counts["flows"] - screen.drawn_count,
-            "max_motion": screen.colors.max_motion,
+            "path": args.viz if picture_outputs.drawn_count else None,
+            "shown": picture_outputs.drawn_count,
+            "dropped": counts["flows"] - picture_outputs.drawn_count,
+            "max_motion": picture_outputs.colors.max_motion,
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
     description = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
     text = f"{report.escape_control_characters(args.source)}: {description}: {format_statistics(statistics)}"
     if args.viz is not None and picture is not None:
-        words = f"{screen.drawn_count} pictures, {picture['dropped']} flows without one"
-        status = words if screen.drawn_count else "not written, there was no flow"
+        words = f"{picture_outputs.drawn_count} pictures, {picture['dropped']} flows without one"
+        status = words if picture_outputs.drawn_count else "not written, there was no flow"
         text += f"\n{report.escape_control_characters(args.viz)}: {status}"
     requested = "source" if args.rate is None else args.rate
     rates = {"source": source.rate, "requested": requested}

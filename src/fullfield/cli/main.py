@@ -23,14 +23,14 @@ from typing import Any, NoReturn, TextIO, cast
 from fullfield import __version__
 from fullfield._check import InputError, suggest_nearest
 from fullfield.cli import argtypes
-from fullfield.cli.options import add_verb
+from fullfield.cli.options import add_command
 from fullfield.cli.report import escape_control_characters, print_note
 
 VERBS = (
     "flow", "shot", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate",
     "register", "train", "pairs", "weights", "warm", "export", "doctor",
 )  # fmt: skip
-"""Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
+"""Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_command`."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
 
@@ -110,7 +110,9 @@ class Parser(argparse.ArgumentParser):
         """Raise InputError for arguments that the verb, or this parser, does not know."""
         parser: Parser = self
         words = iter(self._arguments)
-        while (below := parser._get_verb_parsers()) and (verb := next((word for word in words if word in below), None)):
+        while (below := parser._get_command_parsers()) and (
+            verb := next((word for word in words if word in below), None)
+        ):
             parser = below[verb]
         files = [word for word in unknown if not word.startswith("-") and Path(word).is_file()]
         hint = "; quote a glob, as in 'plate.*.exr'" if files else ""
@@ -120,9 +122,9 @@ class Parser(argparse.ArgumentParser):
         """Raise InputError with the nearest known name."""
         hints = [
             suggest_nearest(word.lower() if word.lower() in valid_names else word, valid_names)
-            for word, valid_names in _parse_choice_message(message)
+            for word, valid_names in _parse_invalid_choice_message(message)
         ]
-        if not self._get_verb_parsers() or message.startswith("unrecognized"):
+        if not self._get_command_parsers() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             valid_names = list(self._option_string_actions)
             hints += [suggest_nearest(option, valid_names, option) for option in options if option not in valid_names]
@@ -132,13 +134,13 @@ class Parser(argparse.ArgumentParser):
         """Return the help, with the example on top."""
         return self.example + super().format_help()
 
-    def _get_verb_parsers(self) -> dict[str, Any]:
+    def _get_command_parsers(self) -> dict[str, Any]:
         """Return the parsers of the verbs by name."""
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return dict(actions[0].choices) if actions else {}
 
 
-def _parse_choice_message(message: str) -> list[tuple[str, list[str]]]:
+def _parse_invalid_choice_message(message: str) -> list[tuple[str, list[str]]]:
     """Return the name and the valid names if argparse's ``message`` is about a choice."""
     match = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     return [(match[1], [name.strip("' ") for name in match[2].split(",")])] if match else []
@@ -151,7 +153,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:
-        add_verb(verbs, name, import_module(f"fullfield.cli.{name}"))
+        add_command(verbs, name, import_module(f"fullfield.cli.{name}"))
     return parser
 
 
@@ -168,15 +170,15 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, build_parser_function: Callable[[], Parser] | None = None) -> int:
     """Run one command line (default: ``sys.argv[1:]``) and return its exit code.
 
-    ``build`` returns the parser of another command, as :func:`build_parser` does for this one.
+    ``build_parser_function`` returns the parser of another command, as :func:`build_parser` does for this one.
     """
-    _make_stdout_and_stderr_printable()
+    _make_output_streams_safe()
     with _print_warnings_on_one_line(), _unwind_stack_on_sigterm(), _escape_stdout():
         try:
-            code = _run_verb(argv, build or build_parser)
+            code = _run_command(argv, build_parser_function or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
             _redirect_stdout_to_null()
@@ -206,9 +208,9 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
     return code
 
 
-def _run_verb(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
+def _run_command(argv: Sequence[str] | None, build_parser_function: Callable[[], Parser]) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build()
+    parser = build_parser_function()
     try:
         args, unknown = parser.parse_known_args(arguments)
     except SystemExit as done:  # --help and --version
@@ -216,7 +218,7 @@ def _run_verb(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     if unknown:
         parser.refuse_unknown_arguments(unknown)
     if args.verb is None:
-        raise InputError(f"no verb given; one of {', '.join(parser._get_verb_parsers())} (see {parser.prog} --help)")
+        raise InputError(f"no verb given; one of {', '.join(parser._get_command_parsers())} (see {parser.prog} --help)")
     with _silence_compilation_messages(getattr(args, "quiet", False)):
         try:
             code: int = args.run(args)
@@ -240,7 +242,7 @@ def _silence_compilation_messages(quiet: bool) -> Iterator[None]:
             del os.environ[_QUIET]
 
 
-def _make_stdout_and_stderr_printable() -> None:
+def _make_output_streams_safe() -> None:
     """Make stdout and stderr safe to print to: closed ones discard, narrow encodings escape."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -66,10 +66,10 @@ class MethodChoice:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} (preset {self.preset})" + (", random weights" if random else "")
 
-    def describe_method(self, source: Any = None) -> dict[str, Any]:
-        """Return the method and its settings for a report, as the flow ``source`` has them, else the estimator."""
-        source = self.estimator if source is None else source
-        used = {"method": source.method, "parameters": dict(source.parameters), "backend": source.backend}
+    def describe_method(self, estimator: Any = None) -> dict[str, Any]:
+        """Return the method and its settings for a report, as the flow ``estimator`` has them, else the estimator."""
+        estimator = self.estimator if estimator is None else estimator
+        used = {"method": estimator.method, "parameters": dict(estimator.parameters), "backend": estimator.backend}
         return {**used, "requested_method": self.method, "preset": self.preset}
 
     def start_compiling_in_second_process(self) -> None:
@@ -161,11 +161,11 @@ class Parameter:
 
 def get_parameters_by_option(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _collect_config_fields(get_method(method).import_config_class())
+    return _collect_config_parameters(get_method(method).import_config_class())
 
 
 @cache  # the parsers call it a thousand times
-def _collect_config_fields(config: Any) -> Mapping[str, Parameter]:
+def _collect_config_parameters(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     result = {}
     for field in dataclasses.fields(config):
@@ -276,16 +276,18 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
             _add_parameter_option(group, meanings)
 
 
-def _add_parameter_option(group: Any, meanings: dict[str, Parameter]) -> None:
+def _add_parameter_option(group: Any, parameters_by_method: dict[str, Parameter]) -> None:
     """Add one option, with its meaning for each method that has it."""
-    parameter = next(iter(meanings.values()))
+    parameter = next(iter(parameters_by_method.values()))
     names_by_help: dict[str, list[str]] = {}
-    for name, meaning in meanings.items():
+    for name, meaning in parameters_by_method.items():
         names_by_help.setdefault(meaning.help, []).append(name)
     texts = [f"{help}{_describe_preset_values(tuple(names), parameter)}" for help, names in names_by_help.items()]
     if len(names_by_help) > 1:
         texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, names_by_help.values(), strict=True)]
-    how: dict[str, Any] = {"metavar": "|".join(dict.fromkeys(meaning.placeholder for meaning in meanings.values()))}
+    how: dict[str, Any] = {
+        "metavar": "|".join(dict.fromkeys(meaning.placeholder for meaning in parameters_by_method.values()))
+    }
     if parameter.is_switch:
         how = {"action": argparse.BooleanOptionalAction}
     how |= {"dest": _DEST + parameter.option, "default": argparse.SUPPRESS}

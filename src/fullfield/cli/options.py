@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fullfield.io.windows import FrameWindow
 
 
-def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
+def add_command(command_parsers: Any, name: str, module: ModuleType) -> None:
     """Add the verb that a module defines.
 
     Its docstring is the help: a line for the list of verbs, and the description. It has ``add_options(parser)``,
@@ -40,7 +40,9 @@ def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
     line = summary[:1].lower() + summary[1:].removesuffix(".")
     epilog = getattr(module, "EPILOG", None)
     usage = getattr(module, "USAGE", None)
-    parser = verbs.add_parser(name, help=line, description=" ".join(description.split()), epilog=epilog, usage=usage)
+    parser = command_parsers.add_parser(
+        name, help=line, description=" ".join(description.split()), epilog=epilog, usage=usage
+    )
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_options(parser)
 
@@ -76,7 +78,7 @@ def parse_device_names(text: str | None, device: str) -> list[str]:
     return devices
 
 
-def add_reading_options(parser: argparse.ArgumentParser) -> None:
+def add_frame_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that control how ``read_frame`` reads the frames."""
     group = parser.add_argument_group("reading frames")
     group.add_argument(
@@ -106,15 +108,15 @@ READING_WORDS = {
 """Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.rename_arguments_in_errors`."""
 
 
-def get_reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def get_frame_reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``read_frame`` that were given."""
     values = {name: getattr(args, option[2:].replace("-", "_")) for name, option in READING_WORDS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def list_used_reading_options(args: argparse.Namespace) -> list[str]:
+def list_used_frame_reading_options(args: argparse.Namespace) -> list[str]:
     """Return the reading options that were given, for a command that reads no frame."""
-    return [READING_WORDS[name] for name in get_reading_arguments(args)]
+    return [READING_WORDS[name] for name in get_frame_reading_arguments(args)]
 
 
 def add_layer_options(group: Any, prefix: str, source: str) -> None:
@@ -218,12 +220,12 @@ class LoadedFrames(NamedTuple):
     """bool [H, W]: where the frames are known; None: everywhere."""
 
 
-def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | None = None) -> LoadedFrames:
+def read_frames(args: argparse.Namespace, frames: Sequence[str], display_box: Box | None = None) -> LoadedFrames:
     """Read frames of one size.
 
-    With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
-    same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a pattern
-    gets the number in the name of each frame.
+    With ``--window data`` that is ``display_box``, or the smallest box that holds every data window, so that a pixel
+    has the same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a
+    pattern gets the number in the name of each frame.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -231,13 +233,13 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import detect_format_and_size
 
-    reading = get_reading_arguments(args)
+    reading = get_frame_reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
         window = merge_frame_windows({frame: io.frame_window(frame, **channels) for frame in frames})
-        if area is not None:
-            window = window._replace(data=area)
+        if display_box is not None:
+            window = window._replace(data=display_box)
         reading["window"] = window.data
     elif detect_format_and_size(Path(frames[0]))[0] == "openexr":
         window = io.frame_window(frames[0], **channels)
@@ -277,17 +279,17 @@ def read_truth(
     *,
     scale: float = 1.0,
     has_four_values: bool = False,
-    **choice: Any,
+    **read_arguments: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return the truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
 
     The truth is ``[2, H, W]``, or ``[4, 2, H, W]`` if the file has twice the size and is a .flo5 or has four
     values.
-    ``choice`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
+    ``read_arguments`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
     """
     from fullfield.metrics import split_four_values
 
-    truth, valid = io.read_flow(path, **choice)
+    truth, valid = io.read_flow(path, **read_arguments)
     if scale != 1:
         truth = truth * scale
     height, width = pred.shape[-2:]

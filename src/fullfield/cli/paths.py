@@ -147,17 +147,17 @@ def check_input_and_output_files(
 
 def check_outputs_are_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
     """Check that no output is an input or another output; outputs are (option, path), None for an absent path."""
-    taken = {_build_file_key(path): "an input" for path in inputs if path is not None}
+    taken = {_build_file_identity(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:
             continue
-        identity = _build_file_key(path)
+        identity = _build_file_identity(path)
         if identity in taken:
             raise InputError(f"{option} {path}: is also {taken[identity]}; choose another file")
         taken[identity] = f"written by {option}"
 
 
-def _build_file_key(path: str) -> tuple[object, ...]:
+def _build_file_identity(path: str) -> tuple[object, ...]:
     try:
         status = Path(path).stat()
     except OSError:

@@ -72,21 +72,21 @@ def name_options_in_errors(args: argparse.Namespace) -> AbstractContextManager[N
     return report.rename_arguments_in_errors(**names)
 
 
-def write_missing_pictures(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:
+def write_outstanding_pictures(args: argparse.Namespace, command: str, job: PictureJob) -> tuple[Outcome, int]:
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import write_job_pictures
 
     settled, plan = job.compare_with_files(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
         report.print_plan(job.numbers, plan)
-    with ProgressBar(verb, quiet=args.quiet) as progress:
+    with ProgressBar(command, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
         outcome = write_job_pictures(settled, plan.missing, codec=codec, report=progress.build_frame_callback(count))
     return outcome, len(job.numbers) - count
 
 
 def print_picture_report(
-    args: argparse.Namespace, outcome: Outcome, existing: int, action: str = "", **content: Any
+    args: argparse.Namespace, outcome: Outcome, existing_count: int, action: str = "", **content: Any
 ) -> int:
     """Print problems and the report, which says the action, and return the exit code."""
     for problem in outcome.problems:
@@ -96,7 +96,7 @@ def print_picture_report(
     values = {
         "output": args.output,
         "written": format_frames(outcome.written),
-        "existing": existing,
+        "existing_count": existing_count,
         "problems": [problem._asdict() for problem in outcome.problems],
         "stopped": outcome.stopped,
         **content,

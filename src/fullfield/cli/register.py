@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     _check_file_options(args)
     if args.apply is not None:
-        return _move_cloud_by_pose(args)
+        return _write_transformed_cloud(args)
     args.seed = 0 if args.seed is None else args.seed
     args.iterations = 50_000 if args.iterations is None else args.iterations
     if args.weights is not None and args.descriptor == "fpfh":
@@ -181,7 +181,7 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
         return io.read_point_cloud(path, columns=columns if path.lower().endswith(".bin") else None)
 
 
-def _move_cloud_by_pose(args: argparse.Namespace) -> int:
+def _write_transformed_cloud(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, transform_cloud
     from fullfield.registration import read_pose
@@ -211,7 +211,7 @@ def _write_merged_cloud(path: str, clouds: list[io.PointCloud]) -> None:
 
 
 def _report_group_and_write_merged(
-    args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, watch: report.Stopwatch
+    args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, stopwatch: report.Stopwatch
 ) -> int:
     """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
     from fullfield.io.pointcloud import transform_cloud
@@ -221,7 +221,7 @@ def _report_group_and_write_merged(
     is_merged = args.merge is not None and len(posed) > 1
     if is_merged:
         _write_merged_cloud(args.merge, [transform_cloud(cloud, pose) for cloud, pose in posed])
-    watch.add_lap("write")
+    stopwatch.add_lap("write")
     lines = list[str]()
     for path, pose in zip(args.clouds, group.poses, strict=True):
         lines.append(path if pose is not None else f"{path}: no accepted pair connects it with {args.clouds[0]}")
@@ -258,7 +258,7 @@ def _report_group_and_write_merged(
         "contradictions": [[args.clouds[one.source], args.clouds[one.target]] for one in group.contradictions],
         "merged": args.merge if is_merged else None,
         "left_out": left_out,
-        "seconds": watch.get_stage_seconds(),
+        "seconds": stopwatch.get_stage_seconds(),
     }
     report.print_report(args, values, "\n".join(lines), has_peak_memory=True)
     return 0 if group.is_complete else NOT_REGISTERED
@@ -338,16 +338,16 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
 def _print_result(
     args: argparse.Namespace,
     result: Registration,
-    drawn: bool,
+    has_picture: bool,
     clouds: Sequence[io.PointCloud],
     device: str | None,  # of the learned descriptor
     seconds: dict[str, float],
 ) -> None:
     if result.transform is None and not args.json:
-        outputs = ((args.output, False), (args.merge, False), (args.pose, False), (args.viz, drawn))
+        outputs = ((args.output, False), (args.merge, False), (args.pose, False), (args.viz, has_picture))
         unwritten = [Path(path).name for path, is_written in outputs if path and not is_written]
         files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
-        files += f"; {Path(args.viz).name} shows the refused pose" if drawn else ""
+        files += f"; {Path(args.viz).name} shows the refused pose" if has_picture else ""
         report.print_note(
             f"not registered: {result.reason}{files}{_suggest_next_step(args, result, clouds)}", kind="register"
         )
@@ -373,7 +373,7 @@ def _print_result(
         "descriptor": "fpfh" if device is None else "learned",
         "device": device or "cpu",
         "output": args.output if result.success else None,
-        "picture": args.viz if drawn else None,
+        "picture": args.viz if has_picture else None,
         "seconds": seconds,
     }
     lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]

@@ -23,7 +23,7 @@ from fullfield._check import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fullfield.sequences.outputs import Plan
+    from fullfield.sequences.outputs import WritePlan
 
 
 @contextmanager
@@ -71,16 +71,15 @@ def print_note(text: str, *, kind: str = "note") -> None:
     print_to_stderr(f"fullfield: {kind}: {escape_control_characters(' '.join(text.split()))}")
 
 
-def print_plan(numbers: Sequence[int], plan: Plan) -> None:
+def print_plan(numbers: Sequence[int], plan: WritePlan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
     existing = len(numbers) - len(plan.missing)
     if existing:
         print_note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
-        print_note(
-            f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe_outdated()}"
-        )
+        verb = "is" if count == 1 else "are"
+        print_note(f"{count} of {len(numbers)} frames {verb} recomputed: {plan.format_outdated_frames()}")
 
 
 def escape_control_characters(text: object, allowed: str = "") -> str:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         flow = StoredFlow(args.flow, args.flow_scale, build_vector_reading(args, layer=args.layer))
         settings = RetimeSettings(args.factor, args.mask)
         job = build_retime_job(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
-        outcome, existing = pictures.write_missing_pictures(args, "retime", job)
+        outcome, existing = pictures.write_outstanding_pictures(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:
             report.print_note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")

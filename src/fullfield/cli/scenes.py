@@ -36,7 +36,7 @@ def add_max_motion_option(group: Any) -> None:
     )
 
 
-def measure_max_motion_of_sampled_frames(
+def measure_max_motion_in_sampled_frames(
     numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]
 ) -> float:
     """Return the length of the longest vector in about twenty frames; ``read`` returns their flows and valid masks."""
@@ -48,7 +48,7 @@ def measure_max_motion_of_sampled_frames(
 
 
 @dataclass
-class Scene:
+class FlowVisualization:
     """Flow with its frames and truth, as far as they are given; tensors on the CPU, all of one size."""
 
     flow: Tensor  # [2, H, W]
@@ -66,7 +66,7 @@ class Scene:
         """Motion at the end of the colour scale, px."""
         return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
-    def get_scale_ends_px(self, kind: str) -> dict[str, float | None]:
+    def compute_scale_range_px(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
         from fullfield.viz.errors import DEFAULT_MAX_ERROR
 
@@ -79,7 +79,7 @@ class Scene:
 
     def format_legend(self, kind: str) -> str:
         """Return the kind of the picture and its scales as text."""
-        scales = self.get_scale_ends_px(kind)
+        scales = self.compute_scale_range_px(kind)
         words = [kind]
         if scales["max_motion"] is not None:
             words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")
@@ -103,7 +103,10 @@ class Scene:
 
     def _draw_overlay(self) -> Tensor:
         return viz.overlay(
-            self.flow, self._get_field_or_raise("frame1"), valid=self.valid, max_motion=self.color_scale_px or None
+            self.flow,
+            self._get_field_or_raise("frame1"),
+            valid=self.valid,
+            max_motion=self.color_scale_px or None,
         )
 
     def _warp_second_frame(self) -> tuple[Tensor, Tensor]:

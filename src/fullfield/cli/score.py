@@ -235,18 +235,18 @@ def _load_scoring_inputs(
     return pred, truth, valid & predicted, occluded, absent
 
 
-def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
+def _mark_unpredicted_outside_frame(path: str, predicted: Tensor, read_arguments: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
     from fullfield.io.flow import read_flow_optionally_masked, read_flow_window
 
     outside = predicted.new_zeros(predicted.shape)
     if not has_exr_suffix(path) or bool(predicted.all()):
         return outside
-    window = read_flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
+    window = read_flow_window(path, **{name: read_arguments.get(name) for name in ("layer", "part", "channels")})
     left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
     outside[:] = True
     outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False
-    stored = read_flow_optionally_masked(path, **choice, use_valid_channel=False).valid
+    stored = read_flow_optionally_masked(path, **read_arguments, use_valid_channel=False).valid
     return (outside | (stored & ~predicted)) & ~predicted
 
 

@@ -22,9 +22,9 @@ from fullfield.cli import argtypes, methods, paths, report, shot_pictures
 from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
-    add_reading_options,
+    add_frame_reading_options,
     get_compression_arguments,
-    get_reading_arguments,
+    get_frame_reading_arguments,
     parse_device_names,
 )
 from fullfield.cli.progress import ProgressBar
@@ -40,7 +40,7 @@ from fullfield.sequences.names import (
 
 if TYPE_CHECKING:
     from fullfield.estimators import Estimator
-    from fullfield.sequences.outputs import Output, Plan
+    from fullfield.sequences.outputs import Output, WritePlan
     from fullfield.sequences.plates import Plates
 
 _MISSING_IN_ONE_LINE = 3  # missing plates from which they are reported in one line
@@ -101,7 +101,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     farm.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
     farm.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
     farm.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
-    add_reading_options(parser)
+    add_frame_reading_options(parser)
     methods.add_parameter_options(parser)
 
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         "warm_start": "--warm-start",
     }
     with rename_arguments_in_errors(**words), ProgressBar("shot", quiet=args.quiet) as progress:
-        reading = get_reading_arguments(args)
+        reading = get_frame_reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else select_frames(frame_files, args.frames)
         shot_pictures.check_options(args, frame_files, numbers)
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_planned_frames(
     args: argparse.Namespace,
     job: sequences.ShotJob,
-    plan: Plan,
+    plan: WritePlan,
     estimator: Estimator,
     plates: Plates,
     devices: Sequence[str],
@@ -320,7 +320,7 @@ def _print_result(
     choice: methods.MethodChoice,
     job: sequences.ShotJob,
     devices: Sequence[str],
-    plan: Plan,
+    plan: WritePlan,
     outcome: sequences.Outcome,
     pictures: str | None,
 ) -> None:

@@ -77,7 +77,7 @@ def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callab
 
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
-    max_motion = args.max_motion or scenes.measure_max_motion_of_sampled_frames(numbers, read_flows) or None
+    max_motion = args.max_motion or scenes.measure_max_motion_in_sampled_frames(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
     try:
@@ -110,7 +110,7 @@ def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
     layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
     flow, valid = io.read_flow(path, **layer)
-    return scenes.Scene(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
+    return scenes.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
 
 
 @contextmanager

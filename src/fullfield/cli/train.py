@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fullfield.cli import train_descriptor, train_flow
-from fullfield.cli.options import add_verb
+from fullfield.cli.options import add_command
 
 _KINDS = {"descriptor": train_descriptor, "flow": train_flow}
 
@@ -18,4 +18,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train``."""
     kinds = parser.add_subparsers(dest="what", metavar="|".join(_KINDS), required=True)
     for name, module in _KINDS.items():
-        add_verb(kinds, name, module)
+        add_command(kinds, name, module)

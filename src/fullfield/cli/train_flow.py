@@ -181,14 +181,14 @@ def run(args: argparse.Namespace) -> int:
         report.print_note("--graph: nothing is recorded without a CUDA device")
     if args.workers is None:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
-    generators = _Generators(args, device)
+    generators = _PairGeneratorFactory(args, device)
     model, source = _build_network(args, device), _build_pair_source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause
     same = report.select_attributes(args, "every", "after", "curves", "tensorboard")
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_inputs_of_training(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
-    validate = None if validation is None else _show_progress(validation, quiet=args.quiet)
+    validate = None if validation is None else _wrap_validation_with_progress_bar(validation, quiet=args.quiet)
     with join_process_group(device) as team:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show_progress(validation: FlowValidation, *, quiet: bool) -> Callable[[nn.Module], float]:
+def _wrap_validation_with_progress_bar(validation: FlowValidation, *, quiet: bool) -> Callable[[nn.Module], float]:
     """Return the validation with a progress bar of its own."""
 
     def validate(network: nn.Module) -> float:
@@ -270,7 +270,9 @@ def _open_dataset_in_folder(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _build_pair_source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
+def _build_pair_source(
+    args: argparse.Namespace, device: torch.device, create_generator: _PairGeneratorFactory
+) -> PairSource:
     """Return the source of the pairs: one, or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
@@ -289,7 +291,7 @@ def _build_pair_source(args: argparse.Namespace, device: torch.device, generator
         name, folder, weight = _parse_data_argument(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = generators(_get_scene_style(name, "--data"), seed, args.workers)
+            source = create_generator(_get_scene_style(name, "--data"), seed, args.workers)
             seed += 1
         else:
             dataset = _open_dataset_in_folder(name, folder, "--data")
@@ -302,7 +304,7 @@ def _build_pair_source(args: argparse.Namespace, device: torch.device, generator
     return sources[0][0] if len(sources) == 1 else Mixture(sources)
 
 
-class _Generators:
+class _PairGeneratorFactory:
     """Factory of generators of synthetic pairs, all with the same pictures."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
@@ -325,7 +327,9 @@ class _Generators:
         return pairs
 
 
-def _build_validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
+def _build_validation(
+    args: argparse.Namespace, create_generator: _PairGeneratorFactory, updates: int | None
+) -> FlowValidation | None:
     """Return the validation; None without ``--validate``."""
     from fullfield.training.flow import FlowValidation
 
@@ -335,7 +339,7 @@ def _build_validation(args: argparse.Namespace, generators: _Generators, updates
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = generators(_get_scene_style(name, "--validate"), args.seed + _VALIDATION_SEED)
+            sets[text] = create_generator(_get_scene_style(name, "--validate"), args.seed + _VALIDATION_SEED)
         else:
             sets[text] = _open_dataset_in_folder(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
@@ -376,7 +380,7 @@ def _print_result(
     training: dict[str, Any],
     trained: Any,
     validation: FlowValidation | None,
-    watch: Any,
+    stopwatch: Any,
 ) -> None:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
@@ -388,7 +392,7 @@ def _print_result(
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
         "device": str(device),
-        "seconds": watch.get_stage_seconds(),
+        "seconds": stopwatch.get_stage_seconds(),
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()
     reference = settings.get("reference")
-    draw = _choose_followed_draw_function(args, reference)
+    draw = _build_reference_overlay_function(args, reference)
     plates, reason = _open_plates_or_explain(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.print_note(f"the page has no plates: {reason}; name them with --plates")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
     with rename_arguments_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or scenes.measure_max_motion_of_sampled_frames(numbers, read_flows) or 1.0
+        scale = args.max_motion or scenes.measure_max_motion_in_sampled_frames(numbers, read_flows) or 1.0
         shot = _iterate_readable_frames(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)
@@ -123,7 +123,7 @@ def _open_plates_or_explain(
         return None, str(error)
 
 
-def _choose_followed_draw_function(
+def _build_reference_overlay_function(
     args: argparse.Namespace, reference: int | None
 ) -> Callable[[ViewFrame], ViewFrame] | None:
     """Return what draws the grid or the paint on the frames of a followed shot; None for flow to neighbours."""

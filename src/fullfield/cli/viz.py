@@ -16,11 +16,11 @@ from fullfield.cli.options import (
     FOUR_VALUES,
     READING_WORDS,
     add_four_values_option,
+    add_frame_reading_options,
     add_layer_options,
-    add_reading_options,
     count_truth_values_per_pixel,
     get_layer_arguments,
-    list_used_reading_options,
+    list_used_frame_reading_options,
     read_truth,
     refuse_layer_options_without_flow,
 )
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_layer_options(parser, "flow", "FLOW")
     add_layer_options(parser, "truth", "--truth")
     add_four_values_option(parser)
-    add_reading_options(parser)
+    add_frame_reading_options(parser)
     report.add_report_options(parser)
 
 
@@ -76,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     area = choice.get("window")
     truth, truth_valid = _read_truth(args, flow, area)
     frame1, frame2 = _read_frames(args, flow, area)
-    scene = scenes.Scene(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
+    scene = scenes.FlowVisualization(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
     io.write_image(args.output, scene.get_file_content(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
-        **scene.get_scale_ends_px(args.kind),
+        **scene.compute_scale_range_px(args.kind),
         "truth_values": None if truth is None else count_truth_values_per_pixel(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
@@ -106,7 +106,7 @@ def _check_options(args: argparse.Namespace) -> None:
     refuse_layer_options_without_flow(args, "truth", args.truth, "--truth")
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
-    unused = list_used_reading_options(args) if args.frame1 is None and args.frame2 is None else []
+    unused = list_used_frame_reading_options(args) if args.frame1 is None and args.frame2 is None else []
     if has_exr_suffix(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
@@ -115,27 +115,29 @@ def _check_options(args: argparse.Namespace) -> None:
     paths.check_input_and_output_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
-def _read_truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
+def _read_truth(args: argparse.Namespace, flow: Tensor, display_box: Box | None) -> tuple[Tensor | None, Tensor | None]:
     if args.truth is None:
         return None, None
     choice: dict[str, Any] = get_layer_arguments(args, "truth")
-    if area is not None and has_exr_suffix(args.truth):
-        choice["window"] = area
+    if display_box is not None and has_exr_suffix(args.truth):
+        choice["window"] = display_box
     truth, valid = read_truth(args.truth, flow, args.flow, has_four_values=args.four_values, **choice)
     if count_truth_values_per_pixel(truth) == 4 and not args.four_values:
         report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid
 
 
-def _read_frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first and the second frame on the grid of the flow; ``area`` is its data window, if it has one."""
+def _read_frames(
+    args: argparse.Namespace, flow: Tensor, display_box: Box | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the first and second frame on the flow's grid; ``display_box`` is its data window, if it has one."""
     from fullfield.cli.options import read_frames
 
     paths = [path for path in (args.frame1, args.frame2) if path is not None]
     if not paths:
         return None, None
     with rename_arguments_in_errors(**READING_WORDS):
-        frames = dict(zip(paths, read_frames(args, paths, area).frames, strict=True))
+        frames = dict(zip(paths, read_frames(args, paths, display_box).frames, strict=True))
     for path, frame in frames.items():
         check_same_size(flow, args.flow, frame, path)
     return frames.get(args.frame1), frames.get(args.frame2)

@@ -45,7 +45,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     """
     import ray
 
-    _require_answering_cluster(address)
+    _check_cluster_answers(address)
     start_s = time.perf_counter()
     was_connected = ray.is_initialized()
     try:
@@ -74,7 +74,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     return outcome.sort_and_warn(start_s)
 
 
-def _require_answering_cluster(address: str) -> None:
+def _check_cluster_answers(address: str) -> None:
     """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():

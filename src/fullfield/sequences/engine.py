@@ -42,7 +42,7 @@ RequestFrames = Callable[[], Sequence[int]]
 """Callback that returns further frames, all of them after the earlier ones; none: there are no more."""
 
 
-class Engine:
+class ShotEngine:
     """Iterator over the results of a shot; iterate over it once.
 
     ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock; ``stages`` holds the time
@@ -125,10 +125,10 @@ class Engine:
                         self._wait_for_frame_or_problem(reads, frame)
                 self._request_frames_when_few_remain(remaining, reads)
                 if remaining:
-                    self._upload_read_inputs_of(reads, remaining[0])
+                    self._upload_inputs_already_read(reads, remaining[0])
                 with self.stages.measure("estimate"):
                     result = self._estimate_frame(number)
-                self._release_all_unneeded_from(remaining[0] if remaining else None)
+                self._release_data_before_frame(remaining[0] if remaining else None)
                 yield result
 
     def _list_input_frames(self, numbers: Sequence[int]) -> list[int]:
@@ -179,7 +179,7 @@ class Engine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
-    def _upload_read_inputs_of(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _upload_inputs_already_read(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
         """Copy plates of a later result to the GPU during the estimation, if they have been read."""
         if self._upload_stream is None or self._plates.by_data:
             return
@@ -190,28 +190,28 @@ class Engine:
                     self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)
                     self._uploads[frame] = self._upload_stream.record_event()
 
-    def _release_all_unneeded_from(self, following: int | None) -> None:
+    def _release_data_before_frame(self, next_number: int | None) -> None:
         """Release what no later frame needs."""
         by_frame: tuple[dict[int, Any], ...] = (
             self._frames, self._grey, self._on_device, self._uploads, self._valid_on_device
         )  # fmt: skip
         by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (self._flows, self._refined, self._log_scales)
         self._in_box.clear()  # each is on the grid of one result
-        if following is None:
+        if next_number is None:
             for mapping in (*by_frame, *by_pair, self._changes):
                 mapping.clear()  # type: ignore[attr-defined]
             return
         step, settings = self._settings.step, self._settings
-        for number in [n for n in self._frames if n < following - step]:
+        for number in [n for n in self._frames if n < next_number - step]:
             for frames in by_frame:
                 frames.pop(number, None)
         pairs_back = 2 if settings.warm_start else 1
         is_reused = settings.warm_start or self._needs_backward or self._bidirectional is not None
-        oldest = following - pairs_back * step if is_reused else following + step + 1
+        oldest = next_number - pairs_back * step if is_reused else next_number + step + 1
         for flows in by_pair:
             for pair in [p for p in flows if min(p[:2]) < oldest]:
                 del flows[pair]
-        for pair_frames in [p for p in self._changes if min(p) < following - step]:
+        for pair_frames in [p for p in self._changes if min(p) < next_number - step]:
             del self._changes[pair_frames]
 
     # ---- estimating
@@ -249,17 +249,17 @@ class Engine:
                 result.add_input(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
-            for direction in sorted(self._list_estimated_directions(result)):
+            for direction in sorted(self._list_computable_directions(result)):
                 self._refine_direction(result, direction, number, number + settings.offsets[direction])
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
-            for direction in self._list_estimated_directions(result):
+            for direction in self._list_computable_directions(result):
                 self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
         valid = self._get_valid_mask_on_grid(number, self._get_pixel_grid_frame(number))
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
         return result
 
-    def _list_estimated_directions(self, result: FrameResult) -> list[str]:
+    def _list_computable_directions(self, result: FrameResult) -> list[str]:
         return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
 
     def _refine_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
@@ -278,14 +278,14 @@ class Engine:
             return backward
         first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
         try:
-            refined = self._time_estimate(lambda: refiner.refine(first, second, flow[None], backward[None]))
-            return self._fill_vectors_of_unknown_pixels(refined, number, self._get_pixel_grid_frame(number))
+            refined = self._run_and_time_estimation(lambda: refiner.refine(first, second, flow[None], backward[None]))
+            return self._interpolate_unknown_vectors(refined, number, self._get_pixel_grid_frame(number))
         except InputError as error:
-            return _attribute_error_to_frame([self._plates.path(n) for n in (number, other)], error)
+            return _create_frame_problem([self._plates.path(n) for n in (number, other)], error)
 
-    def _get_pair_with_equal_channels(self, first: int, second: int, grid: int) -> list[Tensor]:
+    def _get_pair_with_equal_channels(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
-        frames = self._get_frames_on_grid(first, second, grid)
+        frames = self._get_frames_on_grid(first, second, grid_frame_number)
         channels = max(frame.shape[1] for frame in frames)
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
@@ -333,32 +333,32 @@ class Engine:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.by_data else 0
 
-    def _estimate_pair(self, first: int, second: int, grid: int) -> Tensor | Problem:
+    def _estimate_pair(self, first: int, second: int, grid_frame_number: int) -> Tensor | Problem:
         paths = [self._plates.path(number) for number in (first, second)]
         for number in (first, second):
             if isinstance(problem := self._frames[number], Problem):
                 return problem
         try:
-            frames = self._get_frames_on_grid(first, second, grid)
+            frames = self._get_frames_on_grid(first, second, grid_frame_number)
             if frames[0].shape[-2:] != frames[1].shape[-2:]:
                 odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
-            frame1, frame2 = self._get_pair_with_equal_channels(first, second, grid)
-            flow = self._estimate_both_and_store_backward(first, second, grid, initial_flow)
+            frame1, frame2 = self._get_pair_with_equal_channels(first, second, grid_frame_number)
+            flow = self._estimate_forward_and_store_backward(first, second, grid_frame_number, initial_flow)
             if flow is None:
-                flow = self._time_estimate(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
-                flow = self._fill_vectors_of_unknown_pixels(flow, first, grid)
+                flow = self._run_and_time_estimation(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
+                flow = self._interpolate_unknown_vectors(flow, first, grid_frame_number)
             _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _attribute_error_to_frame(paths, error)
+            return _create_frame_problem(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _estimate_both_and_store_backward(
-        self, first: int, second: int, grid: int, initial_flow: Tensor | None
+    def _estimate_forward_and_store_backward(
+        self, first: int, second: int, grid_frame_number: int, initial_flow: Tensor | None
     ) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
 
@@ -369,7 +369,7 @@ class Engine:
         if bidirectional is None:
             return None
         order = (first, second) if self._settings.warm_start else (min(first, second), max(first, second))
-        frame1, frame2 = self._get_pair_with_equal_channels(*order, grid)
+        frame1, frame2 = self._get_pair_with_equal_channels(*order, grid_frame_number)
         flows: Any = None
 
         def estimate() -> Tensor:
@@ -377,20 +377,22 @@ class Engine:
             flows = bidirectional(frame1, frame2, initial_flow=initial_flow)
             return frame1 if flows is None else flows.forward
 
-        self._time_estimate(estimate)
+        self._run_and_time_estimation(estimate)
         if flows is None:
             self._bidirectional = None
             return None
-        key = self._get_pixel_grid_frame(grid)
+        key = self._get_pixel_grid_frame(grid_frame_number)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(pair, self._fill_vectors_of_unknown_pixels(flow[0].to(torch.float32), pair[0], grid))
+            self._flows.setdefault(
+                pair, self._interpolate_unknown_vectors(flow[0].to(torch.float32), pair[0], grid_frame_number)
+            )
             if self._settings.needs_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
         return None if isinstance(requested, Problem) else requested
 
-    def _time_estimate(self, estimate: Callable[[], Tensor]) -> Tensor:
+    def _run_and_time_estimation(self, estimate: Callable[[], Tensor]) -> Tensor:
         """Return the flow [2, H, W] of ``estimate``, and add its time."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
@@ -409,32 +411,34 @@ class Engine:
         self._events.append((events[0], events[1]))
         return flow
 
-    def _get_frames_on_grid(self, first: int, second: int, grid: int) -> list[Tensor]:
+    def _get_frames_on_grid(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
             return [self._get_frame_on_device(number) for number in (first, second)]
-        return [self._get_frame_and_valid_mask_on_grid(number, grid)[0] for number in (first, second)]
+        return [self._get_frame_and_valid_mask_on_grid(number, grid_frame_number)[0] for number in (first, second)]
 
-    def _get_frame_and_valid_mask_on_grid(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
+    def _get_frame_and_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
-        if (number, grid) not in self._in_box:
-            frame, valid = place_frame_in_box(self._get_plate_or_raise(number), self._merge_input_windows(grid).data)
+        if (number, grid_frame_number) not in self._in_box:
+            frame, valid = place_frame_in_box(
+                self._get_plate_or_raise(number), self._merge_input_windows(grid_frame_number).data
+            )
             on_device = None if valid is None else valid.to(self._device)
-            self._in_box[number, grid] = frame[None].to(self._device), on_device
-        return self._in_box[number, grid]
+            self._in_box[number, grid_frame_number] = frame[None].to(self._device), on_device
+        return self._in_box[number, grid_frame_number]
 
-    def _get_valid_mask_on_grid(self, number: int, grid: int) -> Tensor | None:
+    def _get_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.by_data:
-            return self._get_frame_and_valid_mask_on_grid(number, self._get_pixel_grid_frame(grid))[1]
+            return self._get_frame_and_valid_mask_on_grid(number, self._get_pixel_grid_frame(grid_frame_number))[1]
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
         return self._valid_on_device[number]
 
-    def _fill_vectors_of_unknown_pixels(self, flow: Tensor, number: int, grid: int) -> Tensor:
+    def _interpolate_unknown_vectors(self, flow: Tensor, number: int, grid_frame_number: int) -> Tensor:
         """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
-        valid = self._get_valid_mask_on_grid(number, grid)
+        valid = self._get_valid_mask_on_grid(number, grid_frame_number)
         return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
 
     def _get_frame_on_device(self, number: int) -> Tensor:
@@ -499,7 +503,7 @@ def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
     return item[0].frame.nbytes
 
 
-def _attribute_error_to_frame(paths: Sequence[str], error: InputError) -> Problem:
+def _create_frame_problem(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

@@ -19,7 +19,7 @@ from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import Attribute
 from fullfield.io.vectors import VALID
 from fullfield.io.windows import FrameWindow
-from fullfield.sequences.engine import Engine
+from fullfield.sequences.engine import ShotEngine
 from fullfield.sequences.outputs import copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plates, open_plates_unless_open
 from fullfield.sequences.results import FrameResult, Problem
@@ -110,7 +110,7 @@ def estimate_sequence(
     _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)
     plates = open_plates_unless_open(frames)
     try:
-        engine = Engine(plates, plates.numbers, estimator, settings)
+        engine = ShotEngine(plates, plates.numbers, estimator, settings)
         for result in engine:
             yield _build_frame_flows(result, engine.estimator_or_refiner)
     finally:

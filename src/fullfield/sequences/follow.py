@@ -22,7 +22,7 @@ from fullfield.ops.devices import resolve_device
 from fullfield.sequences.changes import is_cut, shrink_to_grey
 from fullfield.sequences.plates import Plate, Plates, open_plates_unless_open
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
-from fullfield.sequences.tracking import PairMatcher, Tracker, list_stored_steps
+from fullfield.sequences.tracking import PairMatcher, Tracker, list_needed_source_steps
 
 if TYPE_CHECKING:
     from fullfield._config import Config
@@ -78,7 +78,7 @@ class _Follower:
             result.cuts.append((min(self._last, number), max(self._last, number)))
         self._picture, self._last = picture, number
         if self.is_cut_off:
-            self.fill_with_motion_out_of_frame(result)
+            self.fill_as_fully_occluded(result)
         else:
             frame, valid = self._upload_frame(plate), self._upload_valid_mask(plate)
             result.tensors = self._tracker.add_frame(frame, valid=valid, is_half=is_half)
@@ -95,14 +95,14 @@ class _Follower:
 
     def list_frames_to_restore(self, numbers: Sequence[int]) -> list[int]:
         """Return those of the next frames whose stored motion is needed to continue after them."""
-        needed = list_stored_steps(self._tracker.step + len(numbers))
+        needed = list_needed_source_steps(self._tracker.step + len(numbers))
         return [number for step, number in enumerate(numbers, self._tracker.step) if step in needed]
 
     def skip_frame(self) -> None:
         """Count a frame whose stored motion is not needed."""
         self._tracker.skip_frame()
 
-    def fill_with_motion_out_of_frame(self, result: FrameResult) -> None:
+    def fill_as_fully_occluded(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut with motion that leads out of the frame."""
         outside = 2.0 * max(self._size)
         flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)

@@ -22,7 +22,7 @@ from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
 from fullfield.sequences.job import build_prepared_estimator, list_predictable_parameters
 from fullfield.sequences.names import FrameFiles
-from fullfield.sequences.outputs import Output, Plan, copy_to_cpu_as_float32
+from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
 from fullfield.sequences.tracking import SCHEDULE
@@ -79,12 +79,12 @@ class FollowJob:
 
     def compare_with_files(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
-    ) -> tuple[FollowJob, Plan]:
+    ) -> tuple[FollowJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
         ST maps that stored frames have not are written from these; half floats are too coarse for that.
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
-        The estimator must be prepared. Errors are those of :meth:`Output.choose_frames_to_write`.
+        The estimator must be prepared. Errors are those of :meth:`Output.plan_frames_to_write`.
         """
         recorded = {
             "plates": Path(self.frame_files.text).name,
@@ -101,7 +101,7 @@ class FollowJob:
         st_maps = []
         if self.output.st_map is not None and self.output.dtype is None and not overwrite:
             st_maps = self.output.write_missing_st_maps(recorded, self.numbers, compute_input_checksums, DIRECTIONS[-1])
-        plan = self.output.choose_frames_to_write(
+        plan = self.output.plan_frames_to_write(
             recorded, numbers, compute_input_checksums, overwrite=overwrite, source=source
         )
         plan.st_maps = st_maps

@@ -72,11 +72,11 @@ def draw_reference_grid(frame: Tensor, backward: Tensor, occlusion: Tensor, step
     return picture
 
 
-def draw_paint_or_grid(shown: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None) -> ViewFrame:
+def draw_paint_or_grid(view_frame: ViewFrame, *, paint: Paint | None = None, grid_px: int | None = None) -> ViewFrame:
     """Return a frame of a page with the paint, or else the grid, drawn on it, and the layers on its own pixels.
 
     Args:
-        shown: frame with the layers of a followed file.
+        view_frame: frame with the layers of a followed file.
         paint: picture of the reference frame.
         grid_px: distance of the grid's lines; a sixteenth of the width by default.
 
@@ -84,12 +84,14 @@ def draw_paint_or_grid(shown: ViewFrame, *, paint: Paint | None = None, grid_px:
         InputError: for other layers, and a paint of another size.
     """
     names = "backward", "occlusion.backward", "confidence.backward"
-    if not {*names} <= shown.layers.keys():
+    if not {*names} <= view_frame.layers.keys():
         raise InputError(
-            f"frame {shown.number}: expected the layers of fullfield follow, got {', '.join(shown.layers)}"
+            f"frame {view_frame.number}: expected the layers of fullfield follow, got {', '.join(view_frame.layers)}"
         )
-    backward, occlusion, confidence = (shown.layers[name].nan_to_num() for name in names)
-    frame = torch.full((3, *occlusion.shape), 0.2, dtype=torch.float32) if shown.frame is None else shown.frame
+    backward, occlusion, confidence = (view_frame.layers[name].nan_to_num() for name in names)
+    frame = (
+        torch.full((3, *occlusion.shape), 0.2, dtype=torch.float32) if view_frame.frame is None else view_frame.frame
+    )
     if frame.shape[-2:] != occlusion.shape:
         frame = interpolate(frame[None], occlusion.shape, mode="area")[0]
     if paint is None:
@@ -100,4 +102,4 @@ def draw_paint_or_grid(shown: ViewFrame, *, paint: Paint | None = None, grid_px:
     else:
         frame = composite_paint(frame, paint, backward, occlusion)
     visible = backward.masked_fill(occlusion >= _HIDDEN_OCCLUSION, float("nan"))
-    return ViewFrame(shown.number, frame, dict(zip(names, (visible, occlusion, confidence), strict=True)))
+    return ViewFrame(view_frame.number, frame, dict(zip(names, (visible, occlusion, confidence), strict=True)))

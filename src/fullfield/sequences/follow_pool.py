@@ -20,13 +20,13 @@ from fullfield._check import InputError
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
-from fullfield.sequences.worker import ParentPipe, work_until_parent_ends
+from fullfield.sequences.worker import ParentPipe, run_until_parent_ends
 
 _MAX_DEATHS = 2  # processes that may die of a side before it is given up
 
 
 @dataclass
-class _Side:
+class _ReferenceSide:
     """Frames on one side of a reference."""
 
     position: int  # of the job
@@ -41,13 +41,13 @@ class _Worker:
     def __init__(self, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=_serve_in_process, args=(worker_pipe, device, threads), daemon=True)
+        self.process = context.Process(target=_run_worker_process, args=(worker_pipe, device, threads), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
-        self.side: _Side | None = None
+        self.side: _ReferenceSide | None = None
 
-    def send_frames_of_side(self, side: _Side) -> None:
+    def send_side_frames(self, side: _ReferenceSide) -> None:
         """Send a side."""
         self.side = side
         with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
@@ -79,7 +79,7 @@ def run_follow_on_devices(
     start_s = time.perf_counter()
     outcomes = [Outcome() for _ in tasks]
     sides = [
-        _Side(position, job, numbers)
+        _ReferenceSide(position, job, numbers)
         for position, (job, requested) in enumerate(tasks)
         for numbers in split_at_reference(requested, job.reference)
     ]
@@ -89,19 +89,19 @@ def run_follow_on_devices(
     workers = [_Worker(device, threads) for device in devices]
     try:
         for worker in workers:
-            worker.send_frames_of_side(remaining.popleft())
+            worker.send_side_frames(remaining.popleft())
         while any(worker.side is not None for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
                 if not _receive_message_if_alive(worker, outcomes, report):
                     workers.remove(worker)
-                    _return_side_of_dead_process(worker, outcomes, remaining)
+                    _requeue_dead_worker_side(worker, outcomes, remaining)
                     if remaining:
                         worker = _Worker(worker.device, threads)
                         workers.append(worker)
                 is_stopped = any(outcome.stopped is not None for outcome in outcomes)
                 if worker in workers and worker.side is None and remaining and not is_stopped:
-                    worker.send_frames_of_side(remaining.popleft())
+                    worker.send_side_frames(remaining.popleft())
     finally:
         for worker in workers:
             worker.end_process()
@@ -135,7 +135,7 @@ def _receive_message_if_alive(worker: _Worker, outcomes: Sequence[Outcome], repo
     return True
 
 
-def _return_side_of_dead_process(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
+def _requeue_dead_worker_side(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_ReferenceSide]) -> None:
     """Return the side of a dead process to the remaining ones, once."""
     worker.process.join(10)
     side = worker.side
@@ -149,12 +149,12 @@ def _return_side_of_dead_process(worker: _Worker, outcomes: Sequence[Outcome], r
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
 
 
-def _serve_in_process(connection: Connection, device: str, threads: int) -> None:
+def _run_worker_process(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
-    work_until_parent_ends(connection, partial(_follow_sides_from_pipe, device, threads))
+    run_until_parent_ends(connection, partial(_follow_received_sides, device, threads))
 
 
-def _follow_sides_from_pipe(device: str, threads: int, pipe: ParentPipe) -> None:
+def _follow_received_sides(device: str, threads: int, pipe: ParentPipe) -> None:
     estimator = None
     while True:
         job, numbers = pipe.receive()

@@ -16,7 +16,7 @@ from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.sequences.names import FrameFiles
-from fullfield.sequences.outputs import Output, Plan
+from fullfield.sequences.outputs import Output, WritePlan
 from fullfield.sequences.plates import Plates, open_frame_files
 from fullfield.sequences.settings import ShotSettings
 
@@ -81,10 +81,10 @@ class ShotJob:
 
     def compare_with_files(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
-    ) -> tuple[ShotJob, Plan]:
+    ) -> tuple[ShotJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
-        The estimator must be prepared. Errors are those of :meth:`Output.choose_frames_to_write`.
+        The estimator must be prepared. Errors are those of :meth:`Output.plan_frames_to_write`.
         """
 
         def compute_input_checksums(number: int, checksums: Checksums) -> dict[str, str | None]:
@@ -95,7 +95,7 @@ class ShotJob:
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._collect_recorded_settings(estimator)
-        plan = self.output.choose_frames_to_write(
+        plan = self.output.plan_frames_to_write(
             recorded,
             sorted(self.numbers),
             compute_input_checksums,

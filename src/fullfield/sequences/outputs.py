@@ -51,14 +51,14 @@ _ADVICE = "use --overwrite, or another name"
 
 
 @dataclass
-class Plan:
+class WritePlan:
     """The frames that a run has to write; ``outdated`` are those whose file exists but is out of date, by reason."""
 
     missing: list[int] = field(default_factory=list)
     outdated: dict[str, list[int]] = field(default_factory=dict)
     st_maps: list[int] = field(default_factory=list)  # frames that exist, whose ST maps were written from their files
 
-    def describe_outdated(self) -> str:
+    def format_outdated_frames(self) -> str:
         """Return the numbers of frames that are made again, with the reasons."""
         return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.outdated.items())
 
@@ -187,7 +187,7 @@ class Output:
         weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
         return plain, weights
 
-    def choose_frames_to_write(
+    def plan_frames_to_write(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
@@ -196,7 +196,7 @@ class Output:
         overwrite: bool,
         source: str = "",
         start: int | None = None,
-    ) -> Plan:
+    ) -> WritePlan:
         """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
         InputError where files are there that were begun with other settings, or that fullfield did not write. Settings
@@ -222,9 +222,9 @@ class Output:
             advice=_ADVICE,
             overwrite=overwrite,
         )
-        records, plan = Records(self.notes), Plan(list(numbers))
+        records, plan = Records(self.notes), WritePlan(list(numbers))
         if not overwrite:
-            plan = self._plan_by_records(settings, numbers, inputs, start, records)
+            plan = self._plan_from_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned_temporary_files(folder)
@@ -271,7 +271,7 @@ class Output:
         except PermissionError:  # a folder may be writable but not readable
             return False
 
-    def _find_records_of_other_runs(self, path: Path) -> list[Record]:
+    def _find_foreign_records(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
@@ -279,22 +279,22 @@ class Output:
             if records or read_stamp(path) == before:
                 return records
 
-    def _plan_by_records(
+    def _plan_from_records(
         self,
         settings: Mapping[str, Any],
         numbers: Sequence[int],
         inputs: Inputs,
         start: int | None,
         records: Records,
-    ) -> Plan:
+    ) -> WritePlan:
         run_provenance = self.describe_run(settings)
-        plan, current_digests, all_numbers = Plan(), dict[int, str](), set(numbers)
+        plan, current_digests, all_numbers = WritePlan(), dict[int, str](), set(numbers)
         for number in numbers:
             path = Path(self.path(number))
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_records_of_current_file(str(path)) or self._find_records_of_other_runs(path)
+            frame_records = records.find_records_of_current_file(str(path)) or self._find_foreign_records(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"

@@ -101,13 +101,13 @@ def has_video_suffix(path: str) -> bool:
     return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
 
 
-def encode_for_video(raw: ChannelPicture) -> Tensor:
+def convert_picture_for_video(picture: ChannelPicture) -> Tensor:
     """Return display-referred colour for a video: int32 [3, H, W] of 16 bits; light is encoded as sRGB."""
-    names = [name.rpartition(".")[2].upper() for name in raw.channels]
+    names = [name.rpartition(".")[2].upper() for name in picture.channels]
     indices = [names.index(name) for name in "RGB" if name in names]
-    planes = raw.pixels[indices] if len(indices) == 3 else raw.pixels[:1].expand(3, -1, -1)
+    planes = picture.pixels[indices] if len(indices) == 3 else picture.pixels[:1].expand(3, -1, -1)
     pixels = planes.contiguous().clone()
     encode = choose_display_curve_if_needed("linear", auto="linear")
-    if raw.value_type not in ("uint8", "uint16") and encode is not None:
+    if picture.value_type not in ("uint8", "uint16") and encode is not None:
         encode(pixels.numpy())
     return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)

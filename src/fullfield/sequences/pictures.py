@@ -26,8 +26,8 @@ from fullfield.io.video import VideoWriter, check_codec_matches_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import Pattern, has_number_field
-from fullfield.sequences.outputs import Output, Plan
-from fullfield.sequences.picture_files import encode_for_video, has_video_suffix
+from fullfield.sequences.outputs import Output, WritePlan
+from fullfield.sequences.picture_files import convert_picture_for_video, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.writing import WriterThreads
@@ -57,7 +57,7 @@ class InputReader:
         self._read, self._path, self._stages, self._outcome = read, path, stages, outcome
         self._stamped: dict[Any, tuple[Any, Any]] = {}
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
-            self._read_stamped, lambda item: _measure_item_bytes(item[1]), threads=threads
+            self._read_item_with_stamp, lambda item: _measure_item_bytes(item[1]), threads=threads
         )
         self._reads.add_keys(keys)
 
@@ -82,7 +82,7 @@ class InputReader:
             with self._stages.measure("wait for files"):
                 self._stamped[key] = self._reads.take_item(key)
         if self._stamped[key][0] != read_stamp(self._path(key)):
-            self._stamped[key] = self._read_stamped(key)
+            self._stamped[key] = self._read_item_with_stamp(key)
         item = self._stamped[key][1]
         if isinstance(item, Exception):
             raise item
@@ -99,7 +99,7 @@ class InputReader:
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
         self._reads.discard_keys(lambda key: not is_needed(key))
 
-    def _read_stamped(self, key: Any) -> tuple[Any, Any]:
+    def _read_item_with_stamp(self, key: Any) -> tuple[Any, Any]:
         stamp = read_stamp(self._path(key))
         try:
             with self._stages.measure("read"):
@@ -196,7 +196,7 @@ class PictureJob(ABC):
         """Return the name of a picture."""
         return Pattern.parse(self.output).format_path(number) if self.has_records else self.output
 
-    def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, Plan]:
+    def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
         """Check the output; return the settled job, and which pictures it has to write.
 
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
@@ -206,10 +206,10 @@ class PictureJob(ABC):
         if not self.has_records:
             if Path(self.output).exists() and not overwrite:
                 raise InputError(f"{self.output}: already exists; use --overwrite or another name")
-            return self, Plan(list(self.numbers))
+            return self, WritePlan(list(self.numbers))
         output = Output(self.output)
         settings = self.describe_settings()
-        plan = output.choose_frames_to_write(settings, self.numbers, self.compute_input_checksums, overwrite=overwrite)
+        plan = output.plan_frames_to_write(settings, self.numbers, self.compute_input_checksums, overwrite=overwrite)
         return replace(self, provenance=output.describe_run(settings)), plan
 
     def _check_output(self) -> None:
@@ -242,14 +242,14 @@ class VideoOutput:
         if self._writer is not None:
             self._writer.__exit__(kind, error, trace)
 
-    def write(self, number: int, raw: ChannelPicture) -> None:
+    def write(self, number: int, picture: ChannelPicture) -> None:
         """Add the picture of a frame."""
-        picture = encode_for_video(raw)
+        pixels = convert_picture_for_video(picture)
         if self._writer is None:
-            height, width = picture.shape[-2:]
-            aspect = 1.0 if raw.window is None else raw.window.pixel_aspect
+            height, width = pixels.shape[-2:]
+            aspect = 1.0 if picture.window is None else picture.window.pixel_aspect
             self._writer = VideoWriter(self._job.output, width, height, self._job.rate, self._codec, aspect)
-        self._writer.write(picture, (number - self._job.numbers[0]) / self._job.rate)
+        self._writer.write(pixels, (number - self._job.numbers[0]) / self._job.rate)
 
 
 def write_job_pictures(

@@ -21,7 +21,7 @@ from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
 from fullfield.sequences.run import run_shot
-from fullfield.sequences.worker import ParentPipe, work_until_parent_ends
+from fullfield.sequences.worker import ParentPipe, run_until_parent_ends
 
 _MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -29,15 +29,15 @@ _EXTENDED_TURNS = 3  # times as many where a process continues from chunk to chu
 _MAX_DEATHS = 2  # processes that may die of a chunk before it is given up
 
 
-def split_into_chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[list[int]]:
-    """Return runs of neighbouring frames, about ``turns`` for each worker."""
+def split_into_chunks(numbers: Sequence[int], workers: int, chunks_per_worker: int = _TURNS) -> list[list[int]]:
+    """Return runs of neighbouring frames, about ``chunks_per_worker`` for each worker."""
     ordered = sorted(numbers)
-    size = max(_MIN_CHUNK, -(-len(ordered) // (workers * turns)))
+    size = max(_MIN_CHUNK, -(-len(ordered) // (workers * chunks_per_worker)))
     size = min(size, -(-len(ordered) // workers))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-class _Chunks:
+class _RemainingChunks:
     """The remaining chunks by their position in the shot."""
 
     def __init__(self, chunks: Sequence[list[int]]) -> None:
@@ -47,23 +47,23 @@ class _Chunks:
     def __len__(self) -> int:
         return len(self._remaining)
 
-    def take_first_chunk(self, reached: Sequence[int]) -> tuple[int, list[int]]:
+    def take_starting_chunk(self, positions_in_use: Sequence[int]) -> tuple[int, list[int]]:
         """Take a chunk to start with, and return its position and frames.
 
-        It is the first of the longest run of chunks, or the middle one where a position of ``reached`` is just before
-        the run.
+        It is the first of the longest run of chunks, or the middle one where a position of ``positions_in_use`` is just
+        before the run.
         """
         best, longest = -1, 0
         for position in sorted(self._remaining):
             if position - 1 in self._remaining:
                 continue
             count = next(n for n in itertools.count(1) if position + n not in self._remaining)
-            start = count // 2 if position - 1 in reached else 0
+            start = count // 2 if position - 1 in positions_in_use else 0
             if count - start > longest:
                 best, longest = position + start, count - start
         return best, self._remaining.pop(best)
 
-    def take_next_chunk(self, position: int) -> list[int]:
+    def take_following_chunk(self, position: int) -> list[int]:
         """Take the chunk after that position; return no frames where it is taken."""
         return self._remaining.pop(position + 1, [])
 
@@ -80,7 +80,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = context.Pipe()
         job = replace(job, settings=replace(job.settings, device=device), threads=threads)
-        self.process = context.Process(target=_serve_in_process, args=(job, worker_pipe), daemon=True)
+        self.process = context.Process(target=_run_worker_process, args=(job, worker_pipe), daemon=True)
         self.process.start()
         worker_pipe.close()
         self.device = device
@@ -128,24 +128,26 @@ def run_on_devices(
     """
     start_s = time.perf_counter()
     outcome, deaths = Outcome(), dict[int, int]()
-    remaining = _Chunks(split_into_chunks(numbers, len(devices), _TURNS * _EXTENDED_TURNS))
+    remaining = _RemainingChunks(split_into_chunks(numbers, len(devices), _TURNS * _EXTENDED_TURNS))
     threads = max(1, (os.cpu_count() or 1) // len(devices)) if job.threads is None else job.threads
     workers = [_Worker(job, device, threads) for device in devices[: len(remaining)]]
     try:
         for worker in workers:
-            worker.send_first_chunk(*remaining.take_first_chunk([other.position for other in workers if other.chunk]))
+            worker.send_first_chunk(
+                *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
+            )
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
                 if not _receive_message_if_alive(worker, outcome, remaining, report):
-                    _return_frames_of_dead_process(worker, outcome, remaining, deaths)
+                    _requeue_dead_worker_frames(worker, outcome, remaining, deaths)
                     workers.remove(worker)
                     if len(remaining):
                         workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
                     for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
                         idle.send_first_chunk(
-                            *remaining.take_first_chunk([other.position for other in workers if other.chunk])
+                            *remaining.take_starting_chunk([other.position for other in workers if other.chunk])
                         )
     finally:
         for worker in workers:
@@ -154,7 +156,7 @@ def run_on_devices(
 
 
 def _receive_message_if_alive(
-    worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None
+    worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, report: FrameReport | None
 ) -> bool:
     """Receive one message; return False where the process is dead."""
     try:
@@ -166,7 +168,7 @@ def _receive_message_if_alive(
         if report is not None:
             report(content)
     elif kind == "request":
-        worker.send_next_chunk([] if outcome.stopped else remaining.take_next_chunk(worker.position))
+        worker.send_next_chunk([] if outcome.stopped else remaining.take_following_chunk(worker.position))
     elif kind == "chunk":
         outcome.add(content)
         worker.chunk = []
@@ -177,8 +179,8 @@ def _receive_message_if_alive(
     return True
 
 
-def _return_frames_of_dead_process(
-    worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]
+def _requeue_dead_worker_frames(
+    worker: _Worker, outcome: Outcome, remaining: _RemainingChunks, deaths: dict[int, int]
 ) -> None:
     """Return the frames of a dead process to the remaining ones, at most twice."""
     worker.process.join(10)
@@ -196,12 +198,12 @@ def _return_frames_of_dead_process(
     remaining.return_chunk(unfinished)
 
 
-def _serve_in_process(job: ShotJob, connection: Connection) -> None:
+def _run_worker_process(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
-    work_until_parent_ends(connection, partial(_write_chunks_from_pipe, job))
+    run_until_parent_ends(connection, partial(_write_received_chunks, job))
 
 
-def _write_chunks_from_pipe(job: ShotJob, pipe: ParentPipe) -> None:
+def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:
     estimator = job.build_estimator()
 
     def request_frames() -> list[int]:

@@ -19,7 +19,7 @@ from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, compute_scanlines_shape
 from fullfield.io.vectors import pack_layers_into_scanlines_on_device
-from fullfield.sequences.engine import Engine, RequestFrames
+from fullfield.sequences.engine import RequestFrames, ShotEngine
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.outputs import copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plates
@@ -64,7 +64,7 @@ def run_shot(
         existing.difference_update(further)
         return further
 
-    engine = Engine(
+    engine = ShotEngine(
         plates,
         numbers,
         estimator,
@@ -75,7 +75,7 @@ def run_shot(
     )
     outcome = Outcome()
     try:
-        with one_thread_a_file, VectorWriter(job, plates, outcome, engine.stages, report, existing) as writer:
+        with one_thread_a_file, FlowFileWriter(job, plates, outcome, engine.stages, report, existing) as writer:
             for result in engine:
                 outcome.add_new_items(result, "problems", "cuts", "duplicates")
                 has_flow = any(name in result.tensors for name in settings.offsets)
@@ -96,7 +96,7 @@ def run_shot(
     return outcome.sort_and_warn(start_s)
 
 
-class VectorWriter:
+class FlowFileWriter:
     """Writer of the flow of frames, with a record of what each file was made from.
 
     Args:
@@ -129,7 +129,7 @@ class VectorWriter:
         self._watched: dict[int, Identity | None] = {}
         self._reported: set[int] = set()
 
-    def __enter__(self) -> VectorWriter:
+    def __enter__(self) -> FlowFileWriter:
         self._threads.__enter__()
         return self
 
@@ -137,7 +137,7 @@ class VectorWriter:
         self._threads.__exit__(kind, *details)
         if kind is None:
             for number in sorted(self._watched):
-                self._report_if_plate_replaced(number, "after it was read; what was made from it is of the old one")
+                self._report_replaced_plate(number, "after it was read; what was made from it is of the old one")
 
     def submit_frame_result(self, result: FrameResult) -> None:
         """Write a result in a thread."""
@@ -178,7 +178,7 @@ class VectorWriter:
         """Copy a result from the device and write its file; return whether it was written."""
         directions = [name for name in self._job.settings.offsets if name not in result.missing]
         if self._output.is_exr_without_st_map:
-            with self._buffers.lend_buffer(result.tensors, self._output.dtype == "half") as buffer:
+            with self._buffers.borrow_buffer(result.tensors, self._output.dtype == "half") as buffer:
                 with self._stages.measure("lay out" if event is None else "fetch"):
                     lines = self._pack_lines(result.tensors, event, buffer)
                 if lines is not None:
@@ -208,9 +208,7 @@ class VectorWriter:
     def _write_file_and_record(
         self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
     ) -> bool:
-        replaced = [
-            n for n in result.inputs if self._report_if_plate_replaced(n, "while it was worked on", result.inputs)
-        ]
+        replaced = [n for n in result.inputs if self._report_replaced_plate(n, "while it was worked on", result.inputs)]
         if replaced:
             return False
         with self._lock:
@@ -231,8 +229,8 @@ class VectorWriter:
                 self._outcome.incomplete.append(result.number)
         return True
 
-    def _report_if_plate_replaced(
-        self, number: int, words: str, inputs: dict[int, Identity | None] | None = None
+    def _report_replaced_plate(
+        self, number: int, reason: str, inputs: dict[int, Identity | None] | None = None
     ) -> bool:
         """Return whether a plate was replaced since it was read, and report it once."""
         identity = (self._watched if inputs is None else inputs).get(number)
@@ -240,7 +238,7 @@ class VectorWriter:
             return False
         if number not in self._reported:
             self._reported.add(number)
-            self._threads.add_problem(Problem(self._plates.path(number), f"was replaced {words}"))
+            self._threads.add_problem(Problem(self._plates.path(number), f"was replaced {reason}"))
         return True
 
 
@@ -252,7 +250,7 @@ class _LineBuffers:
         self._free: list[Tensor] = []
 
     @contextlib.contextmanager
-    def lend_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+    def borrow_buffer(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
         """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
         height, width = next(iter(tensors.values())).shape[-2:]
         shape = compute_scanlines_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)

@@ -29,7 +29,7 @@ _FILL_STRIDE = 8  # pixels of the finest cell from which hidden pixels are fille
 _FILL_WEIGHT = 0.01
 
 
-class Schedule(NamedTuple):
+class ChainSchedule(NamedTuple):
     """Matches that are made for each frame; those in one entry take turns from frame to frame."""
 
     distances: tuple[tuple[int, ...], ...]
@@ -39,10 +39,10 @@ class Schedule(NamedTuple):
     the chains have lost."""
 
 
-SCHEDULE = Schedule(distances=((1,), (4, 16, 32)), starts=(("chain",), ("zero",)))
+SCHEDULE = ChainSchedule(distances=((1,), (4, 16, 32)), starts=(("chain",), ("zero",)))
 
 
-class Field(NamedTuple):
+class FlowField(NamedTuple):
     """Displacement of each pixel to another frame, and what is known about it."""
 
     flow: Tensor  # [2, H, W], (u, v), pixels
@@ -50,11 +50,11 @@ class Field(NamedTuple):
     occlusion: Tensor  # [H, W], 0 ... 1, probability that the pixel is hidden in the other frame
 
 
-class Match(NamedTuple):
+class FrameMatch(NamedTuple):
     """Motion between two frames in both directions."""
 
-    forward: Field
-    backward: Field
+    forward: FlowField
+    backward: FlowField
 
 
 class PairMatcher(Protocol):
@@ -71,12 +71,12 @@ Refine = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Refinement of a flow: first frame, second frame, flow, backward flow -> flow; all [1, ., H, W]."""
 
 
-class _State(NamedTuple):
+class _TrackedFrame(NamedTuple):
     frame: Tensor  # [1, C, H, W]
-    match: Match  # of the reference and the frame
+    match: FrameMatch  # of the reference and the frame
 
 
-def list_source_steps(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
+def list_chain_source_steps(step: int, schedule: ChainSchedule = SCHEDULE) -> list[int]:
     """Return the steps of the frames from which the motion to the frame of ``step`` is chained; 0 is the reference.
 
     Sources over long distances lie on multiples of ``_KEY_STEPS``, so that few frames have to be stored.
@@ -92,16 +92,16 @@ def list_source_steps(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
     return list(dict.fromkeys(sources))
 
 
-def list_stored_steps(step: int, schedule: Schedule = SCHEDULE) -> set[int]:
+def list_needed_source_steps(step: int, schedule: ChainSchedule = SCHEDULE) -> set[int]:
     """Return the steps before ``step`` from which the motion to its frame and to later ones is chained."""
     later = range(step, step + max(map(max, schedule.distances)))
-    return {source for target in later for source in list_source_steps(target, schedule) if source < step}
+    return {source for target in later for source in list_chain_source_steps(target, schedule) if source < step}
 
 
 class Tracker:
     """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
 
-    A frame's motion depends only on the reference, the frames of :func:`list_source_steps`, and the values that
+    A frame's motion depends only on the reference, the frames of :func:`list_chain_source_steps`, and the values that
     :meth:`add_frame` returned for them. So a tracker that is restored from stored values continues with the same
     results.
 
@@ -121,15 +121,15 @@ class Tracker:
         reference: Tensor,
         match: PairMatcher,
         refine: Refine | None,
-        schedule: Schedule = SCHEDULE,
+        schedule: ChainSchedule = SCHEDULE,
         *,
         valid: Tensor | None = None,
     ) -> None:
         self._reference, self._match, self._refine, self._valid = reference, match, refine, valid
         self._schedule = schedule
         flow = reference.new_zeros(2, *reference.shape[-2:])
-        still = Field(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
-        self._states = {0: _State(reference, Match(still, still))}
+        still = FlowField(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
+        self._states = {0: _TrackedFrame(reference, FrameMatch(still, still))}
         self.step = 1
 
     def add_frame(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
@@ -146,17 +146,19 @@ class Tracker:
             is_chain = starts[self.step % len(starts)] == "chain"
             flows = tuple(_fill_hidden_vectors(field) for field in match) if is_chain else None
             direct = self._match_frames(self._reference, frame, flows)
-            match = Match(*(_prefer_trusted_match(chain, other) for chain, other in zip(match, direct, strict=True)))
+            match = FrameMatch(
+                *(_replace_by_trusted_match(chain, other) for chain, other in zip(match, direct, strict=True))
+            )
         if self._refine is not None:
             forward, backward = match.forward.flow[None], match.backward.flow[None]
-            match = Match(
+            match = FrameMatch(
                 match.forward._replace(flow=self._refine(self._reference, frame, forward, backward)[0]),
                 match.backward._replace(flow=self._refine(frame, self._reference, backward, forward)[0]),
             )
-        match = _hide_inconsistent_pixels(match)
-        match = Match(
-            _hide_unknown_pixels(match.forward, self._valid, valid),
-            _hide_unknown_pixels(match.backward, valid, self._valid),
+        match = _mark_inconsistent_pixels_occluded(match)
+        match = FrameMatch(
+            _mark_unknown_pixels_occluded(match.forward, self._valid, valid),
+            _mark_unknown_pixels_occluded(match.backward, valid, self._valid),
         )
         layers = _convert_match_to_layers(match)
         if is_half:
@@ -166,25 +168,25 @@ class Tracker:
 
     def restore_frame(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
         """Add the next frame with the layers that :meth:`add_frame` returned for it."""
-        self._states[self.step] = _State(frame, _convert_layers_to_match(layers))
+        self._states[self.step] = _TrackedFrame(frame, _convert_layers_to_match(layers))
         self.skip_frame()
 
     def skip_frame(self) -> None:
         """Count the next frame; its motion must not be a source of frames that are added later."""
         self.step += 1
-        needed = list_stored_steps(self.step, self._schedule)
+        needed = list_needed_source_steps(self.step, self._schedule)
         self._states = {step: state for step, state in self._states.items() if step in needed}
 
-    def _find_best_chain(self, frame: Tensor) -> Match:
-        best: Match | None = None
-        for source in list_source_steps(self.step, self._schedule):
+    def _find_best_chain(self, frame: Tensor) -> FrameMatch:
+        best: FrameMatch | None = None
+        for source in list_chain_source_steps(self.step, self._schedule):
             state = self._states[source]
-            chain = _chain_match(state.match, self._match_frames(state.frame, frame))
-            best = chain if best is None else _select_better_per_pixel(best, chain)
+            chain = _extend_match(state.match, self._match_frames(state.frame, frame))
+            best = chain if best is None else _select_better_match_per_pixel(best, chain)
         assert best is not None
         return best
 
-    def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
+    def _match_frames(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> FrameMatch:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
         flows = _clamp_targets_at_border(torch.cat((forward, backward)))
         log_scale = None if scales is None else torch.cat(scales)
@@ -192,7 +194,7 @@ class Tracker:
             torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
         )
         error = compute_expected_error(confidence)
-        return Match(Field(forward[0], error[0], occlusion[0]), Field(backward[0], error[1], occlusion[1]))
+        return FrameMatch(FlowField(forward[0], error[0], occlusion[0]), FlowField(backward[0], error[1], occlusion[1]))
 
 
 def _clamp_targets_at_border(flow: Tensor) -> Tensor:
@@ -222,53 +224,53 @@ def compute_confidence(error: Tensor) -> Tensor:
     return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
 
 
-def _convert_match_to_layers(match: Match) -> dict[str, Tensor]:
+def _convert_match_to_layers(match: FrameMatch) -> dict[str, Tensor]:
     layers: dict[str, Tensor] = {}
-    for name, field in zip(Match._fields, match, strict=True):
+    for name, field in zip(FrameMatch._fields, match, strict=True):
         layers[name] = field.flow
         layers[f"occlusion.{name}"] = field.occlusion
         layers[f"confidence.{name}"] = compute_confidence(field.error)
     return layers
 
 
-def _convert_layers_to_match(layers: Mapping[str, Tensor]) -> Match:
-    return Match(
+def _convert_layers_to_match(layers: Mapping[str, Tensor]) -> FrameMatch:
+    return FrameMatch(
         *(
-            Field(layers[name], compute_expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
-            for name in Match._fields
+            FlowField(layers[name], compute_expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
+            for name in FrameMatch._fields
         )
     )
 
 
-def _chain_match(state: Match, step: Match) -> Match:
+def _extend_match(state: FrameMatch, step: FrameMatch) -> FrameMatch:
     """Chain the motion from the reference to a frame with the step from that frame to the next one."""
-    return Match(_chain_fields(state.forward, step.forward), _chain_fields(step.backward, state.backward))
+    return FrameMatch(_chain_fields(state.forward, step.forward), _chain_fields(step.backward, state.backward))
 
 
-def _chain_fields(first: Field, second: Field) -> Field:
+def _chain_fields(first: FlowField, second: FlowField) -> FlowField:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
     sampled, inside = warp(planes, _clamp_targets_at_border(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
-    return Field(first.flow + flow, first.error + error, hidden)
+    return FlowField(first.flow + flow, first.error + error, hidden)
 
 
-def _compute_field_cost(field: Field) -> Tensor:
+def _compute_field_cost(field: FlowField) -> Tensor:
     return field.error + _HIDDEN_ERROR_PX * (field.occlusion > 0.5)
 
 
-def _select_better_per_pixel(one: Match, two: Match) -> Match:
-    return Match(
+def _select_better_match_per_pixel(one: FrameMatch, two: FrameMatch) -> FrameMatch:
+    return FrameMatch(
         *(_select_by_mask(_compute_field_cost(b) < _compute_field_cost(a), b, a) for a, b in zip(one, two, strict=True))
     )
 
 
-def _select_by_mask(mask: Tensor, one: Field, other: Field) -> Field:
-    return Field(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
+def _select_by_mask(mask: Tensor, one: FlowField, other: FlowField) -> FlowField:
+    return FlowField(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
 
 
-def _prefer_trusted_match(chain: Field, direct: Field) -> Field:
+def _replace_by_trusted_match(chain: FlowField, direct: FlowField) -> FlowField:
     """Take the direct match where it is trusted and does not contradict a chain that is sure.
 
     A match that seems hidden may still have the right position: it replaces a chain that leads over a hidden pixel.
@@ -281,7 +283,7 @@ def _prefer_trusted_match(chain: Field, direct: Field) -> Field:
     return _select_by_mask(better, direct, chain)
 
 
-def _fill_hidden_vectors(field: Field) -> Tensor:
+def _fill_hidden_vectors(field: FlowField) -> Tensor:
     """Return the flow [1, 2, H, W] with hidden pixels filled from those around them."""
     weight = (field.occlusion < 0.5).float() / (0.1 + field.error)
     planes = torch.cat((field.flow * weight, weight[None]))[None]
@@ -296,7 +298,7 @@ def _fill_hidden_vectors(field: Field) -> Tensor:
     return torch.where(field.occlusion < 0.5, field.flow, filled)
 
 
-def _hide_inconsistent_pixels(match: Match) -> Match:
+def _mark_inconsistent_pixels_occluded(match: FrameMatch) -> FrameMatch:
     """Count pixels as hidden whose way to the other frame and back does not end where it began."""
     fields = []
     for own, other in (match, match[::-1]):
@@ -305,10 +307,10 @@ def _hide_inconsistent_pixels(match: Match) -> Match:
         )[0]
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
-    return Match(*fields)
+    return FrameMatch(*fields)
 
 
-def _hide_unknown_pixels(field: Field, own: Tensor | None, other: Tensor | None) -> Field:
+def _mark_unknown_pixels_occluded(field: FlowField, own: Tensor | None, other: Tensor | None) -> FlowField:
     """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
     unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
     if other is not None:

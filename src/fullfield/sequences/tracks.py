@@ -130,7 +130,7 @@ def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], h
         temporary_path.write_text(text, "utf-8", newline="")
 
 
-def _format_csv(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:
+def _format_csv_tracks(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(("name", "frame", "x", "y", "visible", "confidence"))
@@ -147,7 +147,7 @@ def _group_by_name(tracks: Sequence[TrackedPoint]) -> dict[str, list[TrackedPoin
     return by_name
 
 
-def _format_3dequalizer(tracks: Sequence[TrackedPoint], height: int, _reference: int) -> str:
+def _format_3dequalizer_tracks(tracks: Sequence[TrackedPoint], height: int, _reference: int) -> str:
     """Return the number of points; for each its name, a colour, the number of frames, and ``frame x y``."""
     by_name = _group_by_name(tracks)
     lines = [str(len(by_name))]
@@ -176,7 +176,7 @@ _COLUMN_KINDS = {
 }
 
 
-def _format_nuke_tracker(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
+def _format_nuke_tracker_nodes(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
     """Return a script with a Tracker node, which Nuke opens or pastes.
 
     A track is off where its point is hidden; its curves have no keys there.
@@ -184,10 +184,10 @@ def _format_nuke_tracker(tracks: Sequence[TrackedPoint], height: int, reference:
     columns = [f"{{ {_COLUMN_KINDS[name]} {name} {'e' if name == 'enable' else name} 1 }}" for name in _TRACKER_COLUMNS]
     rows = []
     for name, points in _group_by_name(tracks).items():
-        enabled = _format_nuke_curve([(point.frame, f"{int(point.is_visible)}") for point in points])
+        enabled = _format_nuke_animation_curve([(point.frame, f"{int(point.is_visible)}") for point in points])
         visible = [point for point in points if point.is_visible] or points[:1]
-        x = _format_nuke_curve([(point.frame, f"{point.x + 0.5:.4f}") for point in visible])
-        y = _format_nuke_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
+        x = _format_nuke_animation_curve([(point.frame, f"{point.x + 0.5:.4f}") for point in visible])
+        y = _format_nuke_animation_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
         # Offset, what the track drives (translation), error and its limits, the boxes, and eleven empty keys.
         others = "0 0 1 0 0 0 1 0 -32 -32 32 32 -22 -22 22 22" + " {}" * 11
         rows.append(f"{{ {enabled} {_quote_name(name)} {x} {y} {others} }}")
@@ -206,7 +206,7 @@ def _format_nuke_tracker(tracks: Sequence[TrackedPoint], height: int, reference:
     )
 
 
-def _format_nuke_curve(keys: Sequence[tuple[int, str]]) -> str:
+def _format_nuke_animation_curve(keys: Sequence[tuple[int, str]]) -> str:
     """Return an animation curve with a key in each frame; ``x`` names the frame after a gap."""
     words = ["curve"]
     for index, (frame, value) in enumerate(keys):
@@ -221,9 +221,9 @@ def _quote_name(name: str) -> str:
 
 
 _FORMATS: dict[str, Callable[[Sequence[TrackedPoint], int, int], str]] = {
-    ".csv": _format_csv,
-    ".nk": _format_nuke_tracker,
-    ".txt": _format_3dequalizer,
+    ".csv": _format_csv_tracks,
+    ".nk": _format_nuke_tracker_nodes,
+    ".txt": _format_3dequalizer_tracks,
 }
 TRACK_SUFFIXES = tuple(_FORMATS)
 """Suffixes of the formats of :func:`write_tracks`."""

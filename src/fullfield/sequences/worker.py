@@ -46,8 +46,8 @@ class ParentPipe:
         self.send("frame", number)
 
 
-def work_until_parent_ends(connection: Connection, work: Callable[[ParentPipe], None]) -> None:
-    """Do ``work`` until the parent closes the pipe or terminates this process; send it the error that ends the work."""
+def run_until_parent_ends(connection: Connection, task: Callable[[ParentPipe], None]) -> None:
+    """Do ``task`` until the parent closes the pipe or terminates this process; send it the error that ends the work."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
 
     def stop(*_: object) -> None:
@@ -59,7 +59,7 @@ def work_until_parent_ends(connection: Connection, work: Callable[[ParentPipe], 
     try:
         with contextlib.suppress(ParentEndedError, SystemExit):
             try:
-                work(pipe)
+                task(pipe)
             except ParentEndedError:
                 raise
             except (InputError, OSError) as error:

@@ -368,9 +368,9 @@ def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
 
     large = replace(HOPPER, processors=132)
     assert forms(900_000, large) == {"HopperMultiplyVariant", "HopperOuterProductVariant"}
-    assert forms(5_000, large) == {"Multiply", "Outer"}
-    assert forms(900_000, replace(large, arch="sm_90")) == {"Multiply", "Outer"}
-    assert forms(900_000, AMPERE) == {"Multiply", "Outer"}
+    assert forms(5_000, large) == {"MultiplyVariant", "OuterProductVariant"}
+    assert forms(900_000, replace(large, arch="sm_90")) == {"MultiplyVariant", "OuterProductVariant"}
+    assert forms(900_000, AMPERE) == {"MultiplyVariant", "OuterProductVariant"}
 
 
 @pytest.mark.usefixtures("machine")
