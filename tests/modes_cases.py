@@ -599,10 +599,10 @@ def write_dataset(folder: Path) -> Any:
     return open_dataset("pairs", folder)
 
 
-@case("training.flow.Augmented")
+@case("training.flow.AugmentedPairs")
 def _() -> list[Tensor]:
     change = learning.Augmentation(size=(8, 16), scale=(0.8, 1.4), flip=0.5, colour=0.4, eraser=1)
-    return [*learning.Augmented(Source(), change, seed=3).batch(1, 2)]
+    return [*learning.AugmentedPairs(Source(), change, seed=3).batch(1, 2)]
 
 
 @case(*(f"training.flow.{name}" for name in ("TrainingStepper", "AveragedWeights", "train_flow", "FlowValidation")))

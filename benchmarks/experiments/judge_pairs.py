@@ -45,7 +45,7 @@ from fullfield.cli.argtypes import (
 from fullfield.io import read_flow
 from fullfield.io.files import write_atomically
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
-from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
+from fullfield.training.flow import Augmentation, AugmentedPairs, FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import PairSource
 from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
 from fullfield.training.flow.loop import BatchPrefetcher
@@ -201,7 +201,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
         pictures = generator.atlas
         parts.append((generator, share))
     source = Mixture(parts)
-    return source if args.cut is None else Augmented(source, Augmentation.usual(args.cut), args.seed)
+    return source if args.cut is None else AugmentedPairs(source, Augmentation.usual(args.cut), args.seed)
 
 
 def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
         rate = training.compute_learning_rate(done)
         stepper.train_on_batch(pairs.take_batch(step), step, rate=rate, occluded=done >= training.visible)
         step += 1
-        pairs.start_batch(step)
+        pairs.start_fetching_batch(step)
         share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:

@@ -46,7 +46,7 @@ def by_hand(
 def test_contrastive_loss_and_matching_ratio_equal_loops() -> None:
     given = case()
     for temperature, reach in ((0.07, 2.0), (0.5, 1.0), (1.0, 1e-6)):
-        found = contrastive_loss(*given, temperature=temperature, reach=reach)
+        found = contrastive_loss(*given, temperature=temperature, exclusion_radius=reach)
         assert float(found) == pytest.approx(by_hand(*given, temperature, reach), rel=1e-9)
     first, second, _, moved, places = case()
     alike = (first @ second.T).numpy()

@@ -70,7 +70,7 @@ def test_train_descriptor_reduces_loss() -> None:
     for step in range(25):
         [(first, second)] = compute_pair_descriptors(model, [pair])
         assert torch.allclose(first.norm(dim=1), torch.ones(len(first)), atol=1e-5)
-        loss = contrastive_loss(first, second, pair.matches, pair.moved, pair.places)
+        loss = contrastive_loss(first, second, pair.matches, pair.moved_source_points, pair.target_points)
         optimizer.zero_grad()
         loss.backward()
         if not losses:
@@ -81,7 +81,11 @@ def test_train_descriptor_reduces_loss() -> None:
         optimizer.step()
         losses.append(loss.item())
         if step in (0, 24):
-            ratios.append(compute_mutual_match_precision(first.detach(), second.detach(), pair.moved, pair.places))
+            ratios.append(
+                compute_mutual_match_precision(
+                    first.detach(), second.detach(), pair.moved_source_points, pair.target_points
+                )
+            )
     assert losses[-1] < 0.7 * losses[0]
     assert ratios[-1] > ratios[0]
 
@@ -274,11 +278,11 @@ def test_train_descriptor_reuses_pairs_in_other_order(room: np.ndarray) -> None:
     training = TINY.replace(pairs=2, block=4, reuse=2, steps=8, seed=1)
     with closing(ExampleExecutor(training, [(room, None)], 1)) as cutter:
         shown = [
-            [float(pair.moved[0, 0]) for pair in cut]
+            [float(pair.moved_source_points[0, 0]) for pair in cut]
             for cut in iterate_batches(training, cutter, 0, torch.device("cpu"))
         ]
         later = iterate_batches(training, cutter, 5, torch.device("cpu"))
-        assert [float(pair.moved[0, 0]) for pair in next(later)] == shown[5]
+        assert [float(pair.moved_source_points[0, 0]) for pair in next(later)] == shown[5]
     blocks = [[pair for cut in shown[at : at + 2] for pair in cut] for at in range(0, 8, 2)]
     assert len(set(blocks[0])) == 4
     assert sorted(blocks[0]) == sorted(blocks[1])
@@ -320,7 +324,7 @@ def test_restore_run_refuses_deeply_nested_recipe(tmp_path: Path) -> None:
     deep = "[" * 200_000
     (tmp_path / "recipe.json").write_text(deep)
     with pytest.raises(InputError, match=r"recipe\.json: expected JSON"):
-        write_or_check_recipe(tmp_path / "recipe.json", {}, begun=True)
+        write_or_check_recipe(tmp_path / "recipe.json", {}, has_started=True)
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text(deep)
     with pytest.raises(InputError, match="expected the state of a run, cannot be read"):

@@ -56,28 +56,28 @@ def test_cut_overlapping_pair_shares_reported_points(seed: int) -> None:
     assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-9)
     assert np.linalg.det(turn) == pytest.approx(1)
     assert np.abs(turn - np.eye(3)).max() > 0.1
-    there = pair.target.fine[pair.target.rows]
+    there = pair.target.points[pair.target.described_rows]
     apart = np.linalg.norm(pair.moved_described_points[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1)
     assert apart.max() <= MAX_MATCH_DISTANCE
     assert len(pair.matches) >= 32
     assert len(np.unique(pair.matches[:, 0])) == len(np.unique(pair.matches[:, 1])) == len(pair.matches)
-    assert len(pair.matches) < 0.9 * max(len(pair.source.rows), len(there))  # parts only
+    assert len(pair.matches) < 0.9 * max(len(pair.source.described_rows), len(there))  # parts only
     for side in (pair.source, pair.target):
-        cells = np.floor(side.fine[side.rows])
-        assert len(np.unique(cells, axis=0)) == len(side.rows)  # one a voxel
-        assert np.abs((side.fine.min(0) + side.fine.max(0)) / 2).max() < 1.5
-        assert 50 < len(side.rows) < 5000
+        cells = np.floor(side.points[side.described_rows])
+        assert len(np.unique(cells, axis=0)) == len(side.described_rows)  # one a voxel
+        assert np.abs((side.points.min(0) + side.points.max(0)) / 2).max() < 1.5
+        assert 50 < len(side.described_rows) < 5000
 
 
 def test_cut_overlapping_pair_depends_on_seed_alone() -> None:
     first, again, other = pair_of(3), pair_of(3), pair_of(4)
-    assert np.array_equal(first.source.fine, again.source.fine)
+    assert np.array_equal(first.source.points, again.source.points)
     assert np.array_equal(first.truth, again.truth)
     assert not np.allclose(first.truth, other.truth)
     cloud = room_scan(3)
     near = cut_overlapping_pair(cloud, np.random.default_rng(0), 500)
     far = cut_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
-    assert abs(len(near.source.rows) - len(far.source.rows)) < 5
+    assert abs(len(near.source.described_rows) - len(far.source.described_rows)) < 5
     assert np.allclose(near.truth, far.truth, atol=1e-3)
     draw = np.random.default_rng(0)
     assert cut_overlapping_pair(np.zeros((5000, 3)), draw) is None

@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         "size": {"width": args.size[1], "height": args.size[0]},
         "seconds": seconds,
     }
-    existing = f", {written.kept} existed" if written.kept else ""
-    count = f"{written.made} pair{'' if written.made == 1 else 's'}"
+    existing = f", {written.existing_count} existed" if written.existing_count else ""
+    count = f"{written.written_count} pair{'' if written.written_count == 1 else 's'}"
     text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s on {args.device}{existing}"
     report.print_report(args, properties, text, has_peak_memory=True)
     return 0

@@ -274,7 +274,7 @@ def _build_pair_source(
     args: argparse.Namespace, device: torch.device, create_generator: _PairGeneratorFactory
 ) -> PairSource:
     """Return the source of the pairs: one, or several by weight."""
-    from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
+    from fullfield.training.flow import Augmentation, AugmentedPairs, DatasetPairs, Mixture
 
     height, width = args.size
     usual = Augmentation.usual((height, width))
@@ -299,7 +299,7 @@ def _build_pair_source(
                 dataset, window, min_size=args.size, seed=args.seed, device=device, workers=args.workers
             )
             if args.augment != "none":
-                source = Augmented(source, augmentation, args.seed)
+                source = AugmentedPairs(source, augmentation, args.seed)
         sources.append((source, weight))
     return sources[0][0] if len(sources) == 1 else Mixture(sources)
 

@@ -29,28 +29,30 @@ _SYNTHETIC_POINTS = 16  # a cell
 _TRAINED, _VALIDATION, _ORDER = 0, 1, 2  # what a random stream is for, its first number
 
 
-class Example(NamedTuple):
+class DescriptorExample(NamedTuple):
     """Pair in the form that the network and the loss take."""
 
     source: Levels
     target: Levels
-    moved: Tensor  # [A, 3] float32: the source's described points where the truth brings them
-    places: Tensor  # [B, 3] float32: the target's
+    moved_source_points: Tensor  # [A, 3] float32: the source's described points where the truth brings them
+    target_points: Tensor  # [B, 3] float32: the target's
     matches: Tensor  # [K, 2] int64
 
-    def to(self, device: torch.device) -> Example:
+    def to(self, device: torch.device) -> DescriptorExample:
         """Return the pair on a device."""
         source, target = self.source.to(device), self.target.to(device)
-        return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
+        return DescriptorExample(
+            source, target, self.moved_source_points.to(device), self.target_points.to(device), self.matches.to(device)
+        )
 
 
-def generate_example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
-    """Return the pair of the random numbers ``stream``.
+def generate_example(training: DescriptorTraining, scenes: Scenes, random_stream: tuple[int, ...]) -> DescriptorExample:
+    """Return the pair of the random numbers ``random_stream``.
 
     Raises InputError where no pair can be cut from the clouds.
     """
-    draw = np.random.default_rng((training.seed, *stream))
-    synthetic = not scenes or stream[0] == _VALIDATION
+    draw = np.random.default_rng((training.seed, *random_stream))
+    synthetic = not scenes or random_stream[0] == _VALIDATION
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
             pair = cut_overlapping_pair(
@@ -65,12 +67,14 @@ def generate_example(training: DescriptorTraining, scenes: Scenes, stream: tuple
         if len(matches) > training.anchors:
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
         scales = training.descriptor.scales
-        source, target = (prepare_network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
-        positions = pair.target.fine[pair.target.rows]
+        source, target = (
+            prepare_network_levels(side.points, side.described_rows, scales) for side in (pair.source, pair.target)
+        )
+        positions = pair.target.points[pair.target.described_rows]
         source_points, target_points = (
             torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved_described_points, positions)
         )
-        return Example(source, target, source_points, target_points, torch.from_numpy(matches))
+        return DescriptorExample(source, target, source_points, target_points, torch.from_numpy(matches))
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
 
 
@@ -81,7 +85,7 @@ class ExampleExecutor:
         self._pool: Executor
         if workers == 1:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
-            self._cut: Callable[[tuple[int, ...]], Example] = partial(generate_example, training, scenes)
+            self._cut: Callable[[tuple[int, ...]], DescriptorExample] = partial(generate_example, training, scenes)
             return
         self._pool = ProcessPoolExecutor(
             workers,
@@ -91,7 +95,7 @@ class ExampleExecutor:
         )
         self._cut = _generate_example_in_worker
 
-    def __call__(self, *stream: int) -> Future[Example]:
+    def __call__(self, *stream: int) -> Future[DescriptorExample]:
         """Return a future of the pair of these random numbers."""
         return self._pool.submit(self._cut, stream)
 
@@ -110,30 +114,30 @@ def _initialize_worker(training: DescriptorTraining, scenes: Scenes, folder: str
     torch.set_num_threads(1)
 
 
-def _generate_example_in_worker(stream: tuple[int, ...]) -> Example:
-    return generate_example(*_arguments, stream)
+def _generate_example_in_worker(random_stream: tuple[int, ...]) -> DescriptorExample:
+    return generate_example(*_arguments, random_stream)
 
 
 def iterate_batches(
-    training: DescriptorTraining, cutter: ExampleExecutor, first: int, device: torch.device
-) -> Generator[list[Example], None, None]:
+    training: DescriptorTraining, executor: ExampleExecutor, first: int, device: torch.device
+) -> Generator[list[DescriptorExample], None, None]:
     """Yield the pairs of each step from ``first`` on, on ``device``.
 
     A block of pairs is shown ``reuse`` times, each time in another order, while the next block is cut.
     """
     size = training.block
     steps = size // training.pairs  # that show a block once
-    cutting: deque[list[Future[Example]]] = deque()
+    cutting: deque[list[Future[DescriptorExample]]] = deque()
 
-    def submit_cut(block: int) -> None:
-        cutting.append([cutter(_TRAINED, number) for number in range(block * size, (block + 1) * size)])
+    def submit_block(block: int) -> None:
+        cutting.append([executor(_TRAINED, number) for number in range(block * size, (block + 1) * size)])
 
     block, into = divmod(first, steps * training.reuse)
-    submit_cut(block)
+    submit_block(block)
     while block * steps * training.reuse < training.steps:
-        submit_cut(block + 1)
+        submit_block(block + 1)
         futures = cutting.popleft()
-        ready: dict[int, Example] = {}
+        ready: dict[int, DescriptorExample] = {}
         for step in range(into, steps * training.reuse):
             order = np.arange(size)
             if step >= steps:
@@ -148,12 +152,14 @@ def iterate_batches(
         block, into = block + 1, 0
 
 
-def submit_validation_pairs(cutter: ExampleExecutor, count: int) -> list[Future[Example]]:
+def submit_validation_pairs(executor: ExampleExecutor, count: int) -> list[Future[DescriptorExample]]:
     """Return futures of pairs of synthetic scenes that no step sees."""
-    return [cutter(_VALIDATION, number) for number in range(count)]
+    return [executor(_VALIDATION, number) for number in range(count)]
 
 
-def compute_pair_descriptors(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
+def compute_pair_descriptors(
+    model: DescriptorNetwork, examples: Sequence[DescriptorExample]
+) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
     descriptors = model(*join_batch(sides, gradient=torch.is_grad_enabled()))

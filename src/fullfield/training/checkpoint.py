@@ -63,7 +63,7 @@ class TrainingFolder:
         self._fields = tuple(get_type_hints(row))
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
         begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{POINTER}", WEIGHTS))
-        write_or_check_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
+        write_or_check_recipe(self.folder / RECIPE, recipe, has_started=begun or weights)
         if weights and not begun:
             start = " (weights to begin with: --init)" if "after" in recipe else ""  # a network of flow
             raise InputError(
@@ -185,14 +185,14 @@ def _restore_history_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
     return row(*(int(n) if kind is int else n for n, kind in zip(numbers, kinds, strict=True)))  # type: ignore[no-any-return]
 
 
-def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
+def write_or_check_recipe(path: Path, recipe: Mapping[str, Any], *, has_started: bool) -> None:
     """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
     file, advice = SettingsFile(path, "the configuration of a training run"), "use another folder"
-    stored = file.read() if begun else None
+    stored = file.read() if has_started else None
     changes = [] if stored is None else file.list_changes(stored, recipe)
     if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
         advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
-    file.write_or_check(recipe, has_results=lambda: begun, advice=advice)
+    file.write_or_check(recipe, has_results=lambda: has_started, advice=advice)
 
 
 def write_safetensors(path: Path, named: Mapping[str, Tensor]) -> None:
@@ -233,9 +233,9 @@ def _list_buffers(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_buffers(remove_duplicate=False))
 
 
-def _exclude_tensors(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors but those named in ``left_out``."""
-    return {name: value for name, value in named.items() if name not in left_out}
+def _exclude_tensors(named: Mapping[str, Tensor], excluded_names: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors but those named in ``excluded_names``."""
+    return {name: value for name, value in named.items() if name not in excluded_names}
 
 
 def check_tensors_finite(named: Mapping[str, Tensor], file: str) -> None:

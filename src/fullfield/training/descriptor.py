@@ -25,7 +25,7 @@ from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import take_finite_points
 from fullfield.training.batches import (
-    Example,
+    DescriptorExample,
     ExampleExecutor,
     compute_pair_descriptors,
     iterate_batches,
@@ -39,16 +39,16 @@ def contrastive_loss(
     first: Tensor,  # [A, C], of length 1
     second: Tensor,  # [B, C], of length 1
     matches: Tensor,  # [K, 2] int64: rows that are the same place
-    moved: Tensor,  # [A, 3]: the places of ``first`` in the frame of ``second``
-    places: Tensor,  # [B, 3]
+    moved_first_points: Tensor,  # [A, 3]: the places of ``first`` in the frame of ``second``
+    second_points: Tensor,  # [B, 3]
     *,
     temperature: float = 0.07,
-    reach: float = 2.0,
+    exclusion_radius: float = 2.0,
 ) -> Tensor:
     """Return the InfoNCE loss in both directions (van den Oord, Li, Vinyals, 2018), a scalar.
 
-    Each match competes with all points of the other cloud, except those within ``reach`` of the true place, which are
-    neither right nor wrong.
+    Each match competes with all points of the other cloud, except those within ``exclusion_radius`` of the true place,
+    which are neither right nor wrong.
 
     Raises:
         InputError: for shapes that do not fit, no match, a temperature or reach that is not above 0.
@@ -57,36 +57,40 @@ def contrastive_loss(
     _check.check_tensor(second, "second", ("B", first.shape[1]))
     _check.check_tensor(matches, "matches", ("K", 2), dtypes=(torch.int64,))
     _check.require(len(matches) > 0, "matches", "at least one", matches)
-    _check.check_tensor(moved, "moved", (first.shape[0], 3))
-    _check.check_tensor(places, "places", (second.shape[0], 3))
+    _check.check_tensor(moved_first_points, "moved_first_points", (first.shape[0], 3))
+    _check.check_tensor(second_points, "second_points", (second.shape[0], 3))
     _check.check_number(temperature, "temperature", above=0.0)
-    _check.check_number(reach, "reach", above=0.0)
+    _check.check_number(exclusion_radius, "exclusion_radius", above=0.0)
     rows, columns = matches[:, 0], matches[:, 1]
-    forth = _compute_infonce(first[rows], second, columns, moved[rows], places, temperature, reach)
-    back = _compute_infonce(second[columns], first, rows, places[columns], moved, temperature, reach)
+    forth = _compute_infonce(
+        first[rows], second, columns, moved_first_points[rows], second_points, temperature, exclusion_radius
+    )
+    back = _compute_infonce(
+        second[columns], first, rows, second_points[columns], moved_first_points, temperature, exclusion_radius
+    )
     return (forth + back) / 2
 
 
 def _compute_infonce(
     anchors: Tensor,
     others: Tensor,
-    right: Tensor,
+    matching_rows: Tensor,
     anchor_points: Tensor,
     other_points: Tensor,
     temperature: float,
-    reach: float,
+    exclusion_radius: float,
 ) -> Tensor:
     similarities = anchors @ others.T / temperature
-    is_neutral = torch.cdist(anchor_points, other_points) < reach
-    is_neutral[torch.arange(len(right), device=right.device), right] = False
-    return torch.nn.functional.cross_entropy(similarities.masked_fill(is_neutral, -torch.inf), right)
+    is_neutral = torch.cdist(anchor_points, other_points) < exclusion_radius
+    is_neutral[torch.arange(len(matching_rows), device=matching_rows.device), matching_rows] = False
+    return torch.nn.functional.cross_entropy(similarities.masked_fill(is_neutral, -torch.inf), matching_rows)
 
 
 @torch.no_grad()
 def compute_mutual_match_precision(
-    first: Tensor, second: Tensor, moved: Tensor, places: Tensor, *, reach: float = 2.0
+    first: Tensor, second: Tensor, moved_first_points: Tensor, second_points: Tensor, *, max_distance: float = 2.0
 ) -> float:
-    """Return the share of mutual nearest descriptors within ``reach``; shapes as in :func:`contrastive_loss`.
+    """Return the share of mutual nearest descriptors within ``max_distance``; shapes as in :func:`contrastive_loss`.
 
     NaN without any.
     """
@@ -95,7 +99,7 @@ def compute_mutual_match_precision(
     forth, back = similarities.argmax(1), similarities.argmax(0)
     rows = torch.arange(len(first), device=first.device)
     rows = rows[back[forth] == rows]
-    return float(((moved[rows] - places[forth[rows]]).norm(dim=1) <= reach).double().mean())
+    return float(((moved_first_points[rows] - second_points[forth[rows]]).norm(dim=1) <= max_distance).double().mean())
 
 
 Progress = Callable[[float, str], None]
@@ -245,15 +249,20 @@ def _train_step(
     training: DescriptorTraining,
     step: int,
     fraction: float,
-    cut: list[Example],
+    examples: list[DescriptorExample],
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = training.compute_learning_rate(fraction)
     losses = [
         contrastive_loss(
-            *pair, seen.matches, seen.moved, seen.places, temperature=training.temperature, reach=training.reach
+            *pair,
+            seen.matches,
+            seen.moved_source_points,
+            seen.target_points,
+            temperature=training.temperature,
+            exclusion_radius=training.reach,
         )
-        for seen, pair in zip(cut, compute_pair_descriptors(model, cut), strict=True)
+        for seen, pair in zip(examples, compute_pair_descriptors(model, examples), strict=True)
     ]
     loss = torch.stack(losses).mean()
     optimizer.zero_grad()
@@ -269,14 +278,16 @@ def _train_step(
 
 
 @torch.no_grad()
-def _compute_mean_mutual_match_precision(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
+def _compute_mean_mutual_match_precision(
+    model: DescriptorNetwork, validation_examples: Sequence[DescriptorExample], max_distance: float
+) -> float:
     """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
-    pairs = [compute_pair_descriptors(model, [pair])[0] for pair in unseen]
+    pairs = [compute_pair_descriptors(model, [pair])[0] for pair in validation_examples]
     model.train()
     ratios = [
-        compute_mutual_match_precision(*pair, seen.moved, seen.places, reach=reach)
-        for seen, pair in zip(unseen, pairs, strict=True)
+        compute_mutual_match_precision(*pair, seen.moved_source_points, seen.target_points, max_distance=max_distance)
+        for seen, pair in zip(validation_examples, pairs, strict=True)
     ]
     return statistics.fmean(0.0 if math.isnan(ratio) else ratio for ratio in ratios)
 

@@ -19,11 +19,11 @@ _STREETS = 0.3
 """Share of scenes that are out of doors."""
 
 
-class Surface(NamedTuple):
+class SampledSurface(NamedTuple):
     """Piece of a scene."""
 
     area: float  # square metres, roughly
-    at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
+    sample_points: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
 def sample_synthetic_scene_points(rng: np.random.Generator, points: int = 60_000) -> Floats:
@@ -34,11 +34,13 @@ def sample_synthetic_scene_points(rng: np.random.Generator, points: int = 60_000
     surfaces = _build_street(rng) if rng.random() < _STREETS else _build_room(rng)
     weights = np.array([surface.area for surface in surfaces]) * rng.uniform(0.7, 1.5, len(surfaces))
     counts = rng.multinomial(points, weights / weights.sum())
-    points_by_surface = [surface.at(*rng.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
+    points_by_surface = [
+        surface.sample_points(*rng.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)
+    ]
     return np.concatenate(points_by_surface)
 
 
-def _build_room(rng: RandomGenerator) -> list[Surface]:
+def _build_room(rng: RandomGenerator) -> list[SampledSurface]:
     width, depth, height = rng.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
     x, y, z = np.eye(3)
     surfaces = [_build_sheet(rng, np.zeros(3), width * x, depth * y, 0.3)]
@@ -70,7 +72,7 @@ def _build_room(rng: RandomGenerator) -> list[Surface]:
     return surfaces
 
 
-def _build_street(rng: RandomGenerator) -> list[Surface]:
+def _build_street(rng: RandomGenerator) -> list[SampledSurface]:
     length, width = rng.uniform((25.0, 10.0), (60.0, 25.0))
     x, y, z = np.eye(3)
     surfaces = [_build_sheet(rng, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
@@ -93,12 +95,12 @@ def _build_street(rng: RandomGenerator) -> list[Surface]:
     return surfaces
 
 
-def _draw_relief(rng: RandomGenerator, amount: float) -> Relief:
+def _draw_relief(rng: RandomGenerator, relief_height: float) -> Relief:
     """Return a sum of waves; zero for a third of the surfaces."""
-    amount = 0.0 if rng.random() < 0.33 else amount
-    lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
+    relief_height = 0.0 if rng.random() < 0.33 else relief_height
+    lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(relief_height, 0.3)
     angles, phases = rng.uniform(0, 2 * np.pi, (2, 5))
-    heights = amount * rng.uniform(0.0, 0.04, 5) * lengths
+    heights = relief_height * rng.uniform(0.0, 0.04, 5) * lengths
 
     def compute_height(u: Floats, v: Floats) -> Floats:
         along = np.cos(angles) * u[:, None] + np.sin(angles) * v[:, None]
@@ -108,16 +110,20 @@ def _draw_relief(rng: RandomGenerator, amount: float) -> Relief:
     return compute_height
 
 
-def _build_sheet(rng: RandomGenerator, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
+def _build_sheet(
+    rng: RandomGenerator, position: Floats, along: Floats, across: Floats, relief_height: float
+) -> SampledSurface:
     normal = np.cross(along, across)
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
-    relief, normal = _draw_relief(rng, amount), normal / area
+    relief, normal = _draw_relief(rng, relief_height), normal / area
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
-        points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
+        points: Floats = (
+            position + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
+        )
         return points
 
-    return Surface(area, at_coordinates)
+    return SampledSurface(area, at_coordinates)
 
 
 def _draw_upright_axes(rng: RandomGenerator) -> Floats:
@@ -132,7 +138,7 @@ def _draw_random_axes(rng: RandomGenerator) -> Floats:
     return axes
 
 
-def _build_box(rng: RandomGenerator, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
+def _build_box(rng: RandomGenerator, corner: Floats, axes: Floats, size: Floats) -> list[SampledSurface]:
     edges = axes * size[:, None]
     faces = []
     for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
@@ -142,8 +148,8 @@ def _build_box(rng: RandomGenerator, corner: Floats, axes: Floats, size: Floats)
 
 
 def _build_tube(
-    rng: RandomGenerator, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0
-) -> Surface:
+    rng: RandomGenerator, base_center: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0
+) -> SampledSurface:
     """Return a cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
     long = float(np.linalg.norm(axis))
     up = axis / long
@@ -155,16 +161,18 @@ def _build_tube(
         angle = start + 2 * np.pi * turns * u
         distance = (radius * (1 - taper * v) + relief(radius * angle, long * v))[:, None]
         points: Floats = (
-            foot + v[:, None] * axis + distance * (np.cos(angle)[:, None] * side + np.sin(angle)[:, None] * front)
+            base_center
+            + v[:, None] * axis
+            + distance * (np.cos(angle)[:, None] * side + np.sin(angle)[:, None] * front)
         )
         return points
 
-    return Surface(2 * np.pi * radius * turns * long, at_coordinates)
+    return SampledSurface(2 * np.pi * radius * turns * long, at_coordinates)
 
 
-def _build_ellipsoid(rng: RandomGenerator, middle: Floats, radii: Floats, rough: float) -> Surface:
+def _build_ellipsoid(rng: RandomGenerator, center: Floats, radii: Floats, roughness: float) -> SampledSurface:
     """Return an ellipsoid."""
-    axes, relief = _draw_random_axes(rng), _draw_relief(rng, rough)
+    axes, relief = _draw_random_axes(rng), _draw_relief(rng, roughness)
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
@@ -172,37 +180,37 @@ def _build_ellipsoid(rng: RandomGenerator, middle: Floats, radii: Floats, rough:
         direction = np.stack((flat * np.cos(angle), flat * np.sin(angle), height), 1)
         size = float(radii.mean())
         scale = 1 + relief(size * (angle + 2 * height), size * 3 * height) / size
-        points: Floats = middle + (scale[:, None] * direction * radii) @ axes
+        points: Floats = center + (scale[:, None] * direction * radii) @ axes
         return points
 
-    return Surface(4 * np.pi * float((radii**2).mean()), at_coordinates)
+    return SampledSurface(4 * np.pi * float((radii**2).mean()), at_coordinates)
 
 
-def _draw_crate(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
-    return _build_box(rng, at, _draw_upright_axes(rng), scale * rng.uniform(0.2, 0.9, 3))
+def _draw_crate(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
+    return _build_box(rng, position, _draw_upright_axes(rng), scale * rng.uniform(0.2, 0.9, 3))
 
 
-def _draw_table(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_table(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
     thick = scale * 0.06
-    surfaces = _build_box(rng, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
+    surfaces = _build_box(rng, position + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
     for i, j in ((0.0, 0.0), (0.0, 0.92), (0.92, 0.0), (0.92, 0.92)):
-        leg = at + i * size[0] * axes[0] + j * size[1] * axes[1]
+        leg = position + i * size[0] * axes[0] + j * size[1] * axes[1]
         surfaces += _build_box(rng, leg, axes, np.array([thick, thick, size[2]]))
     return surfaces
 
 
-def _draw_chair(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
-    surfaces = _draw_table(rng, at, 0.6 * scale)
+def _draw_chair(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
+    surfaces = _draw_table(rng, position, 0.6 * scale)
     axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
-    return surfaces + _build_box(rng, at + 0.4 * scale * axes[2], axes, size)
+    return surfaces + _build_box(rng, position + 0.4 * scale * axes[2], axes, size)
 
 
-def _draw_shelf(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_shelf(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
     surfaces = []
     for level in np.linspace(0, 0.95, rng.integers(2, 6)):
-        board = at + level * size[2] * axes[2]
+        board = position + level * size[2] * axes[2]
         surfaces += _build_box(rng, board, axes, np.array([size[0], size[1], 0.03 * scale]))
         for _ in range(rng.integers(0, 4)):
             thing = board + rng.uniform(0, 0.8) * size[0] * axes[0] + rng.uniform(0, 0.4) * size[1] * axes[1]
@@ -210,38 +218,38 @@ def _draw_shelf(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]
     return surfaces
 
 
-def _draw_column(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_column(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     axis = np.array([*rng.normal(scale=0.1, size=2), 1.0]) * scale * rng.uniform(0.3, 2.0)
-    return [_build_tube(rng, at, axis, scale * rng.uniform(0.04, 0.3), rng.choice((0.0, rng.uniform(-0.5, 0.9))))]
+    return [_build_tube(rng, position, axis, scale * rng.uniform(0.04, 0.3), rng.choice((0.0, rng.uniform(-0.5, 0.9))))]
 
 
-def _draw_ball(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_ball(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     radii = scale * rng.uniform(0.1, 0.5, 3)
-    return [_build_ellipsoid(rng, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
+    return [_build_ellipsoid(rng, position + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
 
 
-def _draw_plant(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_plant(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     stem = np.array([*rng.normal(scale=0.1, size=2), 1.0]) * scale * rng.uniform(0.3, 1.0)
-    surfaces = [_build_tube(rng, at, stem, scale * 0.05)]
+    surfaces = [_build_tube(rng, position, stem, scale * 0.05)]
     for _ in range(rng.integers(2, 8)):
-        middle = at + stem + rng.normal(scale=0.25 * scale, size=3)
+        middle = position + stem + rng.normal(scale=0.25 * scale, size=3)
         surfaces.append(_build_ellipsoid(rng, middle, scale * rng.uniform(0.08, 0.4, 3), 3.0))
     return surfaces
 
 
-def _draw_blanket(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_blanket(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     """Return a bent and rough surface: a cloth, a sofa's back."""
     axis = _draw_random_axes(rng)[0] * scale * rng.uniform(0.4, 1.4)
-    foot = at + np.array([0.0, 0.0, scale * rng.uniform(0.2, 0.8)])
+    foot = position + np.array([0.0, 0.0, scale * rng.uniform(0.2, 0.8)])
     return [_build_tube(rng, foot, axis, scale * rng.uniform(0.3, 1.2), 0.0, rng.uniform(0.1, 0.5))]
 
 
-def _draw_stairs(rng: RandomGenerator, at: Floats, scale: float) -> list[Surface]:
+def _draw_stairs(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     axes, size = _draw_upright_axes(rng), scale * rng.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
     surfaces = []
     for step in range(rng.integers(2, 6)):
         block = np.array([size[0], size[1], size[2] * (step + 1)])
-        surfaces += _build_box(rng, at + step * size[0] * axes[0], axes, block)
+        surfaces += _build_box(rng, position + step * size[0] * axes[0], axes, block)
     return surfaces
 
 
@@ -256,25 +264,25 @@ _MAX_POINTS = 40  # a cell
 _WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels: amount, shortest, longest; how many
 
 
-class CloudSide(NamedTuple):
+class PairCloud(NamedTuple):
     """Cloud of a pair, in voxels around its own middle."""
 
-    fine: Floats  # [F, 3], one point per half voxel
-    rows: Ints  # [N], those that are described
+    points: Floats  # [F, 3], one point per half voxel
+    described_rows: Ints  # [N], those that are described
 
 
 class OverlappingPair(NamedTuple):
     """Two clouds of one scene."""
 
-    source: CloudSide
-    target: CloudSide
+    source: PairCloud
+    target: PairCloud
     truth: Floats  # [4, 4], source into target
     matches: Ints  # [K, 2] into the two rows: mutual nearest within MAX_MATCH_DISTANCE
 
     @property
     def moved_described_points(self) -> Floats:
         """Return the described points of the source [N, 3], moved by the true transform."""
-        return apply_transform(self.truth, self.source.fine[self.source.rows])
+        return apply_transform(self.truth, self.source.points[self.source.described_rows])
 
 
 def cut_overlapping_pair(
@@ -293,7 +301,7 @@ def cut_overlapping_pair(
     scans = [_subsample_points(points, rng, _MAX_POINTS * cells) - middle]
     scans.append(scans[0] if other is None else _subsample_points(other, rng, _MAX_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_cut_random_part(scan, rng) for scan in scans]
+        views = [_crop_randomly(scan, rng) for scan in scans]
         if min(len(view) for view in views) < MIN_MATCHES:
             continue
         edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * rng.uniform(0.75, 1.25))
@@ -313,9 +321,9 @@ def cut_overlapping_pair(
             poses.append(pose)
         truth = poses[1] @ np.linalg.inv(poses[0])
         matches = match_mutual_nearest_points(
-            apply_transform(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows]
+            apply_transform(truth, sides[0].points[sides[0].described_rows]), sides[1].points[sides[1].described_rows]
         )
-        if len(matches) >= max(MIN_MATCHES, _SHARED * min(len(side.rows) for side in sides)):
+        if len(matches) >= max(MIN_MATCHES, _SHARED * min(len(side.described_rows) for side in sides)):
             return OverlappingPair(sides[0], sides[1], truth, matches)
     return None
 
@@ -342,7 +350,7 @@ def _draw_rotation(rng: RandomGenerator) -> Floats:
     return turned
 
 
-def _cut_random_part(points: Floats, rng: RandomGenerator) -> Floats:
+def _crop_randomly(points: Floats, rng: RandomGenerator) -> Floats:
     cloud = points[rng.random(len(points)) < _compute_keep_probability(points, rng)]
     if len(cloud) and rng.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside

@@ -37,7 +37,7 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.curves import FlowRow
 from fullfield.training.flow.loss import laplace_mixture_loss
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import AveragedWeights, Objective, TrainingStepper
+from fullfield.training.flow.stepping import AveragedWeights, TrainingObjective, TrainingStepper
 from refusals import refuses
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
@@ -137,7 +137,7 @@ def test_stepper_equals_adamw_with_clipping(scenes: Scenes) -> None:
     other = network(norm=False).train()
     optimizer = torch.optim.AdamW(other.parameters(), lr=5e-3, weight_decay=0.1)
     average = {key: value.clone() for key, value in other.state_dict().items()}
-    objective = Objective(other, training)
+    objective = TrainingObjective(other, training)
     for number in range(4):
         batch = scenes.batch(number, 2)
         stepper.train_on_batch(batch, number, rate=5e-3 * (number + 1))
@@ -164,7 +164,9 @@ def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
             info[:, :2], info[:, 2:3] = 0.0, 9.0
         model.coarse_predictions = None
         model.predictions_with_info = lambda *_, **__: pairs
-        found, _ = Objective(model, FlowTraining(updates=1))(batch.frame1, batch.frame2, batch.flow, batch.valid)
+        found, _ = TrainingObjective(model, FlowTraining(updates=1))(
+            batch.frame1, batch.frame2, batch.flow, batch.valid
+        )
         right = [laplace_mixture_loss(pairs, batch.flow, batch.valid, log_scale_max=high) for high in (1.5, 10.0)]
     assert found == right[0]
     assert right[0] > 2 * right[1]
@@ -201,11 +203,11 @@ def test_stepper_nonfinite_step_changes_nothing() -> None:
     counts = {key for key in before if not torch.equal(before[key], after[key])}
     assert counts <= {"norm.num_batches_tracked"}
     reading = stepper.read_means()
-    assert (reading.steps, reading.skipped, reading.in_a_row) == (3, 1, 1)
+    assert (reading.steps, reading.skipped, reading.consecutive_skipped) == (3, 1, 1)
     assert reading.loss == reading.loss
     steps(stepper, source, 2, first=3)
     assert not torch.equal(state_of(stepper)["encode.weight"], before["encode.weight"])
-    assert stepper.read_means().in_a_row == 0
+    assert stepper.read_means().consecutive_skipped == 0
 
 
 def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
@@ -343,17 +345,17 @@ def test_train_flow_continues_every_kind_of_run(
         assert found["mask"].tolist() == [0.0, float("-inf")]
     if kind is Updated:
         assert set(whole.seen) == {1, 2, 3}
-        assert whole.seen == [training.choose_update_count(step) for step in range(8)]
+        assert whole.seen == [training.draw_update_count(step) for step in range(8)]
         assert resumed.seen == whole.seen[4:]
 
 
 def test_choose_update_count_is_uniform_and_seeded() -> None:
     training = TRAINING.replace(updates=(1, 3))
     drawn, other = (
-        [each.choose_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))
+        [each.draw_update_count(step) for step in range(8)] for each in (training, training.replace(seed=4))
     )
     assert drawn != other
-    drawn = [FlowTraining(updates=(4, 12)).choose_update_count(step) for step in range(2000)]
+    drawn = [FlowTraining(updates=(4, 12)).draw_update_count(step) for step in range(2000)]
     assert set(drawn) == set(range(4, 13))
     assert min(drawn.count(number) for number in range(4, 13)) > 150
 
@@ -658,7 +660,7 @@ def test_stepper_compiles_network_parts_once(
     training = TRAINING.replace(updates=(1, 4), compile="default")
     stepper = TrainingStepper(network(Many).train(), training)
     steps(stepper, scenes, 24)
-    assert {training.choose_update_count(step) for step in range(24)} == {1, 2, 3, 4}
+    assert {training.draw_update_count(step) for step in range(24)} == {1, 2, 3, 4}
     assert len(compiled) == 1
     first, second = messages()
     assert first == "compiling the network (torch.compile, default); this may take a minute, or longer ..."

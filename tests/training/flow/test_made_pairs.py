@@ -168,7 +168,7 @@ def test_scene_style_thin_draws_more_and_longer_cards() -> None:
     assert np.quantile(sides(all_of_them), (0.5, 0.9)) == pytest.approx((3.5, 20), rel=0.3)
     changed = ~np.isclose(sides(some), sides(plain))
     assert changed.mean() == pytest.approx(0.3, abs=0.04)
-    usual, more = (found.bodies.on[:, OBJECTS].sum(1) for found in (plain, some))
+    usual, more = (found.bodies.is_present[:, OBJECTS].sum(1) for found in (plain, some))
     assert (more >= usual).all()
     assert usual.mean() + 1 < more.mean() < 9.5
     assert (some.scenes.counts - plain.scenes.counts).tolist() == (more - usual).tolist()
@@ -180,10 +180,10 @@ def test_scene_style_figures_sets_fraction_of_scenes() -> None:
     assert there.mean() == pytest.approx(0.3, abs=0.07)
     assert (drawn(400, figures=1).bodies.place != plain.bodies.place)[:, BODY:12].any(-1).all()
     # All parts are there, however few objects the scene has, and the other objects stay.
-    few = plain.bodies.on[:, OBJECTS].sum(1) < BODY
+    few = plain.bodies.is_present[:, OBJECTS].sum(1) < BODY
     assert (there & few).any()
-    assert found.bodies.on[there, BODY:12].all()
-    assert (found.bodies.on == plain.bodies.on)[:, :BODY].all()
+    assert found.bodies.is_present[there, BODY:12].all()
+    assert (found.bodies.is_present == plain.bodies.is_present)[:, :BODY].all()
     assert (found.bodies.place == plain.bodies.place)[:, :BODY].all()
     # Scenes without one are the same bits as in the usual style.
     assert np.array_equal(found.matrices[~there], plain.matrices[~there])

@@ -40,8 +40,8 @@ def pairs() -> PairGenerator:
 
 
 def test_write_pairs_is_read_by_synthetic_pairs(pairs: PairGenerator, tmp_path: Path) -> None:
-    written = write_pairs(tmp_path / "made", pairs, 3, together=2)
-    assert (written.made, written.kept) == (3, 0)
+    written = write_pairs(tmp_path / "made", pairs, 3, pairs_per_batch=2)
+    assert (written.written_count, written.existing_count) == (3, 0)
     made = open_dataset("synthetic", tmp_path / "made")
     assert isinstance(made, SyntheticPairs)
     assert [record.name for record in made.records] == [f"{n:05d}" for n in range(3)]
@@ -62,8 +62,8 @@ def test_write_pairs_resumes_and_grows_set(pairs: PairGenerator, tmp_path: Path)
     write_pairs(tmp_path / "made", generator(), 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
     refuses(r"pairs\.json: lists 2 pairs, found 1; run the same", open_dataset, "synthetic", tmp_path / "made")
-    written = write_pairs(tmp_path / "made", generator(), 3, together=2)
-    assert (written.made, written.kept) == (2, 1)
+    written = write_pairs(tmp_path / "made", generator(), 3, pairs_per_batch=2)
+    assert (written.written_count, written.existing_count) == (2, 1)
     for file in sorted((tmp_path / "whole").rglob("*.*")):
         assert file.read_bytes() == (tmp_path / "made" / file.relative_to(tmp_path / "whole")).read_bytes(), file.name
     write_pairs(tmp_path / "made", pairs, 2)  # fewer: nothing is lost
@@ -81,7 +81,7 @@ def test_write_pairs_marks_motion_beyond_kitti_as_unknown(tmp_path: Path) -> Non
         def batch(self, index: int, count: int):  # type: ignore[no-untyped-def]
             return batch._replace(flow=far) if (index, count) == (0, 1) else super().batch(index, count)
 
-    write_pairs(tmp_path / "made", Far(SIZE, pictures=pictures, style=FEW), 1, flow_format="png", together=1)
+    write_pairs(tmp_path / "made", Far(SIZE, pictures=pictures, style=FEW), 1, flow_format="png", pairs_per_batch=1)
     assert (tmp_path / "made/flow/00000.png").is_file()
     sample = open_dataset("synthetic", tmp_path / "made")[0]
     assert not sample.valid[:5].any()
@@ -115,7 +115,7 @@ def test_write_pairs_writes_licences(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(pair_files, "read_licence_list", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path)
-    assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).made == 1  # goes on
+    assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).written_count == 1  # goes on
 
 
 def test_write_pairs_refuses_other_settings(pairs: PairGenerator, tmp_path: Path) -> None:

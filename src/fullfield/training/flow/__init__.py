@@ -9,7 +9,7 @@ from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmentation as Augmentation
-    from fullfield.training.flow.augmentation import Augmented as Augmented
+    from fullfield.training.flow.augmentation import AugmentedPairs as AugmentedPairs
     from fullfield.training.flow.augmentation import augment as augment
     from fullfield.training.flow.batch import DatasetPairs as DatasetPairs
     from fullfield.training.flow.batch import Mixture as Mixture
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
-        "augmentation": "Augmentation Augmented augment",
+        "augmentation": "Augmentation AugmentedPairs augment",
         "batch": "DatasetPairs Mixture collate_flow cut_window",
         "config": "FlowTraining SceneStyle",
         "loop": "FlowRun train_flow",

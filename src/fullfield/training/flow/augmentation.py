@@ -78,7 +78,7 @@ class Augmentation(Config):
         return self.size is not None or bool(other)
 
 
-class Augmented:
+class AugmentedPairs:
     """Source whose pairs are augmented on their device; ``seed`` and a batch's index decide what is drawn."""
 
     def __init__(self, source: PairSource, augmentation: Augmentation, seed: int = 0) -> None:
@@ -118,22 +118,24 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
     return batch
 
 
-def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
     count, _, height, width = batch.frame1.shape
     rows, columns = augmentation.size or (height, width)
     low, high = (math.log(bound) for bound in augmentation.scale)
-    changed = (draw[0] < augmentation.scaled).float()
-    size = changed * (low + (high - low) * draw[1])
-    bend = changed * (draw[2] - 0.5) * augmentation.stretch * math.log(2)
+    changed = (random_numbers[0] < augmentation.scaled).float()
+    size = changed * (low + (high - low) * random_numbers[1])
+    bend = changed * (random_numbers[2] - 0.5) * augmentation.stretch * math.log(2)
     # No scale takes in what lies outside the frames.
     across = torch.exp(size + bend).clamp(min=columns / width)
     down = torch.exp(size - bend).clamp(min=rows / height)
-    left = (draw[3] * (width - columns / across + 1)).floor().clamp(min=0)  # whole pixels: where nothing is scaled,
-    top = (draw[4] * (height - rows / down + 1)).floor().clamp(min=0)  # nothing is interpolated
+    left = (
+        (random_numbers[3] * (width - columns / across + 1)).floor().clamp(min=0)
+    )  # whole pixels: where nothing is scaled,
+    top = (random_numbers[4] * (height - rows / down + 1)).floor().clamp(min=0)  # nothing is interpolated
     left = torch.minimum(left, width - columns / across)
     top = torch.minimum(top, height - rows / down)
-    mirror_x = 1 - 2 * (draw[5] < augmentation.flip).float()
-    mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
+    mirror_x = 1 - 2 * (random_numbers[5] < augmentation.flip).float()
+    mirror_y = 1 - 2 * (random_numbers[6] < augmentation.flip_vertical).float()
 
     def compute_positions(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
         """Return the positions of the new pixels in the old frames [B, length]."""
@@ -168,21 +170,21 @@ def _resample_randomly(batch: FlowBatch, augmentation: Augmentation, draw: list[
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
-def _augment_colours(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
-    own = (draw[10] < augmentation.apart).float()
-    second = [torch.lerp(a, b, own) for a, b in zip(draw[:4], draw[5:9], strict=True)]
+def _augment_colours(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
+    own = (random_numbers[10] < augmentation.apart).float()
+    second = [torch.lerp(a, b, own) for a, b in zip(random_numbers[:4], random_numbers[5:9], strict=True)]
     frame1, frame2 = (
         _jitter_frame_colours(frame, [2 * number - 1 for number in numbers], augmentation.colour)
-        for frame, numbers in ((batch.frame1, draw[:4]), (batch.frame2, second))
+        for frame, numbers in ((batch.frame1, random_numbers[:4]), (batch.frame2, second))
     )
     return batch._replace(frame1=frame1, frame2=frame2)
 
 
-def _jitter_frame_colours(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
+def _jitter_frame_colours(frame: Tensor, random_numbers: list[Tensor], strength: float) -> Tensor:
     """Change brightness, contrast, saturation and hue by numbers in -1 ... 1, on the CPU."""
     device = frame.device
-    bright, contrast, saturation = (1 + strength * number for number in draw[:3])
-    angle = strength * math.pi * 0.4 * draw[3]
+    bright, contrast, saturation = (1 + strength * number for number in random_numbers[:3])
+    angle = strength * math.pi * 0.4 * random_numbers[3]
     luma, unit = torch.tensor(_LUMA, dtype=torch.float32), torch.eye(3, dtype=torch.float32)
     grey = luma.expand(3, 3)  # every row gives the luma
     # A turn around the grey axis: hue.
@@ -200,18 +202,18 @@ def _jitter_frame_colours(frame: Tensor, draw: list[Tensor], strength: float) ->
     return (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1).to(frame.dtype)
 
 
-def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+def _erase_rectangles(batch: FlowBatch, augmentation: Augmentation, random_numbers: list[Tensor]) -> FlowBatch:
     _, _, height, width = batch.frame1.shape
     device = batch.frame1.device
     y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]
     x = torch.arange(width, device=device, dtype=torch.float32)[None, None, :]
     low, high = (height * side for side in augmentation.box)
-    box_draw = draw[0]  # under half the share: two boxes, under the share: one
+    box_draw = random_numbers[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
     target_x, target_y, _ = flow_targets(batch.flow)
     for index in range(_BOXES):
-        centre_x, centre_y, box_width, box_height = draw[1 + 4 * index : 5 + 4 * index]
+        centre_x, centre_y, box_width, box_height = random_numbers[1 + 4 * index : 5 + 4 * index]
         left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]
         half_x = (low + (high - low) * box_width)[:, None, None] / 2
         half_y = (low + (high - low) * box_height)[:, None, None] / 2

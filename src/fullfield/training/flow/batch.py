@@ -98,9 +98,9 @@ class PrefetchedBatches(Generic[T]):
     ``make`` must be picklable. Without workers this process makes everything on request.
     """
 
-    def __init__(self, make: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
+    def __init__(self, build_batch: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
         _check.check_number(workers, "workers", integer=True, low=0, high=1024)
-        self._make, self._workers, self._pin = make, workers, pin
+        self._make, self._workers, self._pin = build_batch, workers, pin
         self._coming: Iterator[T] | None = None
         self._next: _Request | None = None
         self._following: Iterator[_Request] = iter(())
@@ -321,13 +321,13 @@ class Mixture:
         for number, source in enumerate(self._sources):
             prefetch_batches_if_possible(source, index, stride, partial(self._count_prefetched_pairs, number, counts))
 
-    def _count_prefetched_pairs(self, number: int, counts: Counts, index: int) -> int:
+    def _count_prefetched_pairs(self, source_index: int, counts: Counts, index: int) -> int:
         count = counts(index)
-        return self._count_pairs_to_request(number, count, self.count_pairs_by_source(index, count)[number])
+        return self._count_pairs_to_request(source_index, count, self.count_pairs_by_source(index, count)[source_index])
 
-    def _count_pairs_to_request(self, number: int, count: int, some: int) -> int:
-        """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
-        return max(some, math.ceil(self._shares[number] * count - 1e-6)) if some else 0
+    def _count_pairs_to_request(self, source_index: int, count: int, requested_count: int) -> int:
+        """Return how many pairs to request of a source when a batch of ``count`` has ``requested_count`` of it."""
+        return max(requested_count, math.ceil(self._shares[source_index] * count - 1e-6)) if requested_count else 0
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` pairs, source by source."""

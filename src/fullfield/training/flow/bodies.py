@@ -27,7 +27,7 @@ _UNIFORM, _NORMAL = 24, 20
 class Ellipsoids(NamedTuple):
     """Ellipsoids of B scenes: the unit sphere s maps to shape · s + centre in the first camera's coordinates."""
 
-    on: NDArray[np.bool_]  # [B, N]
+    is_present: NDArray[np.bool_]  # [B, N]
     shape: Floats  # [B, N, 2, 3, 3]: in both frames
     centre: Floats  # [B, N, 2, 3]
     smooth: Floats  # [B, N]: levels of blur of the texture

@@ -49,7 +49,7 @@ class BatchPrefetcher:
         self._waiting: dict[int, FlowBatch] = {}
         self._announced: int | None = None
 
-    def start_batch(self, step: int) -> None:
+    def start_fetching_batch(self, step: int) -> None:
         """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._waiting = {step: self._fetch_and_check_batch(step)}
@@ -57,7 +57,7 @@ class BatchPrefetcher:
     def take_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
-            self.start_batch(step)
+            self.start_fetching_batch(step)
         batch = self._waiting.pop(step)
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
@@ -172,13 +172,13 @@ def freeze_batch_norm_statistics(model: nn.Module) -> None:
             module.eval()
 
 
-class _Clock:
+class _TrainingClock:
     """Clock of a training: read at intervals and extrapolated in between, so that all processes agree."""
 
-    def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
-        self._before, self._start = before, time.perf_counter()
-        self._team, self._device = team, device
-        self._mark = step, before
+    def __init__(self, previous_seconds: float, step: int, ranks: Ranks, device: torch.device) -> None:
+        self._before, self._start = previous_seconds, time.perf_counter()
+        self._team, self._device = ranks, device
+        self._mark = step, previous_seconds
         self.pace = 0.0  # seconds a step; 0 until it is known
         self._settled = step + _SETTLED
 
@@ -240,12 +240,12 @@ class _TrainingLoop:
         self,
         folder: Path,
         stepper: TrainingStepper,
-        ahead: BatchPrefetcher,
+        prefetcher: BatchPrefetcher,
         run: FlowRun,
         validation: Validation | None,
         progress: Progress | None,
     ) -> None:
-        self.stepper, self.ahead, self.run = stepper, ahead, run
+        self.stepper, self.ahead, self.run = stepper, prefetcher, run
         self.training, self.team = stepper.training, stepper.ranks
         self.validation, self.progress = validation, progress
         recipe = {
@@ -311,7 +311,7 @@ class _TrainingLoop:
             self._validate_if_due(self.run_folder)
             self._draw_curves(self.run_folder.folder)
         first_step = step = self.history[-1].step if self.history else 0
-        clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
+        clock = _TrainingClock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
         completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
         while completed < 1.0 and not paused:
             rate = training.compute_learning_rate(completed)
@@ -320,7 +320,7 @@ class _TrainingLoop:
             step += 1
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             if completed < 1.0:
-                self.ahead.start_batch(self.batches + step)
+                self.ahead.start_fetching_batch(self.batches + step)
             is_due = step % run.every == 0 or completed >= 1.0
             if not (is_due or step % run.read == 0 or step == first_step + _SETTLED):
                 continue
@@ -335,8 +335,8 @@ class _TrainingLoop:
             if is_due and training.precision != "float16":
                 if all(r.skipped == r.steps for r in self.readings):
                     raise build_divergence_error("every step since the last checkpoint", step, training)
-                if reading.skipped == reading.steps and reading.in_a_row >= _ENDED:
-                    raise build_divergence_error(f"the last {reading.in_a_row} steps", step, training)
+                if reading.skipped == reading.steps and reading.consecutive_skipped >= _ENDED:
+                    raise build_divergence_error(f"the last {reading.consecutive_skipped} steps", step, training)
             self._report_progress(completed, step, reading, clock)
             if is_due:
                 self._write_checkpoint(step, seconds, rate, last=paused or completed >= 1.0)
@@ -392,7 +392,7 @@ class _TrainingLoop:
             write_safetensors(run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
         run_folder.save_notes(self.history, self._collect_notes())
 
-    def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _Clock) -> None:
+    def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _TrainingClock) -> None:
         if self.progress is None or not self.team.is_first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"

@@ -38,18 +38,21 @@ _TIMES = np.array([-0.45, 0.0, 1.0, 1.45])  # first and last instants of exposur
 class SampledMeshes(NamedTuple):
     """Meshes of B scenes, N = MESHES of each, and the layers that show them."""
 
-    on: NDArray[np.bool_]  # [B, N]
+    is_present: NDArray[np.bool_]  # [B, N]
     group: NDArray[np.int64]  # [B, N]: the mesh whose layer this one is in; they are ordered by depth in a layer
     depth: Floats  # [B, N]: of the layer
     values: dict[str, NDArray[np.generic]]  # fields of MeshPlacement, [B, N, ...]
 
     def to_placement(self, layers: NDArray[np.int64]) -> MeshPlacement | None:
         """Return the placement of the meshes that are on, None without any; ``layers`` [B, N] index their layers."""
-        if not self.on.any():
+        if not self.is_present.any():
             return None
-        fields = {name: torch.from_numpy(np.ascontiguousarray(values[self.on])) for name, values in self.values.items()}
-        scene = torch.from_numpy(np.nonzero(self.on)[0])
-        layer = torch.from_numpy(np.take_along_axis(layers, self.group, 1)[self.on].astype(np.int64))
+        fields = {
+            name: torch.from_numpy(np.ascontiguousarray(values[self.is_present]))
+            for name, values in self.values.items()
+        }
+        scene = torch.from_numpy(np.nonzero(self.is_present)[0])
+        layer = torch.from_numpy(np.take_along_axis(layers, self.group, 1)[self.is_present].astype(np.int64))
         return MeshPlacement(scene=scene, layer=layer, **fields)
 
 
@@ -123,39 +126,39 @@ class _MeshRandom:
 
 
 def _sample_pose_maps(
-    draw: _MeshRandom, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
+    rng: _MeshRandom, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
 ) -> Floats:
     """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
     depth, focal = centre[..., 2], geometry.focal[:, None]
-    upright = draw.draw_uniform() < 0.5
-    yaw, free = draw.draw_uniform(0, 2 * np.pi), 2 * draw.draw_normal()
-    tilt = 0.2 * draw.draw_normal()
+    upright = rng.draw_uniform() < 0.5
+    yaw, free = rng.draw_uniform(0, 2 * np.pi), 2 * rng.draw_normal()
+    tilt = 0.2 * rng.draw_normal()
     axis = np.stack([tilt[..., 0], yaw, tilt[..., 2]], -1)
     down = np.diag([1.0, -1.0, -1.0])  # the y axis of images points down
     first = np.where(upright[..., None, None], down @ compute_rotation_matrices(axis), compute_rotation_matrices(free))
-    first = first * (radius[..., None] * np.exp(0.15 * draw.draw_normal()).clip(0.7, 1.3))[..., None, :]
-    moves = draw.draw_uniform() < 0.85
-    motion, normal = draw.draw_uniform(), draw.draw_normal()[..., 0]
+    first = first * (radius[..., None] * np.exp(0.15 * rng.draw_normal()).clip(0.7, 1.3))[..., None, :]
+    moves = rng.draw_uniform() < 0.85
+    motion, normal = rng.draw_uniform(), rng.draw_normal()[..., 0]
     extent = draw_motion_lengths(motion, normal, style.object_motion, unit, style) * moves
-    heading = draw.draw_uniform(0, 2 * np.pi)
-    nearer = np.clip(0.08 * draw.draw_normal()[..., 0], -0.3, 0.3) * moves
+    heading = rng.draw_uniform(0, 2 * np.pi)
+    nearer = np.clip(0.08 * rng.draw_normal()[..., 0], -0.3, 0.3) * moves
     shift = (
         np.stack([extent * np.cos(heading) / focal, extent * np.sin(heading) / focal, nearer], -1) * depth[..., None]
     )
-    turn = 0.12 * draw.draw_normal() * np.where(draw.draw_uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
+    turn = 0.12 * rng.draw_normal() * np.where(rng.draw_uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
     camera = np.swapaxes(compute_rotation_matrices(geometry.camera_turn), -1, -2)[:, None]
-    swell = np.exp(0.03 * draw.draw_normal())[..., None, :]
+    swell = np.exp(0.03 * rng.draw_normal())[..., None, :]
     second = camera @ compute_rotation_matrices(np.clip(turn, -1.0, 1.0)) @ first * swell
     second_centre = multiply_matrix_vector(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_centre))]
     return np.stack(maps, 2)
 
 
-def _choose_table_entries(draw: _MeshRandom, table: MeshTable) -> NDArray[np.int64]:
+def _choose_table_entries(rng: _MeshRandom, table: MeshTable) -> NDArray[np.int64]:
     """Return entries [B, N] of the table: half of them clips, if it has some."""
     everything = np.arange(len(table.pose_counts))
     clips = everything[table.pose_counts > 1]
-    is_clip, position = draw.draw_uniform() < 0.5, draw.draw_uniform()
+    is_clip, position = rng.draw_uniform() < 0.5, rng.draw_uniform()
     entries = np.floor(position * len(everything)).astype(np.int64)
     if len(clips):
         entries = np.where(is_clip, clips[np.floor(position * len(clips)).astype(np.int64)], entries)
@@ -163,12 +166,12 @@ def _choose_table_entries(draw: _MeshRandom, table: MeshTable) -> NDArray[np.int
 
 
 def _choose_clip_poses(
-    draw: _MeshRandom, table: MeshTable, which: NDArray[np.int64]
+    rng: _MeshRandom, table: MeshTable, which: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
     last = (table.pose_counts[which] - 1).astype(np.float64)
-    start = draw.draw_uniform() * last
-    step = 0.45 * draw.draw_normal()[..., 0] * np.where(draw.draw_uniform() < 0.2, 3, 1)
+    start = rng.draw_uniform() * last
+    step = 0.45 * rng.draw_normal()[..., 0] * np.where(rng.draw_uniform() < 0.2, 3, 1)
     phase = np.stack([start, np.clip(start + step, 0, last)], -1)
     low: NDArray[np.int64] = np.minimum(np.floor(phase), np.maximum(last - 1, 0)[..., None]).astype(np.int64)
     high = np.minimum(low + 1, last.astype(np.int64)[..., None])
@@ -178,18 +181,18 @@ def _choose_clip_poses(
     return rows, (phase - low).astype(np.float32)
 
 
-def _sample_deformations(draw: _MeshRandom, style: SceneStyle) -> NDArray[np.float32]:
+def _sample_deformations(rng: _MeshRandom, style: SceneStyle) -> NDArray[np.float32]:
     """Return waves and twists [B, N, 2, DEFORMATION] of some meshes; they change between the frames."""
-    bends = (draw.draw_uniform() < style.waves)[..., None]
+    bends = (rng.draw_uniform() < style.waves)[..., None]
     frames = []
     waves = []
     for _ in range(WAVES):
-        along = draw.draw_normal() * 1.5
+        along = rng.draw_normal() * 1.5
         length = np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), 1e-3)
-        high = np.minimum(0.08 * np.abs(draw.draw_uniform())[..., None], 0.25 / length) * bends
-        high = draw.draw_normal().clip(-2, 2) * high
-        waves.append((high, along, draw.draw_uniform(0, 2 * np.pi), draw.draw_uniform(-1.2, 1.2)))
-    twist = draw.draw_normal() * np.array([0.4, 0.2, 0]) * bends
+        high = np.minimum(0.08 * np.abs(rng.draw_uniform())[..., None], 0.25 / length) * bends
+        high = rng.draw_normal().clip(-2, 2) * high
+        waves.append((high, along, rng.draw_uniform(0, 2 * np.pi), rng.draw_uniform(-1.2, 1.2)))
+    twist = rng.draw_normal() * np.array([0.4, 0.2, 0]) * bends
     for frame in (0, 1):
         numbers = [
             np.concatenate([amplitude, along, (phase + frame * change)[..., None]], -1)
@@ -199,37 +202,37 @@ def _sample_deformations(draw: _MeshRandom, style: SceneStyle) -> NDArray[np.flo
     return np.stack(frames, 2).astype(np.float32)
 
 
-def _sample_lighting(draw: _MeshRandom) -> NDArray[np.float32]:
+def _sample_lighting(rng: _MeshRandom) -> NDArray[np.float32]:
     """Return the light [B, N, 2, 4] in both frames, mostly from above and from the camera's side."""
-    strength = draw.draw_uniform(0.0, 1.1)
-    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * draw.draw_normal()
+    strength = rng.draw_uniform(0.0, 1.1)
+    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * rng.draw_normal()
     frames = []
     for change in (0.0, 0.05):
-        towards = lamp + change * draw.draw_normal()
+        towards = lamp + change * rng.draw_normal()
         towards = towards / np.maximum(np.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
         frames.append(np.concatenate([(1 - 0.65 * strength)[..., None].clip(0.15), towards * strength[..., None]], -1))
     return np.stack(frames, 2).astype(np.float32)
 
 
 def _sample_materials(
-    draw: _MeshRandom, pictures: int, style: SceneStyle
+    rng: _MeshRandom, pictures: int, style: SceneStyle
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return pictures [B, N, MATERIALS] and colours [B, N, MATERIALS, MESH_COLOURS]."""
-    first = draw.draw_uniform(0, pictures)
+    first = rng.draw_uniform(0, pictures)
     picture_ids = np.repeat(first[..., None], MATERIALS, -1)
     colours = np.zeros((*first.shape, MATERIALS, MESH_COLOURS))
-    smooth = np.where(draw.draw_uniform() < style.smooth, draw.draw_uniform(1.0, 4.5), 0.0)
-    contrast = np.where(draw.draw_uniform() < style.plain, draw.draw_uniform(0.02, 0.4), draw.draw_uniform(0.6, 1.3))
-    middle = draw.draw_uniform(0.2, 0.8)
-    gain = 1 + np.clip(0.08 * draw.draw_normal()[..., 0], -0.3, 0.3) * (draw.draw_per_scene() < 0.3)
-    same_look = draw.draw_uniform() < 0.4
+    smooth = np.where(rng.draw_uniform() < style.smooth, rng.draw_uniform(1.0, 4.5), 0.0)
+    contrast = np.where(rng.draw_uniform() < style.plain, rng.draw_uniform(0.02, 0.4), rng.draw_uniform(0.6, 1.3))
+    middle = rng.draw_uniform(0.2, 0.8)
+    gain = 1 + np.clip(0.08 * rng.draw_normal()[..., 0], -0.3, 0.3) * (rng.draw_per_scene() < 0.3)
+    same_look = rng.draw_uniform() < 0.4
     tint = np.ones((*first.shape, 3))
     for material in range(MATERIALS):
-        other = draw.draw_uniform(0, pictures)
+        other = rng.draw_uniform(0, pictures)
         own = ~same_look if material else np.zeros_like(same_look)
-        picture_ids[..., material] = np.where(own & (draw.draw_uniform() < 0.6), other, picture_ids[..., material])
-        drawn = np.stack([draw.draw_uniform(0.75, 1.25) for _ in range(3)], -1)
-        shade = draw.draw_uniform(0.6, 1.4)[..., None]
+        picture_ids[..., material] = np.where(own & (rng.draw_uniform() < 0.6), other, picture_ids[..., material])
+        drawn = np.stack([rng.draw_uniform(0.75, 1.25) for _ in range(3)], -1)
+        shade = rng.draw_uniform(0.6, 1.4)[..., None]
         tint = np.where(own[..., None], drawn * shade, tint) if material else drawn
         factor = contrast[..., None] * tint
         offset = middle[..., None] * tint - 0.5 * factor

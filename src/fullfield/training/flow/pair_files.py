@@ -30,8 +30,8 @@ class WrittenPairs(NamedTuple):
     """Result of :func:`write_pairs`."""
 
     folder: Path
-    made: int  # pairs written now
-    kept: int  # that were there
+    written_count: int  # pairs written now
+    existing_count: int  # that were there
 
 
 def write_pairs(
@@ -41,7 +41,7 @@ def write_pairs(
     *,
     textures: str | Path | None = None,
     flow_format: str = "flo",
-    together: int = 4,
+    pairs_per_batch: int = 4,
     progress: Progress | None = None,
 ) -> WrittenPairs:
     """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.own.SyntheticPairs` reads.
@@ -56,11 +56,11 @@ def write_pairs(
         textures: the picture pack that ``pairs`` uses: its licence list is written beside the pairs. None: pictures
             drawn from a seed.
         flow_format: ``"flo"``, or ``"png"`` (KITTI: to 1/64 px; longer motion than 511 px counts as unknown).
-        together: pairs made in one go.
+        pairs_per_batch: pairs made in one go.
         progress: called with the part done and what is being done.
     """
     _check.check_number(count, "count", integer=True, low=1)
-    _check.check_number(together, "together", integer=True, low=1)
+    _check.check_number(pairs_per_batch, "pairs_per_batch", integer=True, low=1)
     _check.check_choice(flow_format, "flow_format", FLOW_FORMATS)
     base = Path(folder)
     manifest = _build_manifest(pairs, textures, flow_format)
@@ -83,10 +83,12 @@ def write_pairs(
         with write_atomically(base / LICENCES) as temporary:
             temporary.write_text(format_licences(read_licence_list(textures)), "utf-8")
     written = 0
-    for start in range(0, count, together):
-        numbers = [n for n in range(start, start + together) if not _get_flow_path(base, n, flow_format).exists()]
-        is_full = len(numbers) == together and start + together <= count
-        for first, size in [(start, together)] if is_full else [(n, 1) for n in numbers if n < count]:
+    for start in range(0, count, pairs_per_batch):
+        numbers = [
+            n for n in range(start, start + pairs_per_batch) if not _get_flow_path(base, n, flow_format).exists()
+        ]
+        is_full = len(numbers) == pairs_per_batch and start + pairs_per_batch <= count
+        for first, size in [(start, pairs_per_batch)] if is_full else [(n, 1) for n in numbers if n < count]:
             if progress is not None:
                 progress(first / count, f"pair {first + 1} of {count}")
             batch = pairs.batch(first // size, size)

@@ -249,24 +249,24 @@ def _draw_leaves(stream: RandomStream, size: int) -> Field:
     )
 
 
-def _draw_discs(stream: RandomStream, colour: Field, count: int, small: float, large: float) -> Field:
-    size = len(colour)
+def _draw_discs(stream: RandomStream, values: Field, count: int, min_radius: float, max_radius: float) -> Field:
+    size = len(values)
     colours = _draw_palette(stream, 12)
     fine = draw_noise(stream, size, size / 12, 3)
     centres, radii = stream.draw_uniform_numbers(count, 2) * size, stream.draw_uniform_numbers(count)
     picks, flecks = (stream.draw_uniform_numbers(count) * 12).astype(np.int64), 0.8 * stream.draw_uniform_numbers(count)
     for number in range(count):
-        radius = size / (1 / large + radii[number] * (1 / small - 1 / large))
+        radius = size / (1 / max_radius + radii[number] * (1 / min_radius - 1 / max_radius))
         y, x = centres[number]
         top, left = max(0, int(y - radius) - 1), max(0, int(x - radius) - 1)
         bottom, right = min(size, int(y + radius) + 2), min(size, int(x + radius) + 2)
         dy = (np.arange(top, bottom) - y)[:, None]
         dx = (np.arange(left, right) - x)[None]
         cover = (radius - np.sqrt(dy * dy + dx * dx) + 0.5).clip(0, 1)[..., None]
-        background = colour[top:bottom, left:right]
+        background = values[top:bottom, left:right]
         ink = colours[picks[number]] * (1 + flecks[number] * (fine[top:bottom, left:right, None] - 0.5))
-        colour[top:bottom, left:right] = background * (1 - cover) + ink * cover
-    return colour
+        values[top:bottom, left:right] = background * (1 - cover) + ink * cover
+    return values
 
 
 def _draw_gradient(stream: RandomStream, size: int) -> Field:
@@ -340,12 +340,12 @@ def _fill_outlines(outlines: list[Field]) -> Pixels:
     return coverage
 
 
-def _draw_directions_around(stream: RandomStream, corners: int) -> Field:
+def _draw_corner_directions(stream: RandomStream, corners: int) -> Field:
     """Return directions [corners, 2] around a centre, unevenly spaced."""
     return _compute_unit_vectors((np.arange(corners) + 0.7 * stream.draw_uniform_numbers(corners)) / corners)
 
 
-def _turn_and_narrow(stream: RandomStream, outline: Field, narrowest: float = 0.4) -> Field:
+def _rotate_and_narrow_outline(stream: RandomStream, outline: Field, narrowest: float = 0.4) -> Field:
     """Turn an outline, and make it narrower across."""
     c, s = _compute_unit_vectors(stream.draw_uniform_numbers(1))[0]
     narrow = stream.draw_between(narrowest, 1)
@@ -356,14 +356,18 @@ def _turn_and_narrow(stream: RandomStream, outline: Field, narrowest: float = 0.
 def _draw_polygon(stream: RandomStream) -> list[Field]:
     corners = stream.draw_integer(3, 9)
     radius = 0.55 + 0.45 * stream.draw_uniform_numbers(corners, 1)
-    return [_turn_and_narrow(stream, _draw_directions_around(stream, corners) * radius)]
+    return [_rotate_and_narrow_outline(stream, _draw_corner_directions(stream, corners) * radius)]
 
 
 def _draw_star(stream: RandomStream) -> list[Field]:
     tips = stream.draw_integer(4, 14)
     turn = _compute_unit_vectors(np.arange(2 * tips) / (2 * tips))
     radius = np.where(np.arange(2 * tips) % 2, stream.draw_between(0.2, 0.7), 1.0)[:, None]
-    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.draw_uniform_numbers(2 * tips, 1)), 0.6)]
+    return [
+        _rotate_and_narrow_outline(
+            stream, turn * radius * (0.85 + 0.15 * stream.draw_uniform_numbers(2 * tips, 1)), 0.6
+        )
+    ]
 
 
 def _draw_bar(stream: RandomStream) -> list[Field]:
@@ -373,7 +377,7 @@ def _draw_bar(stream: RandomStream) -> list[Field]:
     middle = np.stack([steps, bend * 4 * steps * (1 - steps)], axis=1)
     half = stream.draw_between(0.008, 0.06) * (1 - stream.draw_between(0, 0.9) * steps)
     offset = np.stack([np.zeros(17), half], axis=1)
-    return [_turn_and_narrow(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
+    return [_rotate_and_narrow_outline(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
 
 
 def _outline_disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
@@ -466,7 +470,7 @@ def _draw_blob(stream: RandomStream) -> list[Field]:
     for wave in range(1, stream.draw_integer(3, 8)):
         depth = stream.draw_between(0.2, 1.5) / wave
         radius += depth * (_compute_smooth_wave(steps * wave + stream.draw_between(0, 1)) - 0.5)
-    return [_turn_and_narrow(stream, _compute_unit_vectors(steps) * radius[:, None], 0.5)]
+    return [_rotate_and_narrow_outline(stream, _compute_unit_vectors(steps) * radius[:, None], 0.5)]
 
 
 _SHAPES = (

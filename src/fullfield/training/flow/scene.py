@@ -78,7 +78,7 @@ def sample_scenes(
             & ((bodies.kind == OPEN) | (bodies.kind == FLAT))
             & ~bodies.same_look
         )
-        bodies.turn_layers_to_camera(has_photograph)
+        bodies.make_layers_face_camera(has_photograph)
     solids = None
     if solid:
         solids = sample_ellipsoids(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
@@ -89,7 +89,7 @@ def sample_scenes(
             SceneRandom(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
         )
     if cut is not None:
-        _let_objects_show_backdrop(cut, has_photograph, bodies, paint, ids, unit)
+        _paint_objects_with_backdrop(cut, has_photograph, bodies, paint, ids, unit)
     exposures, instants, times = _sample_exposures(draw, len(numbers), style)
     background = bodies.sample_background_colour(draw)
     gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
@@ -103,55 +103,53 @@ def sample_scenes(
 
 
 def _sample_layer_paint(
-    draw: SceneRandom, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
+    rng: SceneRandom, geometry: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
-    batch = len(bodies.kind)
+    batch = len(geometry.kind)
     paint = np.zeros((batch, LAYERS, PAINT))
     ids = np.stack(
-        [np.floor(draw.draw_per_layer() * pictures), np.floor(draw.draw_per_layer() * max(shapes, 1))], -1
+        [np.floor(rng.draw_per_layer() * pictures), np.floor(rng.draw_per_layer() * max(shapes, 1))], -1
     ).astype(np.int64)
-    silhouette = bodies.shape == 0
-    ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
-    same_look, limbs = bodies.same_look, slice(BODY + 1, OBJECTS)
+    silhouette = geometry.shape == 0
+    ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, geometry.shape)
+    same_look, limbs = geometry.same_look, slice(BODY + 1, OBJECTS)
     ids[same_look, limbs, 0] = ids[same_look, BODY, 0][:, None]
     # Texture: texels per pixel at the card's distance; turned with the card or freely.
-    depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
-    per_pixel = np.exp(draw.draw_normal_per_layer(0.45))
+    depth = np.linalg.norm(geometry.centre, axis=-1).clip(min=1.0)
+    per_pixel = np.exp(rng.draw_normal_per_layer(0.45))
     texels = [
-        np.linalg.norm(axis, axis=-1) * bodies.focal[:, None] / depth * per_pixel / min(max(unit, 0.5), 2.0)
-        for axis in (bodies.along, bodies.across)
+        np.linalg.norm(axis, axis=-1) * geometry.focal[:, None] / depth * per_pixel / min(max(unit, 0.5), 2.0)
+        for axis in (geometry.along, geometry.across)
     ]
-    angle = draw.draw_per_layer(0, 2 * np.pi)
-    angle = np.where(draw.draw_per_layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
+    angle = rng.draw_per_layer(0, 2 * np.pi)
+    angle = np.where(rng.draw_per_layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
     cosine, sine = np.cos(angle), np.sin(angle)
-    affine = (cosine * texels[0], -sine * texels[1], draw.draw_per_layer(0, 1024), sine * texels[0], cosine * texels[1])
-    for number, value in enumerate((*affine, draw.draw_per_layer(0, 1024))):
+    affine = (cosine * texels[0], -sine * texels[1], rng.draw_per_layer(0, 1024), sine * texels[0], cosine * texels[1])
+    for number, value in enumerate((*affine, rng.draw_per_layer(0, 1024))):
         paint[..., TEXTURE + number] = value
     # Waves: the slope stays under what would fold the surface.
-    bends = draw.draw_per_layer() < style.waves
+    bends = rng.draw_per_layer() < style.waves
     bends[:, FIRST_FACE:GROUND] = False
-    bends[:, GROUND:CARDS] &= draw.draw_per_layer()[:, GROUND:CARDS] < 0.3
+    bends[:, GROUND:CARDS] &= rng.draw_per_layer()[:, GROUND:CARDS] < 0.3
     for first in (0, 5):
-        length = unit * np.exp(draw.draw_per_layer(math.log(50), math.log(400)))
-        heading, phase, aim = (draw.draw_per_layer(0, 2 * np.pi) for _ in range(3))
-        high = np.minimum(unit * 6 * draw.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
+        length = unit * np.exp(rng.draw_per_layer(math.log(50), math.log(400)))
+        heading, phase, aim = (rng.draw_per_layer(0, 2 * np.pi) for _ in range(3))
+        high = np.minimum(unit * 6 * rng.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
         values = (high * np.cos(aim), high * np.sin(aim), np.cos(heading), np.sin(heading))
         for number, value in enumerate(values):
             paint[..., first + number] = value * (2 * np.pi / length if number >= 2 else 1)
         paint[..., first + 4] = phase
     # Out of focus: edges and textures.
-    soft = np.where(draw.draw_per_layer() < 0.12, draw.draw_per_layer(1, 5) * unit, 1.0)
+    soft = np.where(rng.draw_per_layer() < 0.12, rng.draw_per_layer(1, 5) * unit, 1.0)
     paint[..., SOFTNESS] = soft
     paint[..., BIAS] = np.log2(soft)
     # Colours: contrast, brightness and tint, and light that changes from frame to frame.
-    contrast = np.where(
-        draw.draw_per_layer() < style.plain, draw.draw_per_layer(0.02, 0.4), draw.draw_per_layer(0.6, 1.3)
-    )
-    middle = draw.draw_per_layer(0.2, 0.8)
-    changes = (draw.draw_per_scene() < 0.3)[:, None]
-    light = 1 + np.clip(draw.draw_normal_per_layer(0.08), -0.3, 0.3) * changes
-    tints = np.stack([draw.draw_per_layer(0.8, 1.2), draw.draw_per_layer(0.8, 1.2), draw.draw_per_layer(0.8, 1.2)], -1)
+    contrast = np.where(rng.draw_per_layer() < style.plain, rng.draw_per_layer(0.02, 0.4), rng.draw_per_layer(0.6, 1.3))
+    middle = rng.draw_per_layer(0.2, 0.8)
+    changes = (rng.draw_per_scene() < 0.3)[:, None]
+    light = 1 + np.clip(rng.draw_normal_per_layer(0.08), -0.3, 0.3) * changes
+    tints = np.stack([rng.draw_per_layer(0.8, 1.2), rng.draw_per_layer(0.8, 1.2), rng.draw_per_layer(0.8, 1.2)], -1)
     for frame, gain in enumerate((np.ones_like(light), light)):
         factor = (contrast * gain)[..., None] * tints
         offset = (middle * gain)[..., None] * tints - 0.5 * factor
@@ -161,10 +159,10 @@ def _sample_layer_paint(
     return paint, ids
 
 
-def _sample_exposures(draw: SceneRandom, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
+def _sample_exposures(rng: SceneRandom, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
     """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
-    shutter = np.where(draw.draw_per_scene() < style.blur, draw.draw_per_scene(0.05, 0.9), 0.0)
+    shutter = np.where(rng.draw_per_scene() < style.blur, rng.draw_per_scene(0.05, 0.9), 0.0)
     offsets = (np.arange(count) + 0.5) / count - 0.5
     times = np.zeros((batch, 2, 1 + count))
     times[:, :, 1:] = shutter[:, None, None] * offsets
@@ -178,9 +176,9 @@ def _sample_exposures(draw: SceneRandom, batch: int, style: SceneStyle) -> tuple
 
 
 def _paint_ellipsoids_and_unsharp_layers(
-    draw: SceneRandom,
-    bodies: SceneGeometry,
-    solids: Ellipsoids | None,
+    rng: SceneRandom,
+    geometry: SceneGeometry,
+    ellipsoids: Ellipsoids | None,
     paint: Floats,
     ids: NDArray[np.int64],
     unit: float,
@@ -188,28 +186,31 @@ def _paint_ellipsoids_and_unsharp_layers(
 ) -> None:
     """Paint bodies, and surfaces that are out of focus or faint."""
     objects = slice(0, OBJECTS)
-    smooth = draw.draw_per_layer() < style.smooth
-    levels, contrast = draw.draw_per_layer(1.0, 4.5), draw.draw_per_layer(0.1, 0.6)
+    smooth = rng.draw_per_layer() < style.smooth
+    levels, contrast = rng.draw_per_layer(1.0, 4.5), rng.draw_per_layer(0.1, 0.6)
     paint[:, objects, BIAS] += np.where(smooth, levels, 0)[:, objects]
-    faint = smooth & (draw.draw_per_layer() < 0.6)
+    faint = smooth & (rng.draw_per_layer() < 0.6)
     strength, light = (
-        draw.draw_per_layer(0.0, 0.7),
-        np.stack([draw.draw_per_layer(-1, 1), draw.draw_per_layer(-1.5, 0.5), draw.draw_per_layer(-1, 1)], -1),
+        rng.draw_per_layer(0.0, 0.7),
+        np.stack([rng.draw_per_layer(-1, 1), rng.draw_per_layer(-1.5, 0.5), rng.draw_per_layer(-1, 1)], -1),
     )
-    if solids is not None:
+    if ellipsoids is not None:
         slots = slice(CARDS, LAYERS)
         core = CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
-        paint[:, slots, BIAS] = np.log2(paint[:, slots, SOFTNESS]) + solids.smooth
-        faint[:, slots] = (solids.smooth > 0) & (draw.draw_per_layer()[:, slots][:, core - CARDS] < 0.6)
+        paint[:, slots, BIAS] = np.log2(paint[:, slots, SOFTNESS]) + ellipsoids.smooth
+        faint[:, slots] = (ellipsoids.smooth > 0) & (rng.draw_per_layer()[:, slots][:, core - CARDS] < 0.6)
         for values in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
-            values[:, slots] = np.where(solids.same_look[..., None], values[:, core], values[:, slots])
-        radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
+            values[:, slots] = np.where(ellipsoids.same_look[..., None], values[:, core], values[:, slots])
+        radius = np.linalg.norm(ellipsoids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
         texels = (
-            radius * bodies.focal[:, None] / bodies.depth[:, slots] * np.exp(draw.draw_normal_per_layer(0.45))[:, slots]
+            radius
+            * geometry.focal[:, None]
+            / geometry.depth[:, slots]
+            * np.exp(rng.draw_normal_per_layer(0.45))[:, slots]
         )
         texels /= min(max(unit, 0.5), 2.0)
         axes = (
-            compute_rotation_matrices(np.stack([draw.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
+            compute_rotation_matrices(np.stack([rng.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
             * texels[..., None, None]
         )
         paint[:, slots, TEXTURE : TEXTURE + 2], paint[:, slots, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
@@ -220,7 +221,7 @@ def _paint_ellipsoids_and_unsharp_layers(
         towards = light[:, [0]] + 0.3 * light[:, slots]
         for frame in (0, 1):
             lit = multiply_matrix_vector(
-                np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]]
+                np.swapaxes(ellipsoids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]]
             )
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
             paint[:, slots, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
@@ -232,29 +233,29 @@ def _paint_ellipsoids_and_unsharp_layers(
         factor *= weaker
 
 
-def _let_objects_show_backdrop(
-    draw: SceneRandom,
+def _paint_objects_with_backdrop(
+    rng: SceneRandom,
     scenes: NDArray[np.bool_],
-    bodies: SceneGeometry,
+    geometry: SceneGeometry,
     paint: Floats,
     ids: NDArray[np.int64],
     unit: float,
 ) -> None:
     """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
-    height, width = bodies.size
-    cut = draw.draw_per_layer() < 0.75
+    height, width = geometry.size
+    cut = rng.draw_per_layer() < 0.75
     cut[:, OBJECTS:] = False
     cut[:, BACKDROP] = True
     cut &= scenes[:, None]
-    scale = np.exp(0.35 * draw.draw_normal_per_layer()[:, 0]) / min(max(unit, 0.5), 2.0)
-    angle = 0.2 * draw.draw_normal_per_layer()[:, 0] + np.pi * (draw.draw_per_scene() < 0.3)
+    scale = np.exp(0.35 * rng.draw_normal_per_layer()[:, 0]) / min(max(unit, 0.5), 2.0)
+    angle = 0.2 * rng.draw_normal_per_layer()[:, 0] + np.pi * (rng.draw_per_scene() < 0.3)
     cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
     to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)
-    origin = np.stack([draw.draw_per_scene(0, 1024), draw.draw_per_scene(0, 1024)], -1)[:, None]
-    depth = np.where(cut, bodies.place[..., 2], 1.0)
-    zoom = (bodies.focal[:, None] / depth)[..., None]
-    middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
-    sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
+    origin = np.stack([rng.draw_per_scene(0, 1024), rng.draw_per_scene(0, 1024)], -1)[:, None]
+    depth = np.where(cut, geometry.place[..., 2], 1.0)
+    zoom = (geometry.focal[:, None] / depth)[..., None]
+    middle = zoom * geometry.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
+    sides = np.stack([geometry.along[..., :2], geometry.across[..., :2]], -1) * zoom[..., None]
     texture = np.concatenate(
         [to_texels @ sides, multiply_matrix_vector(to_texels, middle)[..., None] + origin[..., None]], -1
     )
@@ -267,7 +268,7 @@ def _let_objects_show_backdrop(
 
 
 def _sort_layers_by_depth(
-    bodies: SceneGeometry,
+    geometry: SceneGeometry,
     meshes: SampledMeshes | None,
     times: Floats,  # [B, 2, 1 + E]
     paint: Floats,
@@ -277,7 +278,7 @@ def _sort_layers_by_depth(
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
     """Return the layers that are on, nearest first."""
-    first, second = np.moveaxis(bodies.compute_card_to_frame_matrices(), 1, 0)  # [B, L, 3, 3]
+    first, second = np.moveaxis(geometry.compute_card_to_frame_matrices(), 1, 0)  # [B, L, 3, 3]
     # Between the frames cards go straight on, which is all that motion blur asks for.
     cards = slice(0, CARDS)
     onto = first[:, None, None, cards] + times[..., None, None, None] * (second - first)[:, None, None, cards]
@@ -285,12 +286,12 @@ def _sort_layers_by_depth(
     centres = np.zeros((*times.shape, LAYERS, 3))
     to_frame = np.zeros((len(times), LAYERS, 3, 4))
     to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert_3x3_matrices(onto), second[:, cards]
-    if bodies.solids is not None:
+    if geometry.solids is not None:
         slots = slice(CARDS, LAYERS)
-        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.compute_ellipsoid_matrices(
-            bodies.solids, times
+        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = geometry.compute_ellipsoid_matrices(
+            geometry.solids, times
         )
-    on, depth = bodies.on, bodies.depth
+    on, depth = geometry.is_present, geometry.depth
     values: list[NDArray[Any]] = [
         np.moveaxis(to_card, 3, 1),
         np.moveaxis(centres, 3, 1),
@@ -299,8 +300,8 @@ def _sort_layers_by_depth(
         ids,
     ]  # [B, L, ...] each
     if meshes is not None:
-        mesh_count = meshes.on.shape[1]
-        on = np.concatenate([on, meshes.on & (meshes.group == np.arange(mesh_count))], 1)
+        mesh_count = meshes.is_present.shape[1]
+        on = np.concatenate([on, meshes.is_present & (meshes.group == np.arange(mesh_count))], 1)
         depth = np.concatenate([depth, meshes.depth], 1)
         values = [
             np.concatenate([array, np.zeros((len(array), mesh_count, *array.shape[2:]), array.dtype)], 1)

@@ -41,8 +41,8 @@ class SceneGeometry:
 
     def __init__(
         self,
-        draw: SceneRandom,
-        extra: SceneRandom | None,
+        rng: SceneRandom,
+        extra_rng: SceneRandom | None,
         batch: int,
         height: int,
         width: int,
@@ -51,10 +51,10 @@ class SceneGeometry:
     ) -> None:
         shape = (batch, LAYERS)
         self.size = height, width
-        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.draw_per_scene())  # open, inside, outside, flat
-        self.focal = width * np.exp(draw.draw_per_scene(math.log(0.6), math.log(1.8)))
+        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), rng.draw_per_scene())  # open, inside, outside, flat
+        self.focal = width * np.exp(rng.draw_per_scene(math.log(0.6), math.log(1.8)))
         self.view_depth = 10.0
-        self.on = np.zeros(shape, bool)
+        self.is_present = np.zeros(shape, bool)
         self.place, self.along, self.across = (np.zeros((*shape, 3)) for _ in range(3))
         self.centre = np.zeros((*shape, 3))
         self.turn, self.shift = np.zeros((*shape, 3)), np.zeros((*shape, 3))
@@ -62,14 +62,14 @@ class SceneGeometry:
         self.shape = np.full(shape, INFINITE)
         self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
         self.solids: Ellipsoids | None = None
-        self._sample_objects(draw, extra, unit, style)
-        if extra is not None and style.figures:
-            self._sample_figures(extra, unit, style)
-        self._sample_boxes(draw, unit, style)
-        self._place_walls(draw)
-        self._sample_camera_motion(draw, unit, style)
+        self._sample_objects(rng, extra_rng, unit, style)
+        if extra_rng is not None and style.figures:
+            self._sample_figures(extra_rng, unit, style)
+        self._sample_boxes(rng, unit, style)
+        self._place_walls(rng)
+        self._sample_camera_motion(rng, unit, style)
 
-    def turn_layers_to_camera(self, scenes: NDArray[np.bool_]) -> None:
+    def make_layers_face_camera(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
         for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
             along, across = (side[scenes, slots] for side in (self.along, self.across))
@@ -79,24 +79,24 @@ class SceneGeometry:
             self.along[scenes, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
             self.across[scenes, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
 
-    def add_ellipsoids(self, solids: Ellipsoids) -> None:
+    def add_ellipsoids(self, ellipsoids: Ellipsoids) -> None:
         """Put ellipsoids into the last layers."""
         slots = slice(CARDS, LAYERS)
-        self.on[:, slots], self.shape[:, slots] = solids.on, ELLIPSOID
-        self.centre[:, slots] = solids.centre[:, :, 0]
+        self.is_present[:, slots], self.shape[:, slots] = ellipsoids.is_present, ELLIPSOID
+        self.centre[:, slots] = ellipsoids.centre[:, :, 0]
         # Closer to the camera than their surface, they would be seen from within.
-        clear = np.linalg.norm(np.linalg.solve(solids.shape, solids.centre[..., None])[..., 0], axis=-1) > 1.05
-        ahead = solids.centre[..., 2] > 0.1
-        self.on[:, slots] &= (clear & ahead).all(-1)
-        self.depth[:, slots] = np.maximum(np.linalg.norm(solids.centre[:, :, 0], axis=-1), 1e-6)
-        self.along[:, slots], self.across[:, slots] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
-        self.solids = solids
+        clear = np.linalg.norm(np.linalg.solve(ellipsoids.shape, ellipsoids.centre[..., None])[..., 0], axis=-1) > 1.05
+        ahead = ellipsoids.centre[..., 2] > 0.1
+        self.is_present[:, slots] &= (clear & ahead).all(-1)
+        self.depth[:, slots] = np.maximum(np.linalg.norm(ellipsoids.centre[:, :, 0], axis=-1), 1e-6)
+        self.along[:, slots], self.across[:, slots] = np.moveaxis(ellipsoids.shape[:, :, 0, :, :2], -1, 0)
+        self.solids = ellipsoids
 
-    def compute_ellipsoid_matrices(self, solids: Ellipsoids, times: Floats) -> tuple[Floats, Floats, Floats]:
+    def compute_ellipsoid_matrices(self, ellipsoids: Ellipsoids, times: Floats) -> tuple[Floats, Floats, Floats]:
         """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
         height, width = self.size
         camera = np.swapaxes(compute_rotation_matrices(self.camera_turn), -1, -2)[:, None]
-        shape, centre = solids.shape.copy(), solids.centre.copy()
+        shape, centre = ellipsoids.shape.copy(), ellipsoids.centre.copy()
         centre[:, :, 1] = multiply_matrix_vector(camera, centre[:, :, 1] - self.camera_shift[:, None])
         shape[:, :, 1] = camera @ shape[:, :, 1]
         at = times[:, :, :, None, None]
@@ -121,7 +121,7 @@ class SceneGeometry:
 
     def _sample_object_motion(
         self,
-        draw: SceneRandom,
+        rng: SceneRandom,
         slots: slice,
         depth: Floats,
         unit: float,
@@ -130,15 +130,15 @@ class SceneGeometry:
     ) -> None:
         """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
         lengths = draw_motion_lengths(
-            draw.draw_per_layer(), draw.draw_normal_per_layer(), style.object_motion, unit, style
+            rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, unit, style
         )
-        heading = draw.draw_per_layer(0, 2 * np.pi)
-        moves = draw.draw_per_layer() < 0.75
-        nearer = np.clip(draw.draw_normal_per_layer(0.06), -0.3, 0.3)
+        heading = rng.draw_per_layer(0, 2 * np.pi)
+        moves = rng.draw_per_layer() < 0.75
+        nearer = np.clip(rng.draw_normal_per_layer(0.06), -0.3, 0.3)
         turns = np.stack(
-            [draw.draw_normal_per_layer(0.06), draw.draw_normal_per_layer(0.06), draw.draw_normal_per_layer(0.12)], -1
+            [rng.draw_normal_per_layer(0.06), rng.draw_normal_per_layer(0.06), rng.draw_normal_per_layer(0.12)], -1
         )
-        rare = draw.draw_per_layer() < 0.1
+        rare = rng.draw_per_layer() < 0.1
         turns[..., 2] *= np.where(rare, 4, 1)
         values: list[NDArray[Any]] = [lengths, heading, moves, nearer, turns]
         lengths, heading, moves, nearer, turns = (
@@ -150,25 +150,25 @@ class SceneGeometry:
         )
         self.turn[:, slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _sample_objects(self, draw: SceneRandom, extra: SceneRandom | None, unit: float, style: SceneStyle) -> None:
+    def _sample_objects(self, rng: SceneRandom, extra_rng: SceneRandom | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(0, OBJECTS)
-        count = np.floor(2 + (OBJECTS - 1) * draw.draw_per_scene() ** (0.7 if style.thin else 1.5))
-        self.on[:, slots] = np.arange(OBJECTS) < count[:, None]
-        depth = np.exp(draw.draw_per_layer(math.log(1.5), math.log(8.0)))[:, slots]
-        x, y = draw.draw_per_layer(-0.1, 1.1)[:, slots] * width, draw.draw_per_layer(-0.1, 1.1)[:, slots] * height
-        half = 0.5 * height * np.exp(draw.draw_per_layer(math.log(0.06), math.log(0.9)))[:, slots]
-        aspect = np.exp(draw.draw_normal_per_layer(0.25))[:, slots]
-        if extra is not None:
-            aspect *= np.exp(np.where(extra.draw_per_layer() < style.thin, extra.draw_normal_per_layer(0.9), 0))[
-                :, slots
-            ]
+        count = np.floor(2 + (OBJECTS - 1) * rng.draw_per_scene() ** (0.7 if style.thin else 1.5))
+        self.is_present[:, slots] = np.arange(OBJECTS) < count[:, None]
+        depth = np.exp(rng.draw_per_layer(math.log(1.5), math.log(8.0)))[:, slots]
+        x, y = rng.draw_per_layer(-0.1, 1.1)[:, slots] * width, rng.draw_per_layer(-0.1, 1.1)[:, slots] * height
+        half = 0.5 * height * np.exp(rng.draw_per_layer(math.log(0.06), math.log(0.9)))[:, slots]
+        aspect = np.exp(rng.draw_normal_per_layer(0.25))[:, slots]
+        if extra_rng is not None:
+            aspect *= np.exp(
+                np.where(extra_rng.draw_per_layer() < style.thin, extra_rng.draw_normal_per_layer(0.9), 0)
+            )[:, slots]
         self.place[:, slots] = self._compute_pixel_rays(x, y) * depth[..., None]
         self.centre[:, slots] = self.place[:, slots]
-        roll = draw.draw_per_layer(0, 2 * np.pi)[:, slots]
-        roll = np.where(draw.draw_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
+        roll = rng.draw_per_layer(0, 2 * np.pi)[:, slots]
+        roll = np.where(rng.draw_per_layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
         tilt = np.stack(
-            [draw.draw_normal_per_layer(0.35)[:, slots], draw.draw_normal_per_layer(0.35)[:, slots], roll], -1
+            [rng.draw_normal_per_layer(0.35)[:, slots], rng.draw_normal_per_layer(0.35)[:, slots], roll], -1
         )
         axes = compute_rotation_matrices(np.clip(tilt, -7, 7) * (1, 1, 1))
         scale = (half * depth / self.focal[:, None])[..., None]
@@ -176,60 +176,56 @@ class SceneGeometry:
         self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
         self.depth[:, slots] = depth
         self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
-        self._sample_object_motion(draw, slots, depth, unit, style, None)
+        self._sample_object_motion(rng, slots, depth, unit, style, None)
 
-    def _sample_figures(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
+    def _sample_figures(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
-        present = draw.draw_per_scene() < style.figures
-        self.same_look = present & (draw.draw_per_scene() < 0.5)
-        cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
+        present = rng.draw_per_scene() < style.figures
+        self.same_look = present & (rng.draw_per_scene() < 0.5)
+        cards = (self.is_present, self.shape, self.depth, self.place, self.along, self.across)
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
-        self.on[:, BODY:OBJECTS] = True
-        self._place_limbs(draw, *self._move_into_view(draw), unit, style)
+        self.is_present[:, BODY:OBJECTS] = True
+        self._place_limbs(rng, *self._move_into_view(rng), unit, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
-    def _move_into_view(self, draw: SceneRandom) -> tuple[Floats, Floats]:
+    def _move_into_view(self, rng: SceneRandom) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, BODY]
-        half = 0.5 * height * np.exp(draw.draw_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
+        half = 0.5 * height * np.exp(rng.draw_per_scene(math.log(0.15), math.log(0.7))) * depth / self.focal
         ray = self._compute_pixel_rays(
-            draw.draw_per_scene(0.1, 0.9)[:, None] * width, draw.draw_per_scene(0.1, 0.9)[:, None] * height
+            rng.draw_per_scene(0.1, 0.9)[:, None] * width, rng.draw_per_scene(0.1, 0.9)[:, None] * height
         )[:, 0]
         self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
         sides = np.stack([self.along[:, BODY], self.across[:, BODY]], -1)
         plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
-        half_sides = half[:, None] * np.exp(draw.draw_per_scene(-0.7, 0.2)[:, None] * (1, 0))
+        half_sides = half[:, None] * np.exp(rng.draw_per_scene(-0.7, 0.2)[:, None] * (1, 0))
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
-    def _place_limbs(
-        self, draw: SceneRandom, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle
-    ) -> None:
+    def _place_limbs(self, rng: SceneRandom, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
 
         Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
         about the joint besides.
         """
         depth = self.depth[:, [BODY]]
-        aim, bend = draw.draw_per_layer(0, 2 * np.pi), draw.draw_normal_per_layer(0.7)
-        length = half_sides[:, 1:] * np.exp(draw.draw_per_layer(math.log(0.6), math.log(1.8)))
-        thick = length * np.exp(draw.draw_per_layer(math.log(0.04), math.log(0.35)))
+        aim, bend = rng.draw_per_layer(0, 2 * np.pi), rng.draw_normal_per_layer(0.7)
+        length = half_sides[:, 1:] * np.exp(rng.draw_per_layer(math.log(0.6), math.log(1.8)))
+        thick = length * np.exp(rng.draw_per_layer(math.log(0.04), math.log(0.35)))
         distance = (
-            draw_motion_lengths(draw.draw_per_layer(), draw.draw_normal_per_layer(), style.object_motion, unit, style)
+            draw_motion_lengths(rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, unit, style)
             * depth
         )
-        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(
-            draw.draw_per_layer() < 0.5, 1, -1
-        )
-        angle *= draw.draw_per_layer() < 0.75
+        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(rng.draw_per_layer() < 0.5, 1, -1)
+        angle *= rng.draw_per_layer() < 0.75
         behind = np.where(
-            draw.draw_per_layer() < 0.6, -1e-3, 1e-3
+            rng.draw_per_layer() < 0.6, -1e-3, 1e-3
         )  # nearer or farther than the body, as a share of its depth
         limbs = slice(BODY + 1, OBJECTS)
-        self.shape[:, limbs] = np.where(draw.draw_per_layer() < 0.75, SQUARE, self.shape)[:, limbs]
+        self.shape[:, limbs] = np.where(rng.draw_per_layer() < 0.75, SQUARE, self.shape)[:, limbs]
         normal = np.cross(plane[..., 0], plane[..., 1])
         for slot in range(BODY + 1, OBJECTS):
             if slot <= BODY + UPPER:
@@ -253,24 +249,24 @@ class SceneGeometry:
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
-    def _sample_boxes(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
+    def _sample_boxes(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
         rigid = np.repeat(first, FACES)
-        count = np.floor((BOXES + 1) * draw.draw_per_scene() ** 2)
+        count = np.floor((BOXES + 1) * rng.draw_per_scene() ** 2)
         present = np.arange(BOXES) < count[:, None]
-        self.on[:, slots] = np.repeat(present, FACES, 1)
-        depth = np.exp(draw.draw_per_layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
-        x, y = (draw.draw_per_layer()[:, slots][:, first] * side for side in (width, height))
-        half = 0.5 * height * np.exp(draw.draw_per_layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
+        self.is_present[:, slots] = np.repeat(present, FACES, 1)
+        depth = np.exp(rng.draw_per_layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
+        x, y = (rng.draw_per_layer()[:, slots][:, first] * side for side in (width, height))
+        half = 0.5 * height * np.exp(rng.draw_per_layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
         sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
         centre = self._compute_pixel_rays(x, y) * depth[..., None]
         tilt = np.stack(
             [
-                draw.draw_normal_per_layer(0.5)[:, slots],
-                draw.draw_normal_per_layer(0.7)[:, slots],
-                draw.draw_normal_per_layer(0.3)[:, slots],
+                rng.draw_normal_per_layer(0.5)[:, slots],
+                rng.draw_normal_per_layer(0.7)[:, slots],
+                rng.draw_normal_per_layer(0.3)[:, slots],
             ],
             -1,
         )
@@ -284,19 +280,19 @@ class SceneGeometry:
         self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
         self.depth[:, slots] = np.repeat(depth, FACES, 1)
         self.shape[:, slots] = SQUARE
-        self._sample_object_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
+        self._sample_object_motion(rng, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
 
-    def _place_walls(self, draw: SceneRandom) -> None:
+    def _place_walls(self, rng: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, distance = self.focal, self.view_depth
-        right, left = (draw.draw_per_scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
-        down, up = (draw.draw_per_scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
-        end, start = draw.draw_per_scene(0.7, 1.3) * distance, -0.5 * distance
+        right, left = (rng.draw_per_scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
+        down, up = (rng.draw_per_scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
+        end, start = rng.draw_per_scene(0.7, 1.3) * distance, -0.5 * distance
         zero, middle, length = np.zeros_like(focal), (end + start) / 2, (end - start) / 2
         across, along = (right + left) / 2, (down + up) / 2
         x, y = (right - left) / 2, (down - up) / 2
-        yaw, pitch, roll = (scale * (2 * draw.draw_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
+        yaw, pitch, roll = (scale * (2 * rng.draw_per_scene() - 1) for scale in (0.5, 0.3, 0.2))
         look = compute_rotation_matrices(np.stack([pitch, yaw, roll], -1))
         inside = self.kind == INSIDE
         walls = (
@@ -307,9 +303,13 @@ class SceneGeometry:
             ((x, y, end), (across, zero, zero), (zero, along, zero)),
         )
         wall_slots = slice(FIRST_WALL, GROUND)
-        self.on[:, wall_slots], self.depth[:, wall_slots], self.shape[:, wall_slots] = inside[:, None], 1e3, SQUARE
+        self.is_present[:, wall_slots], self.depth[:, wall_slots], self.shape[:, wall_slots] = (
+            inside[:, None],
+            1e3,
+            SQUARE,
+        )
         # A ground below the camera, and what is far away behind it.
-        below = draw.draw_per_scene(0.15, 0.6) * distance * height / focal
+        below = rng.draw_per_scene(0.15, 0.6) * distance * height / focal
         ground = (
             (zero, below, zero + distance),
             (width / 2 / focal * distance, zero, zero),
@@ -318,45 +318,45 @@ class SceneGeometry:
         for slot, card in enumerate((*walls, ground), FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
                 store[:, slot] = multiply_matrix_vector(look, np.stack(vector, -1))
-        self.on[:, GROUND] = self.kind == OUTSIDE
+        self.is_present[:, GROUND] = self.kind == OUTSIDE
         self.depth[:, GROUND] = 1e4
         tilt = np.stack(
             [
-                0.5 * (2 * draw.draw_per_scene() - 1),
-                0.5 * (2 * draw.draw_per_scene() - 1),
-                np.pi * (2 * draw.draw_per_scene() - 1),
+                0.5 * (2 * rng.draw_per_scene() - 1),
+                0.5 * (2 * rng.draw_per_scene() - 1),
+                np.pi * (2 * rng.draw_per_scene() - 1),
             ],
             -1,
         )
-        slanted = (self.kind == OPEN) & (draw.draw_per_scene() < 0.7)
+        slanted = (self.kind == OPEN) & (rng.draw_per_scene() < 0.7)
         tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
         axes = compute_rotation_matrices(tilt)
         behind = distance * np.where(
-            self.kind == OUTSIDE, draw.draw_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
+            self.kind == OUTSIDE, rng.draw_per_scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0)
         )
         self.place[:, BACKDROP, 2] = behind
         scale = (width / 2 / focal * behind)[:, None]
         self.along[:, BACKDROP], self.across[:, BACKDROP] = axes[..., 0] * scale, axes[..., 1] * scale
-        self.on[:, BACKDROP] = True
+        self.is_present[:, BACKDROP] = True
         self.depth[:, BACKDROP] = 1e5
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
-        draw.skip_numbers(layer=6, normal=2)
+        rng.skip_numbers(layer=6, normal=2)
 
-    def _sample_camera_motion(self, draw: SceneRandom, unit: float, style: SceneStyle) -> None:
-        moves = draw.draw_per_scene() >= style.still_camera
-        normal = np.sqrt(-2 * np.log(1 - draw.draw_per_scene())) * np.cos(2 * np.pi * draw.draw_per_scene())
-        pixels = draw_motion_lengths(draw.draw_per_scene(), normal, style.camera_motion, unit, style) * moves
+    def _sample_camera_motion(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
+        moves = rng.draw_per_scene() >= style.still_camera
+        normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
+        pixels = draw_motion_lengths(rng.draw_per_scene(), normal, style.camera_motion, unit, style) * moves
         pixels = np.minimum(pixels, 160 * unit)
         fraction, heading, aim = (
-            draw.draw_per_scene(),
-            draw.draw_per_scene(0, 2 * np.pi),
-            draw.draw_per_scene(0, 2 * np.pi),
+            rng.draw_per_scene(),
+            rng.draw_per_scene(0, 2 * np.pi),
+            rng.draw_per_scene(0, 2 * np.pi),
         )
         angle = pixels * (1 - fraction) / self.focal
-        roll = 0.02 * (2 * draw.draw_per_scene() - 1) * np.minimum(pixels / unit / 5, 2)
+        roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / unit / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
         distance = pixels * fraction * self.view_depth / self.focal
-        forward = self.view_depth * 0.2 * (2 * draw.draw_per_scene() - 1) * np.minimum(pixels / unit / 10, 1)
+        forward = self.view_depth * 0.2 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / unit / 10, 1)
         forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
         self.camera_shift = np.stack([distance * np.cos(heading), distance * np.sin(heading), forward], -1)
         flat = self.kind == FLAT
@@ -364,12 +364,12 @@ class SceneGeometry:
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
     @staticmethod
-    def sample_background_colour(draw: SceneRandom) -> Floats:
+    def sample_background_colour(rng: SceneRandom) -> Floats:
         """Return the colour [B, 3] where a pixel shows no layer."""
-        draw.skip_numbers(scene=1)
-        grey = draw.draw_per_scene(0.1, 0.95)
-        tint = np.stack([draw.draw_per_scene(-0.1, 0.1) for _ in range(3)], -1)
-        draw.skip_numbers(scene=1)
+        rng.skip_numbers(scene=1)
+        grey = rng.draw_per_scene(0.1, 0.95)
+        tint = np.stack([rng.draw_per_scene(-0.1, 0.1) for _ in range(3)], -1)
+        rng.skip_numbers(scene=1)
         colour: Floats = np.clip(grey[:, None] + tint, 0, 1)
         return colour
 

@@ -77,7 +77,7 @@ def _list_parameters_and_buffers(model: nn.Module) -> list[torch.Tensor]:
     return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
-class Objective(nn.Module):
+class TrainingObjective(nn.Module):
     """Network and its loss as one module, which is compiled as a whole.
 
     The network has ``predictions(frame1, frame2)``, the flow [B, 2, H, W] after each update; for the loss ``"mixture"``
@@ -96,7 +96,7 @@ class Objective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         # An attribute, not an argument: torch.compile takes numbers of a module as constants.
-        self.updates = training.choose_update_count(0)
+        self.updates = training.draw_update_count(0)
         if self.updates is not None:
             called: Any = network.predictions if plain else network.predictions_with_info
             taken = inspect.signature(called).parameters
@@ -148,7 +148,7 @@ class StepMeans(NamedTuple):
     error: float  # mean end-point error in training, pixels
     norm: float  # mean length of the gradient, before it is clipped
     skipped: int  # steps whose loss or gradient was not finite
-    in_a_row: int  # the most such steps one after the other
+    consecutive_skipped: int  # the most such steps one after the other
 
 
 class TrainingStepper:
@@ -180,7 +180,7 @@ class TrainingStepper:
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
-        objective = Objective(model, training)
+        objective = TrainingObjective(model, training)
         self.loss = objective.loss
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
@@ -196,7 +196,7 @@ class TrainingStepper:
                 module.compile(mode=training.compile)
         else:
             self._objective = torch.compile(objective, mode=training.compile)
-        self._recorded: _StepRecorder | None = None
+        self._recorded: _StepGraphs | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
         # Float16's scale, finite steps since it last changed.
@@ -222,7 +222,7 @@ class TrainingStepper:
 
     def train_on_batch(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
-        self._uncompiled.updates = self.training.choose_update_count(number)
+        self._uncompiled.updates = self.training.draw_update_count(number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -248,7 +248,7 @@ class TrainingStepper:
             return self._run_forward_and_backward(*inputs)
         if self._recorded is None:
             self.optimizer.zero_grad(set_to_none=True)  # frees their memory before that of the graphs is taken
-            self._recorded = _StepRecorder(self._run_forward_and_backward, self._parameters, inputs)
+            self._recorded = _StepGraphs(self._run_forward_and_backward, self._parameters, inputs)
         return self._recorded(self._uncompiled.updates, inputs)
 
     def _run_forward_and_backward(
@@ -327,7 +327,7 @@ class _RecordedStep(NamedTuple):
     gradients: list[Tensor | None]
 
 
-class _StepRecorder:
+class _StepGraphs:
     """CUDA graphs of a step on batches of one shape: a call costs the host one launch.
 
     Each number of updates has a graph. All of them share their inputs and their memory: one runs at a time, and its
@@ -336,11 +336,11 @@ class _StepRecorder:
 
     def __init__(
         self,
-        work: Callable[..., tuple[Tensor, Tensor]],
+        compute_step: Callable[..., tuple[Tensor, Tensor]],
         parameters: Sequence[nn.Parameter],
         inputs: Sequence[Tensor],
     ) -> None:
-        self._work, self._parameters = work, list(parameters)
+        self._work, self._parameters = compute_step, list(parameters)
         self._inputs = [torch.empty_like(tensor) for tensor in inputs]
         self._memory = torch.cuda.graph_pool_handle()
         self._recordings: dict[int | None, _RecordedStep] = {}
@@ -376,8 +376,8 @@ class _StepRecorder:
 
 def check_steps_finite(reading: StepMeans, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
     """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
-    if reading.in_a_row >= max_in_a_row:
-        raise build_divergence_error(f"{reading.in_a_row} steps in a row", step, training)
+    if reading.consecutive_skipped >= max_in_a_row:
+        raise build_divergence_error(f"{reading.consecutive_skipped} steps in a row", step, training)
 
 
 def build_divergence_error(steps: str, step: int, training: FlowTraining) -> DivergedError:

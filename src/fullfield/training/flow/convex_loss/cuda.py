@@ -37,7 +37,7 @@ def get_convex_loss_source(dtype: torch.dtype) -> Source:
 
 
 def compute_loss_and_gradients(
-    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
+    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums [2] of loss and end-point errors, and the loss's gradients by field and mask."""
     batch, _, height, width = field.shape
@@ -54,7 +54,7 @@ def compute_loss_and_gradients(
     for name, tensor in zip(_POINTERS, tensors, strict=True):
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
-    p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high
+    p.batch, p.height, p.width, p.low, p.high = batch, height, width, log_scale_min, log_scale_max
     kernels = _launching.load_kernels(LIBRARIES, get_convex_loss_source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)

@@ -48,9 +48,9 @@ def convex_mixture_loss(
 
 @torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
 def _compute_loss_and_gradients(
-    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
+    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda.compute_loss_and_gradients(field, mask, truth, valid, low, high)
+    return cuda.compute_loss_and_gradients(field, mask, truth, valid, log_scale_min, log_scale_max)
 
 
 @_compute_loss_and_gradients.register_fake

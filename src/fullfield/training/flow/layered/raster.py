@@ -61,7 +61,7 @@ def interpolate_corners_in_time(triangles: SceneTriangles, index: Tensor, time: 
     return first + time[:, None, None] * (second - first)
 
 
-def rasterize_to_keys(
+def rasterize_to_depth_keys(
     triangles: SceneTriangles, size: tuple[int, int], times: Tensor, offset_x: Tensor, offset_y: Tensor
 ) -> Tensor:
     """Return the keys [B, H, W] of the triangles that samples show at a time of each scene.
@@ -99,12 +99,12 @@ def rasterize_to_keys(
     return keys.view(len(times), height, width)
 
 
-def unpack_layer(keys: Tensor) -> Tensor:
+def unpack_layer_index(keys: Tensor) -> Tensor:
     """Return the layer of each key; one after all others where no mesh is seen."""
     return keys >> LAYER_SHIFT
 
 
-def unpack_triangle(keys: Tensor) -> Tensor:
+def unpack_triangle_index(keys: Tensor) -> Tensor:
     """Return the triangle of each key; one without a meaning where no mesh is seen."""
     return keys & (MAX_TRIANGLES - 1)
 
@@ -146,11 +146,13 @@ def is_hidden_by_meshes(
     for down in (0, 1):
         for right in (0, 1):
             key = keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
-            before = (unpack_layer(key) <= layer).nonzero()[:, 0]
+            before = (unpack_layer_index(key) <= layer).nonzero()[:, 0]
             hits = intersect_triangles(
-                interpolate_corners_in_time(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before]
+                interpolate_corners_in_time(triangles, unpack_triangle_index(key[before]), one[before]),
+                x[before],
+                y[before],
             )
-            nearer = unpack_layer(key[before]) < layer[before]
+            nearer = unpack_layer_index(key[before]) < layer[before]
             hidden[before] |= hits.covers & (nearer | (hits.depth < depth[before] * (1 - DEPTH_TOLERANCE)))
             met[before] |= hits.covers
             is_nearest = (nearest_right[before] == right) & (nearest_down[before] == down)

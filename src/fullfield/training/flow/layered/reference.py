@@ -208,12 +208,12 @@ class _MeshSamples(NamedTuple):
     ) -> _MeshSamples:
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
         fraction, right, down = exposure.unbind(1)
-        keys = raster.rasterize_to_keys(triangles, (x.shape[0], x.shape[1]), 1 - fraction, right, down)
-        layer = raster.unpack_layer(keys)
+        keys = raster.rasterize_to_depth_keys(triangles, (x.shape[0], x.shape[1]), 1 - fraction, right, down)
+        layer = raster.unpack_layer_index(keys)
         seen = keys != raster.EMPTY
         at = seen.nonzero()[:, 0]
         at_x, at_y = ((pixel + _expand_to_pixels(offset))[seen] for pixel, offset in ((x, right), (y, down)))
-        index = raster.unpack_triangle(keys[seen])
+        index = raster.unpack_triangle_index(keys[seen])
         return cls(layer, seen, raster.shade_samples(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
 
     def add_layer(self, layer: int, clear: Tensor, total: Tensor) -> None:
@@ -311,7 +311,9 @@ def _compute_flow_validity_and_occlusion(
     ones = torch.ones(batch, dtype=torch.float32, device=x.device)
     surface_depth = torch.zeros(shape, dtype=torch.float32, device=x.device)
     keys = (
-        None if triangles is None else raster.rasterize_to_keys(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
+        None
+        if triangles is None
+        else raster.rasterize_to_depth_keys(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
     )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
@@ -326,7 +328,7 @@ def _compute_flow_validity_and_occlusion(
         rows = [[_expand_to_pixels(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
         to_x, to_y, depth = (r[0] * own[0] + r[1] * own[1] + r[2] * own[2] + r[3] * own[3] for r in rows)
         if triangles is not None and keys is not None:
-            is_mesh = (raster.unpack_layer(keys) == layer) & (owner == layers)
+            is_mesh = (raster.unpack_layer_index(keys) == layer) & (owner == layers)
             covers |= is_mesh
             second = _move_to_second_frame(triangles, keys[is_mesh], *_list_pixel_coordinates(is_mesh, x, y))
             to_x[is_mesh], to_y[is_mesh], depth[is_mesh] = second
@@ -352,7 +354,7 @@ def _compute_flow_validity_and_occlusion(
         )
         occluded |= covers & (owner > layer)
     if triangles is not None:
-        keys = raster.rasterize_to_keys(triangles, (height, width), ones, 0 * ones, 0 * ones)
+        keys = raster.rasterize_to_depth_keys(triangles, (height, width), ones, 0 * ones, 0 * ones)
         seen = valid & inside
         scene = seen.nonzero()[:, 0]
         surfaces = (values[seen] for values in (target_x, target_y, owner, surface_depth))
@@ -368,7 +370,7 @@ def _list_pixel_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor,
 
 def _move_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
-    index = raster.unpack_triangle(keys)
+    index = raster.unpack_triangle_index(keys)
     first, second = (
         raster.interpolate_corners_in_time(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0)
     )
