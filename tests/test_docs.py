@@ -235,13 +235,13 @@ def test_realtime_example_runs() -> None:
 
 def test_tvl1_page_memory_formula_equals_solver() -> None:
     from fullfield.ops.tvl1.config import PRESETS
-    from fullfield.ops.tvl1.cpu import Solver
+    from fullfield.ops.tvl1.cpu import CpuSolver
 
     page = (ROOT / "src" / "fullfield" / "ops" / "tvl1" / "README.md").read_text("utf-8")
     height, width = 600, 800
     for name, stated in (("default", "29.5 planes"), ("fast", "21.7 planes")):
         assert stated in page
-        solver = Solver(height, width, PRESETS[name])
+        solver = CpuSolver(height, width, PRESETS[name])
         arrays = [solver._state, solver._packed, *solver._pyramid1, *solver._pyramid2]
         planes = 2 + sum(array.size for array in arrays) / (height * width)  # and the grey frames, the caller's
         assert planes == pytest.approx(float(stated.split()[0]), rel=0.06)  # rows are padded

@@ -28,10 +28,10 @@ from fullfield.estimators.refined import RefinedDirections
 from fullfield.io import read_flow, read_frame
 from fullfield.io.files import write_atomically
 from fullfield.metrics import epe
-from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import refine_flow
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
-from fullfield.ops.warping import warp
+from fullfield.ops.warping import warp_planes
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator
 
@@ -99,8 +99,8 @@ def scored(pair: Known, ways: RefinedDirections) -> dict[str, Any]:
     occlusion, confidence = (
         plane[0][pair.valid] for plane in estimate_occlusion_and_confidence(first, second, flow, back, ways.log_scale)
     )
-    distance = forward_backward_distance(flow, back)[0]
-    backward, inside = warp(back, flow)
+    distance = compute_forward_backward_distance(flow, back)[0]
+    backward, inside = warp_planes(back, flow)
     plain = (flow + backward).square().sum(1) / (0.01 * (flow.square() + backward.square()).sum(1) + 0.5)
     plain = torch.where(inside, plain, torch.inf)[0][pair.valid]
     error = (flow[0] - pair.flow).norm(dim=0)[pair.valid].double()

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import kept
 
 from fullfield._kernels import nvrtc
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 
 STORED = Path(__file__).with_suffix(".json")
 # Where a run of all that asks notes what it was told.
@@ -58,16 +58,18 @@ def understood(log: str) -> Said:
     return Said(found, "wgmma" in log)
 
 
-def _made_from(source: Source, arch: str) -> tuple[object, ...]:
+def _made_from(source: KernelSource, arch: str) -> tuple[object, ...]:
     compiler = nvrtc.load_nvrtc()
     file = Path(compiler.library._name)
     size = file.stat().st_size if file.is_absolute() else 0
     return compiler.version, size, nvrtc.OPTIONS, source, arch
 
 
-def compiled(source: Source, arch: str) -> Said:
+def compiled(source: KernelSource, arch: str) -> Said:
     """Not with ``--Ofast-compile``: in NVRTC 13.0 what is compiled afterwards then spills too."""
-    return understood(nvrtc.load_nvrtc().compile(Source(source.text, (*source.options, "--ptxas-options=-v")), arch)[1])
+    return understood(
+        nvrtc.load_nvrtc().compile(KernelSource(source.text, (*source.options, "--ptxas-options=-v")), arch)[1]
+    )
 
 
 @functools.cache
@@ -81,7 +83,7 @@ def _read(line: object) -> Said:
     return Said({name: (registers, spilled) for name, (registers, spilled) in kernels.items()}, waits)
 
 
-def said_of(source: Source, arch: str) -> Said:
+def said_of(source: KernelSource, arch: str) -> Said:
     """What the compiler and the assembler say of every kernel."""
     made_from = _made_from(source, arch)
     key = hashlib.sha256(repr(made_from).encode()).hexdigest()[:20]

@@ -29,7 +29,7 @@ import torch
 from kept import kept
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._launching import GpuProperties
 
@@ -334,9 +334,9 @@ class Emulator:
         self.shared, self.schedule, self.resident = shared, schedule, resident
         self.flags = flags
         self.launched: dict[str, int] = {}
-        self._loaded: dict[Source, dict[str, Kernel]] = {}
+        self._loaded: dict[KernelSource, dict[str, Kernel]] = {}
 
-    def load(self, sources: Sequence[Source], arch: str, _device: int) -> list[dict[str, Kernel]]:
+    def load(self, sources: Sequence[KernelSource], arch: str, _device: int) -> list[dict[str, Kernel]]:
         number = "".join(filter(str.isdecimal, arch))
         sources = [source._replace(options=(*source.options, f"-D__CUDA_ARCH__={number}0")) for source in sources]
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
@@ -349,7 +349,7 @@ class Emulator:
     def loaded(self) -> list[dict[str, Kernel]]:
         return [*self._loaded.values()]
 
-    def _compiled(self, source: Source) -> Path:
+    def _compiled(self, source: KernelSource) -> Path:
         preprocessed = _gxx(["-E", "-P", "-x", "c++", "-std=c++17", *source.options, "-"], source.text)
         text = translated(preprocessed)
         arguments = [*self.flags, f"-I{HEADER.parent}", "-x", "c++", "-", "-o"]

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 from assembled import compiled, said_of
-from test_resources import ARCHS, build_request, get_device_gpu_properties, needs_nvrtc
+from test_resources import ARCHS, build_lookup_request, get_device_gpu_properties, needs_nvrtc
 
 from fullfield._kernels import cache_folder, nvrtc
-from fullfield._kernels.nvrtc import Compiler, KernelError, Source
+from fullfield._kernels.nvrtc import Compiler, KernelError, KernelSource
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.tvl1.cuda import passes as tvl1
 
-TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }', ("-DVALUE=1",))
+TRIVIAL = KernelSource('extern "C" __global__ void nothing(int *to) { *to = VALUE; }', ("-DVALUE=1",))
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
 def test_assembled_json_matches_compiler(arch: str) -> None:
-    lookups = shapes.choose_forward_config(build_request(), get_device_gpu_properties(arch))
+    lookups = shapes.choose_forward_config(build_lookup_request(), get_device_gpu_properties(arch))
     for source in (tvl1.generate_pyramid_source(), shapes.generate_coords_gradient_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 
@@ -33,7 +33,7 @@ def test_assembled_json_matches_compiler(arch: str) -> None:
 @needs_nvrtc
 def test_nvrtc_compile_error_contains_compiler_log() -> None:
     with pytest.raises(KernelError, match=r"cannot compile for sm_80: .*fullfield.cu\(1\): error"):
-        nvrtc.load_nvrtc().compile(Source("nonsense"), "sm_80")
+        nvrtc.load_nvrtc().compile(KernelSource("nonsense"), "sm_80")
 
 
 @needs_nvrtc
@@ -54,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_nvrtc
 def test_compiler_caches_code_and_announces_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sources = [TRIVIAL, Source(TRIVIAL.text, ("-DVALUE=2",))]
+    sources = [TRIVIAL, KernelSource(TRIVIAL.text, ("-DVALUE=2",))]
     codes = Compiler("sm_80", "test kernels").compile(sources)
     messages = capfd.readouterr().err
     assert messages.startswith("fullfield: compiling test kernels for sm_80, once ...\nfullfield: compiled in ")

@@ -17,7 +17,7 @@ from benchmarks.cases.correlation import voting
 from benchmarks.cases.points import listing as points_listing
 from benchmarks.cases.tvl1 import romera, tuning
 from fullfield._kernels import nvrtc
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._fused import cuda as fused
 from fullfield.ops.correlation.cuda import config as shapes
@@ -43,11 +43,11 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.explain_missing_nvrtc() is not None, reas
 SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
 ARCHS = ("sm_75", "sm_80", "sm_87", "sm_90a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-Limits = Iterator[tuple[Source, str, float, int]]
+Limits = Iterator[tuple[KernelSource, str, float, int]]
 """Sources, names of kernels ("" for all of a source), limits of registers and of spilled bytes."""
 
 
-def build_request(
+def build_lookup_request(
     channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4
 ) -> LookupRequest:
     sizes = tuple((64 >> level, 96 >> level) for level in range(levels))
@@ -63,7 +63,7 @@ def most(registers: int, arch: str) -> int:
     return max(registers, 64) if arch == "sm_75" else registers
 
 
-def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
+def resources(source: KernelSource, arch: str) -> dict[str, tuple[int, int]]:
     """Return registers and spilled bytes of every kernel, as the assembler reports them."""
     return said_of(source, arch).kernels
 
@@ -71,7 +71,9 @@ def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
 # ---- the lookup
 
 
-def generate_lookup_source(request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False) -> Source:
+def generate_lookup_source(
+    request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False
+) -> KernelSource:
     forward = shapes.choose_forward_config(request, get_device_gpu_properties(arch))
     found = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
@@ -79,7 +81,7 @@ def generate_lookup_source(request: LookupRequest, arch: str, out: int = 0, chan
     return shapes.generate_lookup_source(found, out, channels_last)
 
 
-def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[Source, Source]:
+def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[KernelSource, KernelSource]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
     found = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
@@ -94,7 +96,7 @@ def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) 
 def of_lookups(arch: str) -> Limits:
     hopper, turing = arch == "sm_90a", arch == "sm_75"
     for dtype in DTYPES:
-        request = build_request(dtype=dtype)
+        request = build_lookup_request(dtype=dtype)
         forward, code = (
             shapes.choose_forward_config(request, get_device_gpu_properties(arch)),
             _launching.CODES[dtype],
@@ -316,7 +318,7 @@ VARIANTS = [
 @pytest.mark.unit
 def test_lookup_source_differs_by_shared_memory_and_hopper() -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS:
-        request = build_request(channels, radius, dtype, levels=8)
+        request = build_lookup_request(channels, radius, dtype, levels=8)
         one, other = (generate_lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
         assert one == other
 
@@ -327,7 +329,7 @@ def test_lookup_variants_compile(arch: str) -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS[: 2 if arch == "sm_87" else None]:
         if (arch, radius) == ("sm_75", 8):  # refused
             continue
-        request = build_request(channels, radius, dtype, levels=8)
+        request = build_lookup_request(channels, radius, dtype, levels=8)
         for source in (
             generate_lookup_source(request, arch, out, channels_last),
             *generate_gradient_sources(request, arch, out),

@@ -15,8 +15,8 @@ from test_resources import needs_nvrtc
 
 import fullfield
 from fullfield._kernels import nvrtc
-from fullfield._kernels.nvrtc import Source
-from fullfield._kernels.structures import Structures
+from fullfield._kernels.nvrtc import KernelSource
+from fullfield._kernels.structures import CStructures
 from fullfield.ops import _launching
 
 ROOM = Path(fullfield.__file__).parent
@@ -38,7 +38,7 @@ def declarations() -> Iterator[tuple[str, dict[str, type[ctypes.Structure]]]]:
     for path in sorted(ROOM.rglob("*.cu*")):
         common = path.with_name("common.cuh")
         text = _launching.read_source(*dict.fromkeys(part for part in (common, path) if part.exists()))
-        declared, found = Structures(text), {}
+        declared, found = CStructures(text), {}
         for name in re.findall(r"^struct (\w+) \{", text, re.MULTILINE):
             with contextlib.suppress(ValueError):  # a structure of the GPU's own types
                 found[name] = declared[name]
@@ -73,7 +73,7 @@ def test_structures_cover_every_kernel() -> None:
     assert len(known) > 30
     assert taken - known == {"RadiusBatch", "TripletBatch"}, "those of batches.cuh"
     batch = _launching.build_batch_structure(
-        Structures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"]
+        CStructures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"]
     )
     assert ctypes.sizeof(batch) == 16 * 136 + 4 * 17 + 4
 
@@ -91,7 +91,7 @@ def test_structures_match_host_compiler_layout() -> None:
 
 @needs_nvrtc
 def test_structures_match_gpu_compiler_layout() -> None:
-    nvrtc.load_nvrtc().compile(Source(source()), "sm_80")
+    nvrtc.load_nvrtc().compile(KernelSource(source()), "sm_80")
 
 
 def test_structures_parse_declarations() -> None:
@@ -111,7 +111,7 @@ def test_structures_parse_declarations() -> None:
     struct Twice { int a; };
     struct Twice { int b; };
     """
-    declared = Structures(text, T=ctypes.c_double)
+    declared = CStructures(text, T=ctypes.c_double)
     outer = declared["Outer"]
     assert declared["Outer"] is outer
     assert dict(outer._fields_)["inner"]._type_ is declared["Inner"]

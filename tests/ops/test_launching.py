@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from fullfield._kernels import Missing
-from fullfield._kernels.nvrtc import LibraryCache, Source
-from fullfield._kernels.structures import Structures
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
+from fullfield._kernels.structures import CStructures
 from fullfield.ops import _launching
 from fullfield.ops.spatial_correlation import protocol as spatial_correlation
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.api import SOLVERS
 
-PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
+PARAMS = CStructures("struct Params { void *data; i64 count; };")["Params"]
 GPU = _launching.GpuProperties(-1, "none", "sm_80", 1, 99 << 10)
 
 
@@ -122,8 +122,8 @@ def test_explain_refusal_in_compiled_code_does_not_warn() -> None:
 def test_launch_refuses_too_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries = Recorder()
-    kernels = _launching.load_kernels(libraries, Source("text"), -1)
-    assert _launching.load_kernels(libraries, Source("text"), -1) is kernels
+    kernels = _launching.load_kernels(libraries, KernelSource("text"), -1)
+    assert _launching.load_kernels(libraries, KernelSource("text"), -1) is kernels
     for blocks in (1, 2, 0):
         kernels.launch("double", blocks, 256, PARAMS())
     assert [one[3] for one in libraries.launched] == [(1, 1), (2, 1)]
@@ -138,7 +138,7 @@ def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current:
     switched: list[int] = []
     monkeypatch.setattr(_launching, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", lambda index: switched.append(index) or torch.no_grad())
-    kernels = _launching.load_kernels(Recorder(), Source("text"), -1)
+    kernels = _launching.load_kernels(Recorder(), KernelSource("text"), -1)
     switched.clear()  # they were loaded on it
     kernels.launch("double", 1, 256, PARAMS())
     assert switched == ([] if current == -1 else [-1])
@@ -147,7 +147,7 @@ def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current:
 @pytest.mark.usefixtures("_no_device")
 def test_launch_rows_sets_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-    libraries, source = Recorder(), Source("text")
+    libraries, source = Recorder(), KernelSource("text")
     kernels = _launching.load_kernels(libraries, source, -1)
     for blocks, rows in ((5, 3), (5, 0), (0, 3)):
         kernels.launch("double", blocks, 256, PARAMS(), grid_rows=rows)
@@ -159,7 +159,7 @@ def test_prepared_launch_copies_parameters() -> None:
     libraries, params, beside = Recorder(), PARAMS(), ctypes.c_int(3)
     at = ctypes.addressof(beside)
     launch = _launching.Launch(
-        _launching.load_kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
+        _launching.load_kernels(libraries, KernelSource("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
     )
     launch(5)
     (made,) = libraries.launched

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fullfield import InputError
 from fullfield.sequences.names import (
-    Pattern,
+    FramePattern,
     find_frame_files,
     format_frames,
-    names_several_frames,
+    is_frame_sequence_name,
     parse_frames,
     select_frames,
 )
@@ -49,13 +49,13 @@ def shot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_pattern_format_path_returns_file_name(text: str, name: str) -> None:
-    assert Pattern.parse(text).format_path(7) == name.replace("/", os.sep)
+    assert FramePattern.parse(text).format_path(7) == name.replace("/", os.sep)
 
 
 @pytest.mark.unit
 def test_pattern_accepts_long_and_negative_numbers(tmp_path: Path) -> None:
-    assert Pattern.parse("a.%04d.exr").format_path(123456) == "a.123456.exr"
-    assert Pattern.parse("a.%04d.exr").format_path(-5) == "a.-005.exr"
+    assert FramePattern.parse("a.%04d.exr").format_path(123456) == "a.123456.exr"
+    assert FramePattern.parse("a.%04d.exr").format_path(-5) == "a.-005.exr"
     for number in (1, 2):
         (tmp_path / f"sh010_v002_{number:03d}.png").touch()
     assert list(find_frame_files(str(tmp_path)).files) == [1, 2]
@@ -66,7 +66,7 @@ def test_pattern_accepts_long_and_negative_numbers(tmp_path: Path) -> None:
 @pytest.mark.unit
 @pytest.mark.parametrize("text", ["a.exr", "a.%04d.%04d.exr", "a.####.@@.exr", "f.%04d/a.exr"])
 def test_pattern_refuses_other_text(text: str) -> None:
-    refuses(f"^{text.split('%')[0].split('#')[0]}.*: expected", Pattern.parse, text)
+    refuses(f"^{text.split('%')[0].split('#')[0]}.*: expected", FramePattern.parse, text)
 
 
 @pytest.mark.unit
@@ -75,7 +75,7 @@ def test_pattern_refuses_other_text(text: str) -> None:
     ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
 )
 def test_find_frame_files_accepts_every_spelling(shot: Path, text: str) -> None:
-    assert names_several_frames(text)
+    assert is_frame_sequence_name(text)
     found = find_frame_files(text)
     assert list(found.files) == [998, 999, 1000, 1001]
     assert select_frames(found, None) == [998, 999, 1000, 1001]
@@ -134,9 +134,9 @@ def test_find_frame_files_refuses_bad_names(shot: Path) -> None:
     for text, words in (("no.%04d.exr", "no such file"), ("no/x.%04d.exr", "folder no does not exist"),
                         ("*.png", "found none"), ("none", "no such file or"), ("x.mp4", "no such file")):  # fmt: skip
         refuses(words, find_frame_files, text)
-    assert not names_several_frames("plate.1001.exr")
+    assert not is_frame_sequence_name("plate.1001.exr")
     (shot / "odd[1].%04d.png").touch()
-    assert not names_several_frames("odd[1].%04d.png"), "a file of that very name"
+    assert not is_frame_sequence_name("odd[1].%04d.png"), "a file of that very name"
 
 
 @pytest.mark.unit
@@ -217,10 +217,10 @@ def test_find_frame_files_accepts_pattern_signs_in_folder(
 
 
 def test_pattern_prefers_explicit_frame_field() -> None:
-    assert Pattern.parse("me@work#2.%04d.exr").format_path(7) == "me@work#2.0007.exr"
-    assert Pattern.parse("me@work.####.exr").format_path(7) == "me@work.0007.exr"
+    assert FramePattern.parse("me@work#2.%04d.exr").format_path(7) == "me@work#2.0007.exr"
+    assert FramePattern.parse("me@work.####.exr").format_path(7) == "me@work.0007.exr"
     for text in ("a.%d.%d.exr", "a.#.#.exr", "plain.exr"):
-        refuses("expected one field for the frame number", Pattern.parse, text)
+        refuses("expected one field for the frame number", FramePattern.parse, text)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")

@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.cases.correlation.blocks import BLOCK, to_patches
 from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
 from benchmarks.harness import Unsupported
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.correlation import correlation_pyramid
@@ -24,10 +24,10 @@ _SOURCE = Path(__file__).with_suffix(".cu")
 _Params = parse_structures(_SOURCE)["VotingParams"]
 
 
-def source(dtype: torch.dtype) -> Source:
+def source(dtype: torch.dtype) -> KernelSource:
     """Return the kernel for 16-bit features of ``dtype``."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _SOURCE)
-    return Source(text, (f"-DIN={CODES[dtype]}", f"-DBF16={int(dtype == torch.bfloat16)}"))
+    return KernelSource(text, (f"-DIN={CODES[dtype]}", f"-DBF16={int(dtype == torch.bfloat16)}"))
 
 
 def contender() -> Contender:

@@ -110,7 +110,7 @@ def _refiner(
 ) -> FlowRefiner:
     refiner = FlowRefiner(*size, config, device=device, backend=backend)
     if backend == "cuda" and shape != guided_cuda.SHAPE:
-        refiner._cuda = guided_cuda.Refiner(*size, config, refiner.device, shape)
+        refiner._cuda = guided_cuda.CudaRefiner(*size, config, refiner.device, shape)
     return refiner
 
 

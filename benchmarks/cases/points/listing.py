@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 
@@ -25,10 +25,10 @@ PredictionRun = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor
 """(kernel, weight, features, (outputs, inputs, cells), shape of the result) → result; its last size is the outputs'."""
 
 
-def source(dtype: torch.dtype) -> Source:
+def source(dtype: torch.dtype) -> KernelSource:
     """Both kernels."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source(text, (f"-DIN={CODES[dtype]}",))
+    return KernelSource(text, (f"-DIN={CODES[dtype]}",))
 
 
 def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tuple[int, ...]) -> Tensor:

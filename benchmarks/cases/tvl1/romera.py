@@ -23,9 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
-from fullfield.ops._launching import HALVES, GpuProperties, Kernels, Launch, get_address, parse_structures, read_source
+from fullfield.ops._launching import (
+    HALVES,
+    GpuProperties,
+    Launch,
+    LoadedKernels,
+    get_address,
+    parse_structures,
+    read_source,
+)
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, IterationSchedule
@@ -96,7 +104,7 @@ def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: PipelineShap
 class Pass(NamedTuple):
     """One kernel of a pass over a level."""
 
-    source: Source
+    source: KernelSource
     name: str
     blocks: int
     threads: int
@@ -109,10 +117,10 @@ class Pass(NamedTuple):
 
 
 @functools.cache
-def _generate_source(file: str, half: bool, **options: int) -> Source:
+def _generate_source(file: str, half: bool, **options: int) -> KernelSource:
     own = (Path(__file__).with_name(name) for name in ("iterate_rows.cuh", file))
     text = read_source(HALVES, pipeline.COMMON, *own)
-    return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
+    return KernelSource(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
 
 
 def _words(level: Level) -> int:
@@ -189,7 +197,7 @@ class Romera:
         self._schedule, self._shape, self._depth = schedule, shape, depth_of(schedule, shape)
         self._scratch: Tensor | None = None
 
-    def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
+    def _launches(self, level: Level, depth: int) -> list[tuple[Pass, LoadedKernels]]:
         device = _launching.get_device_gpu_properties(level.device)
         result = passes_of(self._schedule, level, depth, self._shape, device)
         kernels = _launching.load_several_kernels(passes.LIBRARIES, [one.source for one in result], device.index)

@@ -21,7 +21,7 @@ from benchmarks.cases.tvl1.romera import SCHEDULES, cost, depth_of, passes_of, s
 from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
 from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
-from fullfield._kernels.nvrtc import Compiler, Source
+from fullfield._kernels.nvrtc import Compiler, KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._launching import GpuProperties
 from fullfield.ops.tvl1 import TVL1Config
@@ -178,10 +178,10 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
 def sources_of(
     contenders: Sequence[Version], iterations: Callable[[Version], int], here: GpuProperties
-) -> list[Source]:
+) -> list[KernelSource]:
     """Return the sources that the versions compile for a GPU."""
     levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
-    result: list[Source] = []
+    result: list[KernelSource] = []
     for version in contenders:
         name, level = version.schedule, levels[version.precision]
         shape = shape_for(name, level.dtype, here)

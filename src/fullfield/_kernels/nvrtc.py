@@ -42,14 +42,14 @@ class KernelError(RuntimeError):
     """Error of NVRTC or of the CUDA driver."""
 
 
-class Source(NamedTuple):
+class KernelSource(NamedTuple):
     """Translation unit and its options, such as ``-DRADIUS=4``."""
 
     text: str
     options: tuple[str, ...] = ()
 
     @classmethod
-    def with_macros(cls, text: str, *options: str, **macros: int | str) -> Source:
+    def with_macros(cls, text: str, *options: str, **macros: int | str) -> KernelSource:
         """Return a source with further options and then these macros; True is 1 and False is 0."""
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
@@ -159,7 +159,7 @@ class Nvrtc:
             text.restype = ctypes.c_char_p
             raise KernelError(f"NVRTC: {text(code).decode()}")
 
-    def compile(self, source: Source, arch: str) -> tuple[bytes, str]:
+    def compile(self, source: KernelSource, arch: str) -> tuple[bytes, str]:
         """Return machine code (for ``compute_…`` PTX) and the compiler's messages."""
         lib, program = self.library, ctypes.c_void_p()
         self.check_code(
@@ -234,7 +234,7 @@ class Compiler:
         self.folder = find_writable_folder("nvrtc")
         self._read_only_folders = list_read_only_folders("nvrtc", self.folder)
 
-    def compile(self, sources: Sequence[Source]) -> list[bytes]:
+    def compile(self, sources: Sequence[KernelSource]) -> list[bytes]:
         """Return the machine code of every source."""
         images = [self._read_cached(source) for source in sources]
         missing = [index for index, code in enumerate(images) if code is None]
@@ -250,11 +250,11 @@ class Compiler:
                     self._write_cached(sources[index], code)
         return [code for code in images if code is not None]
 
-    def _get_cached_path(self, folder: Path, source: Source) -> Path:
+    def _get_cached_path(self, folder: Path, source: KernelSource) -> Path:
         key = (source.text, source.options, OPTIONS, self.arch, load_nvrtc().version)
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
-    def _read_cached(self, source: Source) -> bytes | None:
+    def _read_cached(self, source: KernelSource) -> bytes | None:
         folders = self._read_only_folders if self.folder is None else [*self._read_only_folders, self.folder]
         for folder in folders:
             path = self._get_cached_path(folder, source)
@@ -267,7 +267,7 @@ class Compiler:
             log_or_print(f"{path}: damaged; its kernels are compiled again")
         return None
 
-    def _write_cached(self, source: Source, code: bytes) -> None:
+    def _write_cached(self, source: KernelSource, code: bytes) -> None:
         """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
@@ -423,10 +423,10 @@ class LibraryCache:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._loaded: dict[tuple[Source, str], Library] = {}
+        self._loaded: dict[tuple[KernelSource, str], Library] = {}
         self._lock = threading.Lock()
 
-    def load(self, sources: Sequence[Source], arch: str, device: int) -> list[Library]:
+    def load(self, sources: Sequence[KernelSource], arch: str, device: int) -> list[Library]:
         """Return the libraries of the sources, compiled and loaded if necessary."""
         with self._lock:
             missing = [source for source in dict.fromkeys(sources) if (source, arch) not in self._loaded]

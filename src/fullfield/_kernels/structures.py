@@ -20,7 +20,7 @@ _FIRST = re.compile(r"(\w+(?: \w+)*?)([ *]+)(\w+)((?:\[[^]]+\])*)")
 _NEXT = re.compile(r"()( *\**)(\w+)((?:\[[^]]+\])*)")
 
 
-class Structures:
+class CStructures:
     """Declarations of some sources: ``structures["GreyParams"]`` is a ctypes structure.
 
     Fields are numbers, pointers, other structures of these sources and arrays of them, whose lengths are integers or

@@ -15,14 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import ChecksumCache, FileIdentity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield.io.files import build_process_name, call_after_each_atomic_write, has_local_process_ended
 
 
 class Record(NamedTuple):
     """A file that was written, and what made it."""
 
-    file: Identity
+    file: FileIdentity
     provenance: dict[str, Any]
     st_map_checksum: str | None
     """Checksum of the frame's ST map."""
@@ -32,7 +32,7 @@ class Records:
     """The records of a folder of notes. Lines that are damaged, and what is not a regular file, are ignored."""
 
     def __init__(self, folder: Path) -> None:
-        self.checksums = Checksums()
+        self.checksums = ChecksumCache()
         self._folder = folder
         self._by_name: dict[str, list[Record]] = defaultdict(list)
         self._by_notes: dict[Path, list[tuple[str, Record]]] = {}
@@ -51,7 +51,7 @@ class Records:
         stamp = _parse_stamp(entry)
         if stamp is None or not isinstance(entry.get("checksum"), str):
             return
-        identity = Identity(stamp, entry["checksum"])
+        identity = FileIdentity(stamp, entry["checksum"])
         if isinstance(entry.get("input"), str):
             self.checksums.store_checksum_if_new(entry["input"], identity)
         elif isinstance(entry.get("name"), str) and isinstance(entry.get("provenance"), dict):
@@ -101,7 +101,7 @@ class Journal:
     def __init__(self, folder: Path, name: str | None = None) -> None:
         self._folder, self._name = folder, name
         self._lock = threading.Lock()
-        self._inputs = Checksums()
+        self._inputs = ChecksumCache()
 
     @contextmanager
     def record_file_when_written(
@@ -120,7 +120,7 @@ class Journal:
         with call_after_each_atomic_write(append_record):
             yield
 
-    def record_input_once(self, path: str, identity: Identity) -> None:
+    def record_input_once(self, path: str, identity: FileIdentity) -> None:
         """Append the checksum of an input, once for each version."""
         with self._lock:
             is_new = self._inputs.store_checksum_if_new(path, identity)

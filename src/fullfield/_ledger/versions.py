@@ -18,7 +18,7 @@ _SAMPLE_BYTES = 4 << 20
 _SAMPLES = 16
 
 
-class Identity(NamedTuple):
+class FileIdentity(NamedTuple):
     """A version of a file."""
 
     stamp: Stamp
@@ -59,14 +59,14 @@ def hash_json_values(values: object) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-class Checksums:
+class ChecksumCache:
     """Checksums of files by name; a file is read again only when its size or times have changed."""
 
     def __init__(self) -> None:
         self._stored: dict[tuple[str, Stamp], str] = {}
-        self._new: list[tuple[str, Identity]] = []
+        self._new: list[tuple[str, FileIdentity]] = []
 
-    def store_checksum_if_new(self, path: str, identity: Identity) -> bool:
+    def store_checksum_if_new(self, path: str, identity: FileIdentity) -> bool:
         """Keep a checksum; return whether it is new."""
         key = (os.path.abspath(path), identity.stamp)  # noqa: PTH100 - links are not followed
         if key in self._stored:
@@ -75,7 +75,7 @@ class Checksums:
         self._new.append((key[0], identity))
         return True
 
-    def pop_new_checksums(self) -> list[tuple[str, Identity]]:
+    def pop_new_checksums(self) -> list[tuple[str, FileIdentity]]:
         """Return the names and versions of files that were added since the last call."""
         new, self._new = self._new, []
         return new
@@ -89,5 +89,5 @@ class Checksums:
         if checksum is None:
             with suppress(OSError):
                 checksum = compute_sampled_checksum(path)
-                self.store_checksum_if_new(path, Identity(stamp, checksum))
+                self.store_checksum_if_new(path, FileIdentity(stamp, checksum))
         return checksum

@@ -25,7 +25,7 @@ from fullfield.cli.options import (
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import check_same_size, format_size, rename_arguments_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, has_exr_suffix
-from fullfield.sequences.names import names_several_frames
+from fullfield.sequences.names import is_frame_sequence_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,7 @@ def _require_two_frames(args: argparse.Namespace) -> None:
         count = 2 + len(args.others)
         raise InputError(f"flow: expected two frames, got {count}; for a shot use fullfield shot with a quoted pattern")
     for frame in (args.frame1, args.frame2):
-        if frame and names_several_frames(frame):
+        if frame and is_frame_sequence_name(frame):
             raise InputError(f"{frame}: is a whole shot; use fullfield shot {shlex.quote(frame)} -o OUT")
     if args.frame2 is None:
         raise InputError("B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN")

@@ -24,7 +24,7 @@ from fullfield.cli.options import (
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.sequences.names import FrameFiles, Pattern, find_frame_files, format_frames, select_frames
+from fullfield.sequences.names import FrameFiles, FramePattern, find_frame_files, format_frames, select_frames
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
@@ -176,7 +176,7 @@ def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[Follo
         for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):
             if pattern is None:
                 continue
-            names = {os.path.realpath(Pattern.parse(pattern).format_path(number)) for number in job.numbers}
+            names = {os.path.realpath(FramePattern.parse(pattern).format_path(number)) for number in job.numbers}
             if names & read:
                 raise InputError(f"{option} {pattern}: names the plates; choose another name")
             if option == "--st-map" and os.path.realpath(job.output.path(job.numbers[0])) in names:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal
 from fullfield.io.files import remove_abandoned_temporary_files
-from fullfield.sequences.names import Pattern, has_number_field
+from fullfield.sequences.names import FramePattern, has_number_field
 
 
 def check_input_file(path: str, option: str) -> None:
@@ -72,11 +72,11 @@ def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
         remove_abandoned_temporary_files(folder)
 
 
-def parse_output_pattern(text: str, option: str, suffix: str) -> Pattern:
+def parse_output_pattern(text: str, option: str, suffix: str) -> FramePattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
     if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
-    pattern = Pattern.parse(text)
+    pattern = FramePattern.parse(text)
     check_folder_and_remove_abandoned_files(Path(pattern.before).parent, f"{option} {text}")
     return pattern
 

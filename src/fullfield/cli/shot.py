@@ -32,7 +32,7 @@ from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import (
     FrameFiles,
-    Pattern,
+    FramePattern,
     find_frame_files,
     format_frames,
     select_frames,
@@ -260,7 +260,7 @@ def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFil
     number = next(iter(frame_files.files), 1)
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
     for option, pattern in names:
-        output = Pattern.parse(pattern)
+        output = FramePattern.parse(pattern)
         if plates & {os.path.realpath(output.format_path(n)) for n in frame_files.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
         if _would_be_listed(output.format_path(number), args.plates):
@@ -268,7 +268,7 @@ def _check_outputs_name_no_plate(args: argparse.Namespace, frame_files: FrameFil
                 f"{option} {pattern}: {args.plates} would hold plates and results; choose another folder, or name the "
                 "plates by a pattern such as plate.####.exr"
             )
-    if len({os.path.realpath(Pattern.parse(pattern).format_path(number)) for _, pattern in names}) < len(names):
+    if len({os.path.realpath(FramePattern.parse(pattern).format_path(number)) for _, pattern in names}) < len(names):
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
 
 

@@ -13,7 +13,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report, scenes
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, VIDEO_WRITE_SUFFIXES
-from fullfield.sequences.names import FrameFiles, Pattern
+from fullfield.sequences.names import FrameFiles, FramePattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         files = [args.viz]
     else:
         pattern = paths.parse_output_pattern(args.viz, "--viz", suffix)
-        outputs = [Pattern.parse(text) for text in (args.output, args.st_map) if text]
+        outputs = [FramePattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)
         taken |= {os.path.realpath(output.format_path(number)) for output in outputs}
@@ -117,7 +117,7 @@ def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_
 def _open_picture_writer(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[int, Tensor], None]]:
     """Yield a function that writes the picture of a frame to its file, or adds it to the video."""
     if Path(args.viz).suffix.lower() not in VIDEO_WRITE_SUFFIXES:
-        pattern = Pattern.parse(args.viz)
+        pattern = FramePattern.parse(args.viz)
 
         def write_file(number: int, picture: Tensor) -> None:
             path = pattern.format_path(number)

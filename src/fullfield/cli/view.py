@@ -149,7 +149,7 @@ def _build_reference_overlay_function(
 def _iterate_readable_frames(
     files: FrameFiles,
     numbers: Sequence[int],
-    reading: io.FlowReadOptions,
+    read_options: io.FlowReadOptions,
     plates: Plates | None,
     problems: list[str],
     progress: ProgressBar,
@@ -160,7 +160,7 @@ def _iterate_readable_frames(
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            vectors = io.read_flow_layers(files.path(number), reading)
+            vectors = io.read_flow_layers(files.path(number), read_options)
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue

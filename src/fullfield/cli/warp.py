@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.options import build_vector_reading
-from fullfield.sequences.names import format_frames, names_several_frames
+from fullfield.sequences.names import format_frames, is_frame_sequence_name
 
 if TYPE_CHECKING:
     from fullfield.sequences.warping import WarpSettings
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, warp and write the pictures, report."""
-    if not names_several_frames(args.image):
+    if not is_frame_sequence_name(args.image):
         paths.check_input_file(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: not used with --reference; leave it out")
@@ -70,7 +70,7 @@ def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
     if settings.reference is not None:
         return f"{name} of frame {settings.reference} moved onto each frame"
     neighbour = "next" if settings.direction == "forward" else "previous"
-    if names_several_frames(args.image):
+    if is_frame_sequence_name(args.image):
         return f"on each frame lies its {neighbour} frame"
     return (
         f"{name}, read as the {neighbour} frame, moved onto the frame of {report.escape_control_characters(args.flow)}"

@@ -25,7 +25,7 @@ from fullfield._ledger.notes import (
     write_json_file_atomically,
 )
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, read_stamp
 from fullfield.datasets.base import PairSequence
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import read_flow, write_flow
@@ -78,7 +78,7 @@ class ResultFolder:
         )
         if before is not None and self._settings.list_changes(before, self.config):
             (self.folder / FAILURE).unlink(missing_ok=True)  # of the run whose folder this run has taken over
-        self._checksums = Checksums()
+        self._checksums = ChecksumCache()
         self._remove_abandoned_temporaries()
 
     def _remove_abandoned_temporaries(self) -> None:

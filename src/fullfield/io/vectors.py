@@ -206,15 +206,15 @@ def has_backward_flow(path: PathLike, part: int | str | None = None) -> bool:
 
 
 def read_flow_direction(
-    path: PathLike, direction: str, reading: FlowReadOptions | None = None, window: Window = "display"
+    path: PathLike, direction: str, read_options: FlowReadOptions | None = None, window: Window = "display"
 ) -> Tensor:
     """Return the flow [2, H, W] of a direction; NaN where there is none.
 
     Vectors that come from their surroundings stay. A file of another format than OpenEXR has one direction, whichever
     is requested.
     """
-    where, reading = Path(path), reading or FlowReadOptions()
-    arguments = reading.build_read_arguments(direction)
+    where, read_options = Path(path), read_options or FlowReadOptions()
+    arguments = read_options.build_read_arguments(direction)
     if where.suffix.lower() != ".exr":
         return _set_invalid_vectors_to_nan(*read_flow(where, **arguments))
     if "channels" not in arguments and "layer" not in arguments:
@@ -224,19 +224,19 @@ def read_flow_direction(
     )
 
 
-def read_flow_layers(path: PathLike, reading: FlowReadOptions | None = None) -> dict[str, Tensor]:
+def read_flow_layers(path: PathLike, read_options: FlowReadOptions | None = None) -> dict[str, Tensor]:
     """Return all flow and mask layers of a file, by the names of :func:`write_flow_layers`.
 
-    ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
+    ``read_options`` says how a renderer stored the vectors; then the result has its directions alone.
 
     Unknown vectors are NaN, but those of pixels where the channel ``valid`` is 0 come from their surroundings. A file
     of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
     :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
-    if reading is not None and not reading.is_default:
-        count = 2 if len(reading.channels or ()) == 4 else 1
-        return {name: read_flow_direction(where, name, reading) for name in DIRECTIONS[:count]}
+    if read_options is not None and not read_options.is_default:
+        count = 2 if len(read_options.channels or ()) == 4 else 1
+        return {name: read_flow_direction(where, name, read_options) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
         return {"forward": _set_invalid_vectors_to_nan(*read_flow(where))}
     layers: dict[str, Tensor] = {}

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield._kernels import Missing, nvrtc
-from fullfield._kernels.nvrtc import Kernel, LibraryCache, Source
-from fullfield._kernels.structures import Structures
+from fullfield._kernels.nvrtc import Kernel, KernelSource, LibraryCache
+from fullfield._kernels.structures import CStructures
 
 OLDEST, BFLOAT16 = (7, 5), (8, 0)
 """Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
@@ -91,7 +91,7 @@ def read_source(*files: Path) -> str:
 
 
 # Problems of a launch, numbers that a block sums.
-MAX_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).evaluate_integer, ("MAX_PROBLEMS", "SUMMED"))
+MAX_PROBLEMS, SUMMED = map(CStructures(read_source(BATCHES)).evaluate_integer, ("MAX_PROBLEMS", "SUMMED"))
 
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
@@ -177,7 +177,7 @@ _SHARED_BY_DEFAULT = 48 << 10
 _ONE_ARGUMENT = ctypes.c_void_p * 1
 
 
-class Kernels:
+class LoadedKernels:
     """One source's kernels on one device."""
 
     __slots__ = ("_library", "index")
@@ -228,7 +228,7 @@ class Launch:
 
     def __init__(
         self,
-        kernels: Kernels,
+        kernels: LoadedKernels,
         name: str,
         blocks: int,
         threads: int,
@@ -248,32 +248,32 @@ class Launch:
 
 
 # By the libraries, the source and the device, for `LibraryCache.load` takes the host longer than a launch.
-_KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
+_KERNELS: dict[tuple[Any, KernelSource, int], LoadedKernels] = {}
 
 
-def load_kernels(libraries: LibraryCache, source: Source, index: int) -> Kernels:
+def load_kernels(libraries: LibraryCache, source: KernelSource, index: int) -> LoadedKernels:
     """Return a source's kernels, compiled and loaded at the first call."""
     loaded = _KERNELS.get((libraries, source, index))
     return load_several_kernels(libraries, [source], index)[0] if loaded is None else loaded
 
 
-def load_several_kernels(libraries: LibraryCache, sources: Sequence[Source], index: int) -> list[Kernels]:
+def load_several_kernels(libraries: LibraryCache, sources: Sequence[KernelSource], index: int) -> list[LoadedKernels]:
     """Return :func:`load_kernels` of each source; compile together what is not compiled yet."""
     with nullcontext() if current_device() == index else torch.cuda.device(index):
         loaded = libraries.load(sources, get_gpu_properties(index).arch, index)
     for source, library in zip(sources, loaded, strict=True):
-        _KERNELS.setdefault((libraries, source, index), Kernels(library, index))
+        _KERNELS.setdefault((libraries, source, index), LoadedKernels(library, index))
     return [_KERNELS[libraries, source, index] for source in sources]
 
 
 def build_batch_structure(params_type: type[ctypes.Structure]) -> Any:
     """Return the structure that batches.cuh calls a batch."""
-    return Structures(read_source(BATCHES), Params=params_type)["Batch"]
+    return CStructures(read_source(BATCHES), Params=params_type)["Batch"]
 
 
-def parse_structures(*files: Path) -> Structures:
+def parse_structures(*files: Path) -> CStructures:
     """Return the structures that these sources declare."""
-    return Structures(read_source(*files))
+    return CStructures(read_source(*files))
 
 
 def get_address(tensor: Tensor | None) -> int | None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.warping import warp
+from fullfield.ops.warping import warp_planes
 
 
-def forward_backward_distance(
+def compute_forward_backward_distance(
     flow: Tensor,  # [B, 2, H, W], (u, v), pixels of the first frame
     backward: Tensor,  # [B, 2, H, W], from the second frame to the first, on the second's pixels
 ) -> Tensor:  # [B, H, W], pixels
@@ -22,12 +22,12 @@ def forward_backward_distance(
     """
     _check.check_tensor(flow, "flow", ("B", 2, "H", "W"))
     _check.check_tensor(backward, "backward", flow.shape, device=flow.device)
-    returned, inside = warp(backward.to(flow.dtype), flow)
+    returned, inside = warp_planes(backward.to(flow.dtype), flow)
     distance = torch.linalg.vector_norm(flow + returned, dim=1)
     return torch.where(inside, distance, torch.inf)
 
 
-def flow_targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def compute_flow_targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the targets of a flow [B, 2, H, W]: x, y and a mask of those inside the frame, [B, H, W] each."""
     height, width = flow.shape[-2:]
     x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[:, 0]

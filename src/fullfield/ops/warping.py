@@ -12,7 +12,7 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _GPU_PIXELS, _CPU_PIXELS = 1 << 22, 1 << 16
 
 
-def warp(
+def warp_planes(
     planes: Tensor,  # [B, C, H, W], floating
     flow: Tensor,  # [B, 2, H, W], (u, v), x right, y down, in pixels
 ) -> tuple[Tensor, Tensor]:  # [B, C, H, W] of the planes' dtype; bool [B, H, W]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address
 from fullfield.ops.neighbors.ragged import Neighbors
@@ -28,7 +28,7 @@ def build_descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
-    return Source.with_macros(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
+    return KernelSource.with_macros(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
 
 
 class Describer:

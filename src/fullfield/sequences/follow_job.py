@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.records import Journal, Records
-from fullfield._ledger.versions import Checksums, hash_json_values
+from fullfield._ledger.versions import ChecksumCache, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
@@ -131,7 +131,7 @@ class _InputDigests:
         checksum, mask_checksum = (None if identity is None else identity.checksum for identity in identities)
         self._read[number] = checksum, mask_checksum
 
-    def __call__(self, number: int, checksums: Checksums) -> dict[str, str | None]:
+    def __call__(self, number: int, checksums: ChecksumCache) -> dict[str, str | None]:
         """Return the digest for a frame."""
         is_after = number >= self._reference
         way = [n for n in self._available if min(self._reference, number) <= n <= max(self._reference, number)]

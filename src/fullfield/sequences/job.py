@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fullfield._ledger.versions import Checksums
+from fullfield._ledger.versions import ChecksumCache
 from fullfield.estimators.cascaded import ReducedSizeEstimator
 from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.protocol import Estimator, prepare_estimator
@@ -87,7 +87,7 @@ class ShotJob:
         The estimator must be prepared. Errors are those of :meth:`Output.plan_frames_to_write`.
         """
 
-        def compute_input_checksums(number: int, checksums: Checksums) -> dict[str, str | None]:
+        def compute_input_checksums(number: int, checksums: ChecksumCache) -> dict[str, str | None]:
             frames = self.settings.list_input_frames(plates, number)
             get = checksums.get_or_compute_checksum
             inputs = {str(n - number): get(plates.get_file(n) if plates.has_frame(n) else None) for n in frames}

@@ -92,7 +92,7 @@ _NUMBERED = re.compile(r"(.*?)(-?\d+)(\D*)")
 
 
 @dataclass(frozen=True)
-class Pattern:
+class FramePattern:
     """File name with a field for the frame number.
 
     ``%04d``, ``####`` and ``@@@@`` are four digits, with zeros in front; ``%d`` and ``@`` as many as the number has. A
@@ -106,7 +106,7 @@ class Pattern:
     """Whether files whose numbers are padded otherwise are found too: of a single ``#``."""
 
     @classmethod
-    def parse(cls, text: str) -> Pattern:
+    def parse(cls, text: str) -> FramePattern:
         """Return the pattern that ``text`` spells; raise InputError unless it has one field for the number."""
         folder, name = os.path.split(text)
         if _FIELD.search(folder) and not Path(folder).is_dir():  # a folder may be called that
@@ -167,7 +167,7 @@ class FrameFiles:
 
     text: str
     files: dict[int, Path]
-    pattern: Pattern | None = None
+    pattern: FramePattern | None = None
     video: str | None = None
     requested: list[int] | None = None
 
@@ -190,10 +190,10 @@ def format_mask_name(mask: str | None, number: int) -> str | None:
     file = get_separate_mask_file(mask)
     if mask is None or file is None or not has_number_field(file):
         return mask
-    return Pattern.parse(file).format_path(number) + mask[len(file) :]
+    return FramePattern.parse(file).format_path(number) + mask[len(file) :]
 
 
-def names_several_frames(text: str) -> bool:
+def is_frame_sequence_name(text: str) -> bool:
     """Return whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
     path = Path(text)
     if path.is_file():
@@ -204,7 +204,7 @@ def names_several_frames(text: str) -> bool:
 def find_frame_files(text: str) -> FrameFiles:
     """Return the sequence that ``text`` names; raise InputError where there is none.
 
-    A pattern (:class:`Pattern`), also with its frames inside or behind as fileseq and Nuke write them
+    A pattern (:class:`FramePattern`), also with its frames inside or behind as fileseq and Nuke write them
     (``plate.1001-1100####.exr``, ``plate.%04d.exr 1001-1100``); a folder of frames; a glob; a video file; a GIF, WebP,
     PNG or TIFF with several pictures.
     """
@@ -239,7 +239,7 @@ def find_frame_files(text: str) -> FrameFiles:
         requested = parse_frames(inner_range[1], text)
         spelled = spelled[: len(spelled) - len(name)] + name[: inner_range.start()] + name[inner_range.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
-        pattern = Pattern.parse(spelled)
+        pattern = FramePattern.parse(spelled)
         files = pattern.list_files()
         if not files:
             raise InputError(f"{text}: no such file{_suggest_other_digits(pattern)}")
@@ -252,9 +252,9 @@ def find_frame_files(text: str) -> FrameFiles:
     raise InputError(f"{text}: no such file or folder")
 
 
-def _suggest_other_digits(pattern: Pattern) -> str:
+def _suggest_other_digits(pattern: FramePattern) -> str:
     """Return a hint for errors: files of the pattern with other digits."""
-    files = Pattern(pattern.before, 1, pattern.after, any_padding=True).list_files()
+    files = FramePattern(pattern.before, 1, pattern.after, any_padding=True).list_files()
     if not files:
         return ""
     first = next(iter(files.values())).name
@@ -288,7 +288,7 @@ def _group_files_into_sequence(text: str, files: list[Path]) -> FrameFiles:
             "by a pattern such as plate.####.exr"
         )
     (before, after), numbered = next(iter(groups.items()))  # one group, whose widths these are
-    return FrameFiles(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
+    return FrameFiles(text, dict(sorted(numbered.items())), FramePattern(before, min(widths), after, True))
 
 
 def select_frames(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:

@@ -23,7 +23,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entry_kinds
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, compute_sampled_checksum, hash_json_values, read_stamp
+from fullfield._ledger.versions import ChecksumCache, compute_sampled_checksum, hash_json_values, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import join_to_one_line, remove_abandoned_temporary_files, truncate_to_bytes, write_atomically
 from fullfield.io.flow_formats import Y_NOTE
@@ -39,10 +39,10 @@ from fullfield.io.vectors import (
     read_header_entry_as_text,
     write_scanlines_atomically,
 )
-from fullfield.sequences.names import Pattern
+from fullfield.sequences.names import FramePattern
 from fullfield.sequences.results import FrameResult
 
-Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
+Inputs = Callable[[int, ChecksumCache], Mapping[str, "str | None"]]
 """A callback that returns the checksums of what a frame is made from, by any names; None for a file that is missing."""
 
 _NAME_BYTES = 200
@@ -87,7 +87,7 @@ class Output:
 
     def path(self, number: int) -> str:
         """Return the name of a frame's file."""
-        return Pattern.parse(self.pattern).format_path(number)
+        return FramePattern.parse(self.pattern).format_path(number)
 
     @property
     def sidecar(self) -> Path:
@@ -97,13 +97,13 @@ class Output:
     @property
     def notes(self) -> Path:
         """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
-        folder, name = os.path.split(Pattern.parse(self.pattern).before)
+        folder, name = os.path.split(FramePattern.parse(self.pattern).before)
         stem = truncate_to_bytes(name.rstrip("._- "), _NAME_BYTES)
         return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}.fullfield"
 
     def st_map_path(self, number: int) -> str | None:
         """Return the name of a frame's ST map."""
-        return None if self.st_map is None else Pattern.parse(self.st_map).format_path(number)
+        return None if self.st_map is None else FramePattern.parse(self.st_map).format_path(number)
 
     def open_journal(self) -> Journal:
         """Return where this process notes what it writes."""
@@ -267,7 +267,7 @@ class Output:
     def _has_no_frames(self) -> bool:
         """Return whether no frame of the shot exists."""
         try:
-            return not Pattern.parse(self.pattern).list_files()
+            return not FramePattern.parse(self.pattern).list_files()
         except PermissionError:  # a folder may be writable but not readable
             return False
 
@@ -314,7 +314,7 @@ class Output:
         return plan
 
     def _find_reason_outdated(
-        self, number: int, record: Record, expected: Mapping[str, Any], checksums: Checksums
+        self, number: int, record: Record, expected: Mapping[str, Any], checksums: ChecksumCache
     ) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
         reasons = {

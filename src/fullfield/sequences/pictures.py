@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, read_stamp
+from fullfield._ledger.versions import ChecksumCache, read_stamp
 from fullfield._read_ahead import ReadAhead
 from fullfield.io import all_channels as pictures
 from fullfield.io.all_channels import RAW_SUFFIXES, ChannelPicture
@@ -25,7 +25,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.video import VideoWriter, check_codec_matches_suffix
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.names import Pattern, has_number_field
+from fullfield.sequences.names import FramePattern, has_number_field
 from fullfield.sequences.outputs import Output, WritePlan
 from fullfield.sequences.picture_files import convert_picture_for_video, has_video_suffix
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
@@ -169,7 +169,7 @@ class PictureJob(ABC):
         return vectors if mask is None else {**vectors, "mask": Path(mask).name}
 
     @abstractmethod
-    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of the files that a picture is made from."""
 
     @abstractmethod
@@ -194,7 +194,7 @@ class PictureJob(ABC):
 
     def path(self, number: int) -> str:
         """Return the name of a picture."""
-        return Pattern.parse(self.output).format_path(number) if self.has_records else self.output
+        return FramePattern.parse(self.output).format_path(number) if self.has_records else self.output
 
     def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
         """Check the output; return the settled job, and which pictures it has to write.
@@ -266,7 +266,7 @@ def write_job_pictures(
     start_s = time.perf_counter()
     device = resolve_device(job.device)
     video = VideoOutput(job, codec) if has_video_suffix(job.output) else None
-    outcome, stages, checksums = Outcome(), StageTimes(), Checksums()
+    outcome, stages, checksums = Outcome(), StageTimes(), ChecksumCache()
     journal = Output(job.output).open_journal() if job.has_records else None
 
     def write(number: int, raw: ChannelPicture, event: Any, inputs: Mapping[str, str | None]) -> bool:

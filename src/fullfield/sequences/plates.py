@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError, describe_value, require
-from fullfield._ledger.versions import Identity, Stamp, compute_sampled_checksum, read_stamp
+from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
 from fullfield.io import frame_window, open_video
@@ -39,11 +39,11 @@ class Plate(NamedTuple):
     window: FrameWindow | None = None
     """Windows of an EXR, or of a video whose pixels are not square. ``frame`` holds the data window."""
     metadata: tuple[Attribute, ...] = ()
-    identity: Identity | None = None
+    identity: FileIdentity | None = None
     """The version of the file that was read."""
     valid: Tensor | None = None
     """bool [H, W]: where the frame is known; elsewhere it is filled from its surroundings. None: known everywhere."""
-    mask_identity: Identity | None = None
+    mask_identity: FileIdentity | None = None
     """The version of the mask file that was read."""
 
 
@@ -237,7 +237,7 @@ class FilePlates(Plates):
                     window = window._replace(data=window.display)
                 checksum = compute_sampled_checksum(path)
                 mask_identity = (
-                    None if mask_before is None else Identity(mask_before, compute_sampled_checksum(str(mask)))
+                    None if mask_before is None else FileIdentity(mask_before, compute_sampled_checksum(str(mask)))
                 )
             except (InputError, OSError):
                 if is_first and before is not None and self.read_file_stamp(number) != before:
@@ -247,7 +247,7 @@ class FilePlates(Plates):
             if before is not None and self.read_file_stamp(number) == before and is_same_mask:
                 frame = fill_unknown_pixels(image.frame, image.valid, path)
                 self._nonfinite_messages.add(number, image.note)
-                return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid, mask_identity)
+                return Plate(frame, window, image.metadata, FileIdentity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
 
     def pop_nonfinite_messages(self) -> dict[int, str]:
@@ -315,7 +315,7 @@ class StackPlates(Plates):
     def read(self, number: int) -> Plate:
         stamp = read_stamp(self._path)
         frame = read_picture(self._path, number - 1, self._transfer)
-        identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
+        identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         return Plate(frame, identity=identity)
 
 
@@ -335,7 +335,7 @@ class VideoPlates(Plates):
         self._curve = choose_display_curve_if_needed(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = read_stamp(self._path)
-        self._identity = None if stamp is None else Identity(stamp, compute_sampled_checksum(self._path))
+        self._identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         self._reopen_from_start()
         self._length = self._source.count_frames() if hasattr(self._source, "count_frames") else 0
         self._reopen_from_start()

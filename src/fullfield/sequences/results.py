@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import Identity
+from fullfield._ledger.versions import FileIdentity
 from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.plates import Plate, warn_about_nonfinite_pixels
@@ -92,9 +92,9 @@ class FrameResult:
     """Neighbouring frames with the same picture."""
     plate: Plate | None = None
     window: FrameWindow | None = None
-    inputs: dict[int, Identity | None] = field(default_factory=dict)
+    inputs: dict[int, FileIdentity | None] = field(default_factory=dict)
     """The frames that it was computed from, with the versions of their files."""
-    masks: dict[int, Identity] = field(default_factory=dict)
+    masks: dict[int, FileIdentity] = field(default_factory=dict)
     """The versions of their mask files."""
 
     def add_input(self, number: int, plate: Plate) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums
+from fullfield._ledger.versions import ChecksumCache
 from fullfield.io.all_channels import ChannelPicture
 from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.changes import GreyPicture, is_cut, shrink_to_grey
@@ -165,7 +165,7 @@ class RetimeJob(PictureJob):
             **self.describe_mask_and_vectors(self.mask),
         }
 
-    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of one plate, or of both plates and flows around the frame."""
         before, fraction = self._locate_between_plates(number)
         if fraction == 0:

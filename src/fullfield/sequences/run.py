@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield._ledger.records import Records
-from fullfield._ledger.versions import Identity, hash_json_values
+from fullfield._ledger.versions import FileIdentity, hash_json_values
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, compute_scanlines_shape
@@ -126,7 +126,7 @@ class FlowFileWriter:
         self._digests: dict[int, str] = {}
         self._records: Records | None = None
         self._lock = threading.Lock()
-        self._watched: dict[int, Identity | None] = {}
+        self._watched: dict[int, FileIdentity | None] = {}
         self._reported: set[int] = set()
 
     def __enter__(self) -> FlowFileWriter:
@@ -230,7 +230,7 @@ class FlowFileWriter:
         return True
 
     def _report_replaced_plate(
-        self, number: int, reason: str, inputs: dict[int, Identity | None] | None = None
+        self, number: int, reason: str, inputs: dict[int, FileIdentity | None] | None = None
     ) -> bool:
         """Return whether a plate was replaced since it was read, and report it once."""
         identity = (self._watched if inputs is None else inputs).get(number)

@@ -62,10 +62,10 @@ class StoredFlow:
         self,
         source: str | os.PathLike[str],
         scale: str | float | Fraction = 1,
-        reading: FlowReadOptions | None = None,
+        read_options: FlowReadOptions | None = None,
     ) -> None:
         self.source = source = os.fspath(source)
-        self.scale, self.reading = _parse_scale(scale), reading or FlowReadOptions()
+        self.scale, self.reading = _parse_scale(scale), read_options or FlowReadOptions()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
-from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.warping import warp
+from fullfield.ops.consistency import compute_forward_backward_distance
+from fullfield.ops.warping import warp_planes
 
 _KEY_STEPS = 8
 _MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
@@ -250,7 +250,7 @@ def _extend_match(state: FrameMatch, step: FrameMatch) -> FrameMatch:
 def _chain_fields(first: FlowField, second: FlowField) -> FlowField:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
-    sampled, inside = warp(planes, _clamp_targets_at_border(first.flow[None]))
+    sampled, inside = warp_planes(planes, _clamp_targets_at_border(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
     return FlowField(first.flow + flow, first.error + error, hidden)
@@ -302,7 +302,7 @@ def _mark_inconsistent_pixels_occluded(match: FrameMatch) -> FrameMatch:
     """Count pixels as hidden whose way to the other frame and back does not end where it began."""
     fields = []
     for own, other in (match, match[::-1]):
-        distance = forward_backward_distance(
+        distance = compute_forward_backward_distance(
             _clamp_targets_at_border(own.flow[None]), _clamp_targets_at_border(other.flow[None])
         )[0]
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
@@ -314,7 +314,9 @@ def _mark_unknown_pixels_occluded(field: FlowField, own: Tensor | None, other: T
     """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
     unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
     if other is not None:
-        unknown = unknown | (warp(other[None, None].float(), _clamp_targets_at_border(field.flow[None]))[0][0, 0] < 0.5)
+        unknown = unknown | (
+            warp_planes(other[None, None].float(), _clamp_targets_at_border(field.flow[None]))[0][0, 0] < 0.5
+        )
     return field._replace(
         error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)
     )

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, hash_json_values
+from fullfield._ledger.versions import ChecksumCache, hash_json_values
 from fullfield._read_ahead import choose_reader_count
 from fullfield.io.all_channels import ChannelPicture, read_all_channels
 from fullfield.io.names import get_separate_mask_file
 from fullfield.sequences.motion import accumulate_flow_to_reference, warp_image
-from fullfield.sequences.names import find_frame_files, format_mask_name, names_several_frames, select_frames
+from fullfield.sequences.names import find_frame_files, format_mask_name, is_frame_sequence_name, select_frames
 from fullfield.sequences.picture_files import PictureFiles, has_video_suffix
 from fullfield.sequences.pictures import (
     InputReader,
@@ -105,7 +105,7 @@ def build_warp_job(
     if settings.reference is not None and has_video_suffix(os.fspath(output)):
         raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {os.fspath(output)}")
     name = os.fspath(source)
-    plates = PictureFiles(name, settings.mask) if names_several_frames(name) else None
+    plates = PictureFiles(name, settings.mask) if is_frame_sequence_name(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
     stored = StoredFlow.from_source(flow)
@@ -144,7 +144,7 @@ class WarpJob(PictureJob):
     source: str = ""
     plates: PictureFiles | None = None
     settings: WarpSettings = field(default_factory=WarpSettings)
-    _chains: WeakKeyDictionary[Checksums, dict[int, str]] = field(default_factory=WeakKeyDictionary, compare=False)
+    _chains: WeakKeyDictionary[ChecksumCache, dict[int, str]] = field(default_factory=WeakKeyDictionary, compare=False)
 
     @property
     def picture_paths(self) -> list[str]:
@@ -164,7 +164,7 @@ class WarpJob(PictureJob):
             **self.describe_mask_and_vectors(settings.mask),
         }
 
-    def compute_input_checksums(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+    def compute_input_checksums(self, number: int, checksums: ChecksumCache) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
         inputs = {"picture": checksums.get_or_compute_checksum(self._get_picture_path(number))}
         mask = get_separate_mask_file(self._get_mask_name(number))
@@ -184,10 +184,10 @@ class WarpJob(PictureJob):
         """Frame from which the flow to neighbouring frames is added up; None if each file has all its flow."""
         return self.settings.reference if self.flow.reference is None else None
 
-    def _compute_flow_checksum(self, number: int, checksums: Checksums) -> str | None:
+    def _compute_flow_checksum(self, number: int, checksums: ChecksumCache) -> str | None:
         return checksums.get_or_compute_checksum(self.flow.path(number)) if number in self.flow else None
 
-    def _compute_chain_digest(self, reference: int, number: int, checksums: Checksums) -> str:
+    def _compute_chain_digest(self, reference: int, number: int, checksums: ChecksumCache) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
         digests = self._chains.setdefault(checksums, {reference: ""})
         step = 1 if number > reference else -1

@@ -344,11 +344,11 @@ def test_fused_kernels_refuse_unsupported_layouts() -> None:
 def test_fused_kernels_launch_expected_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = []
 
-    class Kernels:
+    class LoadedKernels:
         def launch(self, name: str, blocks: int, threads: int, _params: object, grid_rows: int = 1) -> None:
             launched.append((name, blocks, threads, grid_rows))
 
-    monkeypatch.setattr(_launching, "load_kernels", lambda *_: Kernels())
+    monkeypatch.setattr(_launching, "load_kernels", lambda *_: LoadedKernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
     cuda.normalize_add_relu_(x, ScaleAndShift(None, torch.zeros(16)))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from benchmarks.cases.points import listing as points_listing
 from fullfield import InputError
-from fullfield._kernels.nvrtc import Source
-from fullfield._kernels.structures import Structures
+from fullfield._kernels.nvrtc import KernelSource
+from fullfield._kernels.structures import CStructures
 from fullfield.io import read_point_cloud
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import _launching
@@ -118,13 +118,13 @@ extern "C" __global__ void __launch_bounds__(256) sum_up(const __grid_constant__
     if (threadIdx.x == 0) p.ends[block] = end;
 }
 """
-_Sums = Structures(_SUMS)["SumParams"]
+_Sums = CStructures(_SUMS)["SumParams"]
 _OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and the sum up to a block
 
 
 def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """What `running_sums` writes, and what its blocks return; both begin as -1."""
-    source = Source(_launching.read_source(_launching.HALVES, _launching.BATCHES) + _SUMS)
+    source = KernelSource(_launching.read_source(_launching.HALVES, _launching.BATCHES) + _SUMS)
     out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
     params = _Sums(*map(_launching.get_address, (numbers, out, passed, ends)), len(numbers))
     _launching.load_kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]

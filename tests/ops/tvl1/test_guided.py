@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
-from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.ops.tvl1.config import RefinementConfig
 from fullfield.ops.tvl1.guided import refinement_backends
-from fullfield.ops.tvl1.guided_cuda import IterationTile, Refiner
+from fullfield.ops.tvl1.guided_cuda import CudaRefiner, IterationTile
 from fullfield.testing import textured_scene
 from known_scenes import known_scene
 
@@ -203,11 +203,11 @@ def test_forward_backward_distance_equals_values_by_hand() -> None:
     flow[:, 0] = 2.5
     back = torch.zeros(1, 2, 4, 6)
     back[:, 0] = -torch.arange(6.0)
-    distance = forward_backward_distance(flow, back)[0]
+    distance = compute_forward_backward_distance(flow, back)[0]
     assert torch.allclose(distance[:, :3], torch.arange(3.0).expand(4, 3))
     assert distance[:, 3:].isinf().all()
     with pytest.raises(InputError, match="backward"):
-        forward_backward_distance(flow, back[:, :, :3])
+        compute_forward_backward_distance(flow, back[:, :, :3])
 
 
 def test_flow_refiner_keeps_shapes_and_refuses_bad_arguments() -> None:
@@ -357,7 +357,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
 )
 def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
     config, inputs = EMULATED[name], laid_out(*size)
-    refiner = Refiner(*size, config, CPU, SMALL)
+    refiner = CudaRefiner(*size, config, CPU, SMALL)
     results = []
     for schedule in (0, 1):
         machine.schedule = schedule
@@ -379,7 +379,7 @@ def test_refine_flow_is_independent_of_launch_shape(
     inputs: dict[str, Any] = {name: value.to(where) for name, value in laid_out(*size).items()}
     inputs["backward"] = inputs["backward"] if device == "cuda" else None
     shapes = (guided_cuda.SHAPE, shape) if device == "cuda" else (shape, SMALL)
-    assert torch.equal(*(guided_cuda.Refiner(*size, config, where, one)(**inputs)[0] for one in shapes))
+    assert torch.equal(*(guided_cuda.CudaRefiner(*size, config, where, one)(**inputs)[0] for one in shapes))
 
 
 STRIPS = guided_cuda.IterationStrips(min_rows=0)
@@ -391,8 +391,8 @@ STRIPS = guided_cuda.IterationStrips(min_rows=0)
 )
 def test_refine_flow_strips_equal_tiles(size: tuple[int, int], iterations: int, machine: Emulator) -> None:
     config, inputs = RefinementConfig(warps=2, rounds=1, iterations=iterations), laid_out(*size)
-    tiles = Refiner(*size, config, CPU, IterationTile(4, 8, 10), None)(**inputs)[0]
-    strips = Refiner(*size, config, CPU, IterationTile(4, 8, 10), STRIPS)
+    tiles = CudaRefiner(*size, config, CPU, IterationTile(4, 8, 10), None)(**inputs)[0]
+    strips = CudaRefiner(*size, config, CPU, IterationTile(4, 8, 10), STRIPS)
     assert strips._passes
     for schedule in (0, 1):
         machine.schedule = schedule
@@ -406,7 +406,7 @@ def test_refine_flow_strips_on_gpu_equal_tiles(size: tuple[int, int], iterations
     config, inputs = RefinementConfig(iterations=iterations), on_cuda(*size)
     inputs = {name: value.contiguous() for name, value in inputs.items()}
     where = torch.device("cuda", torch.cuda.current_device())
-    tiles, strips = (Refiner(*size, config, where, strips=strips)(**inputs)[0] for strips in (None, STRIPS))
+    tiles, strips = (CudaRefiner(*size, config, where, strips=strips)(**inputs)[0] for strips in (None, STRIPS))
     assert torch.equal(strips, tiles)
 
 
@@ -416,7 +416,7 @@ def test_refine_flow_accepts_batches_and_strides() -> None:
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
-    refiner = Refiner(24, 40, config, CPU, SMALL)
+    refiner = CudaRefiner(24, 40, config, CPU, SMALL)
     close([refiner.refine_without_blending(**inputs)], inputs, config)
     colour = laid_out(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
@@ -435,7 +435,7 @@ SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
 def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
     """The public refiner, on the emulated kernels."""
     refiner = FlowRefiner(height, width, config, backend="reference")
-    refiner._cuda = Refiner(height, width, config, CPU, SMALL)
+    refiner._cuda = CudaRefiner(height, width, config, CPU, SMALL)
     return refiner
 
 
@@ -462,7 +462,7 @@ def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callabl
 @pytest.mark.usefixtures("machine")
 def test_refine_without_blending_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
-    refiner = Refiner(20, 30, config, CPU, SMALL)
+    refiner = CudaRefiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
     close([refiner.refine_without_blending(**inputs, rounds=1)], inputs, config.replace(rounds=1))
     assert torch.equal(refiner(**inputs)[0], whole)
@@ -472,14 +472,14 @@ def test_refine_without_blending_rounds_equals_smaller_config() -> None:
 def test_flow_refiner_works_in_and_outside_inference_mode() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
     with torch.inference_mode():
-        refiner = Refiner(20, 30, config, CPU, SMALL)
+        refiner = CudaRefiner(20, 30, config, CPU, SMALL)
         within = refiner(**inputs)[0]
     assert torch.equal(refiner(**inputs)[0], within)
 
 
 @pytest.mark.usefixtures("machine")
 def test_emulated_refiner_memory_equals_formula() -> None:
-    refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
+    refiner = CudaRefiner(30, 50, RefinementConfig(), CPU, SMALL)
     assert refiner._planes.numel() * 4 == guided_cuda.count_buffer_bytes(30, 50) == 23 * 30 * 64 * 4
 
 
@@ -598,7 +598,7 @@ def differ_by_half_precision(
     for height, width, channels in sizes:
         inputs = {key: (value + more.get(key, 0)).to(where) for key, value in laid_out(height, width, channels).items()}
         found, exact = (
-            Refiner(height, width, config.replace(filter_precision=precision), where, shape)(**inputs)
+            CudaRefiner(height, width, config.replace(filter_precision=precision), where, shape)(**inputs)
             for precision in ("float16", "float32")
         )
         error = (found[0] - exact[0]).norm(dim=1)

@@ -545,7 +545,7 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.Solver(35, 40, config, CPU).launch_pair(*frames, None, None)
+    solver_module.CudaSolver(35, 40, config, CPU).launch_pair(*frames, None, None)
     assert len(living) == 4
 
 
@@ -553,7 +553,7 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
 def test_tvl1_cuda_records_each_batch_size_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
-    solver = solver_module.Solver(35, 40, config, CPU)
+    solver = solver_module.CudaSolver(35, 40, config, CPU)
     flow, flags = solver.launch_pair(*frames, None, None)
     assert solver._graph is None
     warm, _ = solver.launch_pair(*frames, start, None)
@@ -584,7 +584,7 @@ def test_tvl1_solver_refuses_nonfinite_and_solves_batches() -> None:
     config = TVL1Config(warps=1, iterations=40, scale_factor=0.5)
     still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
     frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))
-    solver, messages = solver_module.Solver(35, 40, config, CPU), list[str]()
+    solver, messages = solver_module.CudaSolver(35, 40, config, CPU), list[str]()
     flow = solver(frames[0], frames[1], None, lambda _, where: messages.append(where))
     for item, pair in enumerate((still, moving)):
         assert torch.equal(solver(*pair, None, None)[0], flow[item])

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding, ScaleAndShift, TargetSlice
-from fullfield.ops._launching import CODES, FRAMES, Kernels, get_address, parse_structures, read_source
+from fullfield.ops._launching import CODES, FRAMES, LoadedKernels, get_address, parse_structures, read_source
 
 LIBRARIES = LibraryCache("kernels of the networks")
 LARGEST_FACTOR = 8
@@ -30,42 +30,42 @@ GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.evaluate_integer(name) fo
 # ---- sources
 
 
-def _generate_source(file_name: str, **macros: int) -> Source:
-    return Source.with_macros(
+def _generate_source(file_name: str, **macros: int) -> KernelSource:
+    return KernelSource.with_macros(
         read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / file_name), **macros
     )
 
 
 @functools.cache
-def generate_passes_source(dtype: torch.dtype) -> Source:
+def generate_passes_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of every pass but the next two, for activations of ``dtype``."""
     return _generate_source("passes.cu", IN=CODES[dtype])
 
 
 @functools.cache
-def generate_depthwise_source(dtype: torch.dtype, channels: int) -> Source:
+def generate_depthwise_source(dtype: torch.dtype, channels: int) -> KernelSource:
     """Return the source of both depthwise kernels for a multiple of 64 channels, at most 2048."""
     return _generate_source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
 
 
 @functools.cache
-def generate_convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
+def generate_convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> KernelSource:
     """Return the source of ``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
     return _generate_source("convex.cu", IN=CODES[dtype], FACTOR=factor, CLAST=channels_last)
 
 
 @functools.cache
-def generate_convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
+def generate_convex_gradients_source(dtype: torch.dtype, channels: int) -> KernelSource:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     text = read_source(*shared, _FOLDER / "convex_gradients.cu")
-    return Source.with_macros(text, IN=CODES[dtype], CHANNELS=channels)
+    return KernelSource.with_macros(text, IN=CODES[dtype], CHANNELS=channels)
 
 
 # ---- launching
 
 
-def _load_kernels(source: Source, like: Tensor) -> Kernels:
+def _load_kernels(source: KernelSource, like: Tensor) -> LoadedKernels:
     return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 

@@ -29,7 +29,7 @@ from fullfield.ops.correlation.protocol import (
     GradientAccumulators,
     LookupRequest,
     PreparedPair,
-    build_request,
+    build_lookup_request,
     check_coords,
     check_features,
     check_levels_and_radius,
@@ -41,20 +41,22 @@ from fullfield.ops.correlation.protocol import (
 
 
 def _build_request_and_choose_backend(
-    fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
+    fmap1: Tensor, fmap2_levels: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> tuple[LookupRequest, str]:
     """Return the request and the backend's name."""
-    shape = list_feature_map_sizes(fmap1, maps, levels)
-    request = build_request(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
+    shape = list_feature_map_sizes(fmap1, fmap2_levels, levels)
+    request = build_lookup_request(shape, len(fmap2_levels) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return request, LOOKUPS.choose(backend, request)
 
 
-def _prepare_pair_state(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
-    return list(prepare_pair(*_build_request_and_choose_backend(fmap1, maps, *options), fmap1, maps).state)
+def _prepare_pair_state(fmap1: Tensor, fmap2_levels: list[Tensor], *options: Any) -> list[Tensor]:
+    return list(
+        prepare_pair(*_build_request_and_choose_backend(fmap1, fmap2_levels, *options), fmap1, fmap2_levels).state
+    )
 
 
-def _prepare_pair_state_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
-    request, name = _build_request_and_choose_backend(fmap1, maps, *options)
+def _prepare_pair_state_fake(fmap1: Tensor, fmap2_levels: list[Tensor], *options: Any) -> list[Tensor]:
+    request, name = _build_request_and_choose_backend(fmap1, fmap2_levels, *options)
     return list(LOOKUPS.load(name).allocate_pair_state(request, fmap1))
 
 
@@ -62,7 +64,7 @@ def _rebuild_prepared_pair(
     coords: Tensor, state: list[Tensor], shape: list[int], pooled: bool, radius: int, backend: str | None,
     precision: str, grad: bool, dtype: torch.dtype,
 ) -> PreparedPair:  # fmt: skip
-    request = build_request(shape, pooled, radius, precision, grad, dtype, coords.device)
+    request = build_lookup_request(shape, pooled, radius, precision, grad, dtype, coords.device)
     restored: PreparedPair = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore_pair(request, tuple(state))
     return restored
 

@@ -36,7 +36,7 @@ def explain_unsupported(request: LookupRequest) -> str | None:
     return explain_missing_numba()
 
 
-def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> CpuPair:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor]) -> CpuPair:
     """Lay out a pair."""
     blocks = _count_channel_blocks(request)
     state = allocate_pair_state(request, fmap1)
@@ -50,7 +50,7 @@ def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) 
     source.view(request.batch, rows, columns, blocks * LANES, *TILE).copy_(split.permute(0, 2, 4, 1, 3, 5))
 
     target[-_TAIL:] = 0.0
-    for fmap2, level in zip(maps, _view_levels(request, target), strict=True):
+    for fmap2, level in zip(fmap2_levels, _view_levels(request, target), strict=True):
         if level.numel() == 0:  # PyTorch 2.6 pads nothing that is empty
             continue
         short = blocks * LANES - request.channels

@@ -33,15 +33,15 @@ def explain_missing_memory(request: LookupRequest) -> str | None:
     return InsufficientMemory(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
-def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> DensePair:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor]) -> DensePair:
     """Compute the volumes of a pair."""
     dtype = request.accumulate_dtype
     source = fmap1.detach().flatten(2)
     scaled = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
     # Volumes first, then the features, which only the gradient needs.
     with disable_autocast_and_grad(fmap1.device):
-        volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in maps]
-    features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
+        volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in fmap2_levels]
+    features = [f.detach().flatten(2).clone() for f in (fmap1, *fmap2_levels)] if request.grad else []
     return DensePair(request, (*volumes, *features))
 
 

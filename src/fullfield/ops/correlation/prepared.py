@@ -23,7 +23,7 @@ from fullfield.ops.correlation.protocol import (
     GradientAccumulators,
     LookupRequest,
     PreparedPair,
-    build_request,
+    build_lookup_request,
     list_feature_map_sizes,
 )
 
@@ -56,13 +56,13 @@ NAME = "correlation_lookup"
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def prepare_pair(request: LookupRequest, backend: str, fmap1: Tensor, maps: Sequence[Tensor]) -> PreparedPair:
+def prepare_pair(request: LookupRequest, backend: str, fmap1: Tensor, fmap2_levels: Sequence[Tensor]) -> PreparedPair:
     """Bring ``fmap1`` and the levels (``request.pooled``: the finest alone) into the layout of backend ``backend``."""
     module = LOOKUPS.load(backend)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
-            maps = pool_pyramid_levels(maps[0].detach(), request.levels)
-        prepared: PreparedPair = module.prepare_pair(request, fmap1, maps)
+            fmap2_levels = pool_pyramid_levels(fmap2_levels[0].detach(), request.levels)
+        prepared: PreparedPair = module.prepare_pair(request, fmap1, fmap2_levels)
     return prepared
 
 
@@ -221,36 +221,36 @@ class PreparedLookups:
     def __init__(
         self,
         fmap1: Tensor,
-        maps: Sequence[Tensor],
+        fmap2_levels: Sequence[Tensor],
         levels: int,
         radius: int,
         backend: str | None,
     ) -> None:
-        requested = (fmap1.requires_grad, any(m.requires_grad for m in maps))
+        requested = (fmap1.requires_grad, any(m.requires_grad for m in fmap2_levels))
         grad = torch.is_grad_enabled() and any(requested)
-        self._shape = list_feature_map_sizes(fmap1, maps, levels)
+        self._shape = list_feature_map_sizes(fmap1, fmap2_levels, levels)
         # A state made at one precision is not to be read at another.
         precision = _get_matmul_precision()
-        carriers = fmap1, list(maps)
+        carriers = fmap1, list(fmap2_levels)
         self._pair: PairWithAccumulators | None = None
         self._preparation: Tensor | None = None
-        if is_traced(fmap1, *maps):
-            detached = [m.detach() for m in maps]
+        if is_traced(fmap1, *fmap2_levels):
+            detached = [m.detach() for m in fmap2_levels]
             self._state = torch.ops.fullfield.correlation_prepare(
                 fmap1.detach(), detached, levels, radius, backend, precision, grad
             )
             if fmap1.dtype in _HALVES:  # once for all lookups
-                carriers = fmap1.float(), [m.float() for m in maps]
+                carriers = fmap1.float(), [m.float() for m in fmap2_levels]
         else:
-            pooled = len(maps) == 1
-            request = build_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
+            pooled = len(fmap2_levels) == 1
+            request = build_lookup_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
             backend = LOOKUPS.choose(backend, request)
-            self._pair = PairWithAccumulators(prepare_pair(request, backend, fmap1, maps), requested)
+            self._pair = PairWithAccumulators(prepare_pair(request, backend, fmap1, fmap2_levels), requested)
             self._state = list(self._pair.prepared.state)
             if grad:
-                self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
+                self._preparation = PrepareNode.apply(self._pair, fmap1, *fmap2_levels)  # type: ignore[no-untyped-call]
         self.backend = backend
-        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
+        self._options = (len(fmap2_levels) == 1, radius, backend, precision, grad, fmap1.dtype)
         # What a traced lookup differentiates through; eager lookups do not need it.
         self._carriers = carriers if grad else None
 

@@ -95,14 +95,18 @@ def compute_level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int
     return tuple((height // 2**level, width // 2**level) for level in range(levels))
 
 
-def list_feature_map_sizes(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
-    """Return B, C, H1, W1, then H2, W2 of every level; ``maps`` are all levels, or the finest alone."""
-    pooled = len(maps) == 1
-    sizes = compute_level_sizes(maps[0].shape[2], maps[0].shape[3], levels) if pooled else [m.shape[-2:] for m in maps]
+def list_feature_map_sizes(fmap1: Tensor, fmap2_levels: Sequence[Tensor], levels: int) -> list[int]:
+    """Return B, C, H1, W1, then H2, W2 of every level; ``fmap2_levels`` are all levels, or the finest alone."""
+    pooled = len(fmap2_levels) == 1
+    sizes = (
+        compute_level_sizes(fmap2_levels[0].shape[2], fmap2_levels[0].shape[3], levels)
+        if pooled
+        else [m.shape[-2:] for m in fmap2_levels]
+    )
     return [*fmap1.shape, *(side for size in sizes for side in size)]
 
 
-def build_request(
+def build_lookup_request(
     shape: Sequence[int],
     pooled: bool,
     radius: int,
@@ -150,11 +154,11 @@ def _check_tensor(
     _check.check_tensor(value, name, shape, dtypes=dtypes, device=device)
 
 
-def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) -> None:
+def check_features(fmap1: Tensor, fmap2_levels: Sequence[Tensor], names: Sequence[str]) -> None:
     """Check fmap1 [B, C, H1, W1] and maps [B, C, H, W] of one dtype and device."""
     _check_tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), FEATURES)
     _check.require(fmap1.shape[1] > 0, "fmap1", "at least one channel", fmap1)
-    for name, fmap2 in zip(names, maps, strict=True):
+    for name, fmap2 in zip(names, fmap2_levels, strict=True):
         _check_tensor(fmap2, name, (fmap1.shape[0], fmap1.shape[1], "H2", "W2"), (fmap1.dtype,), fmap1.device)
 
 

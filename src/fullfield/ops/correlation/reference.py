@@ -19,9 +19,9 @@ from fullfield.ops.correlation.protocol import GradientAccumulators, LookupReque
 CHUNK_BYTES = 32 << 20
 
 
-def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> ReferencePair:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor]) -> ReferencePair:
     """Lay both maps out channels-last."""
-    return ReferencePair(request, tuple(_copy_channels_last(f) for f in (fmap1, *maps)))
+    return ReferencePair(request, tuple(_copy_channels_last(f) for f in (fmap1, *fmap2_levels)))
 
 
 def _copy_channels_last(fmap: Tensor) -> Tensor:

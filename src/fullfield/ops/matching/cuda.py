@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.matching.protocol import HALVES, MatchingRequest, count_rows_per_chunk
@@ -36,10 +36,10 @@ def explain_unsupported(request: MatchingRequest) -> str | None:
 
 
 @functools.cache
-def generate_matching_source(dtype: torch.dtype) -> Source:
+def generate_matching_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of both kernels for features of ``dtype``."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.WARPS, _SOURCE)
-    return Source.with_macros(text, IN=CODES[dtype])
+    return KernelSource.with_macros(text, IN=CODES[dtype])
 
 
 def convert_map_to_padded_rows(fmap: Tensor, aligned: bool = False) -> Tensor:

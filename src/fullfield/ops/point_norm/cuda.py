@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
-from fullfield.ops._launching import CODES, Kernels, get_address, parse_structures
+from fullfield.ops._launching import CODES, LoadedKernels, get_address, parse_structures
 
 LIBRARIES = LibraryCache("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")
@@ -45,15 +45,15 @@ def explain_unsupported(features: Tensor, weight: Tensor, bias: Tensor, residual
 
 
 @functools.cache
-def generate_norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
+def generate_norm_source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> KernelSource:
     """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
     vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _choose_lanes_and_loads(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.with_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
+    return KernelSource.with_macros(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
-def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> Kernels:
+def _load_kernels_for_rows(x: Tensor, weight: Tensor, *addresses: int | None) -> LoadedKernels:
     """Return the kernels for rows at these addresses."""
     together = x.data_ptr() | x.shape[1] * x.itemsize
     for at in addresses:

@@ -45,9 +45,9 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
     return numba_cache.explain_missing_numba()
 
 
-def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001
+def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> CpuSolver:  # noqa: ARG001
     """Return a function of checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress, to the flow."""
-    return Solver(height, width, config)
+    return CpuSolver(height, width, config)
 
 
 kernels = numba_cache.KernelModule(f"{__package__}._cpu_kernels", "TV-L1 kernels")
@@ -81,7 +81,7 @@ def _allocate_aligned(size: int) -> Plane:
     return raw[start : start + size]
 
 
-class Solver:
+class CpuSolver:
     """TV-L1 for one size of frame; holds every buffer. Not for two threads at once (the public solver locks)."""
 
     def __init__(self, height: int, width: int, config: TVL1Config) -> None:
@@ -191,11 +191,11 @@ class Solver:
     def _linearise_and_iterate(self, level: _LevelLayout, is_flow_in_scratch: bool) -> None:
         """Linearise the data term and iterate on it; ``is_flow_in_scratch``: the flow lies in the scratch."""
         config = self._config
-        linearise = partial(self._linearise, level, is_flow_in_scratch)
+        linearise = partial(self._linearise_rows, level, is_flow_in_scratch)
         for start in range(0, config.iterations, DEPTH):
-            self._run_iterations(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
+            self._run_inner_iterations(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
-    def _linearise(self, level: _LevelLayout, is_flow_in_scratch: bool, top: int, bottom: int) -> None:
+    def _linearise_rows(self, level: _LevelLayout, is_flow_in_scratch: bool, top: int, bottom: int) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
         if is_flow_in_scratch:
             for plane in (k.U, k.V):
@@ -208,7 +208,7 @@ class Solver:
             state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners
         )
 
-    def _run_iterations(
+    def _run_inner_iterations(
         self, level: _LevelLayout, iterations: int, run_before_strip: Callable[[int, int], None] | None = None
     ) -> None:
         """Run ``iterations`` iterations; before them each strip runs ``run_before_strip`` on its own rows."""

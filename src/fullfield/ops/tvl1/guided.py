@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._backends import Backends
-from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
 from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
 from fullfield.ops.tvl1.frames import (
@@ -71,8 +71,10 @@ class FlowRefiner:
         self.dtype, self.device = dtype, add_device_index(_check.check_device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
-        self._cuda = guided_cuda.Refiner(height, width, self.config, self.device) if self.backend == "cuda" else None
+        self._cpu = guided_cpu.CpuRefiner(height, width, self.config) if self.backend == "cpu" else None
+        self._cuda = (
+            guided_cuda.CudaRefiner(height, width, self.config, self.device) if self.backend == "cuda" else None
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
@@ -192,7 +194,7 @@ def compute_coupling_weights(
     """Return the weight of the squared distance to ``flow`` in the energy."""
     if backward is None:
         return flow.new_full((len(flow), *flow.shape[2:]), config.coupling)
-    distance = forward_backward_distance(flow, backward) / config.consistent_distance
+    distance = compute_forward_backward_distance(flow, backward) / config.consistent_distance
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 

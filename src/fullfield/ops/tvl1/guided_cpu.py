@@ -38,7 +38,7 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     return numba_cache.explain_missing_numba()
 
 
-class Refiner:
+class CpuRefiner:
     """Refiner for one size of frame, with all buffers. It serves one thread at a time; the public refiner locks."""
 
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
@@ -77,11 +77,11 @@ class Refiner:
         fit, round_misfits = torch.from_numpy(level.view_plane(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
-                self._run_kernel_over_row_strips(self._linearise)
+                self._run_kernel_over_row_strips(self._linearise_rows)
                 if warp == 0 and turn < JUDGED:
                     round_misfits.append(compute_mean_misfits(fit[None] - LEAST_FIT))
                 for start in range(0, config.iterations, _DEPTH):
-                    self._run_iterations(min(_DEPTH, config.iterations - start))
+                    self._run_inner_iterations(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
                     self._filter_flow_in_place(self._filter_by_median)
             self._filter_flow_in_place(partial(self._filter_by_weighted_median, len(colours)))
@@ -129,14 +129,14 @@ class Refiner:
         for plane in (k.U, k.V):
             level.view_plane(state, plane)[:] = level.view_plane(state, plane + k.FU - k.U)
 
-    def _linearise(self, top: int, bottom: int) -> None:
+    def _linearise_rows(self, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
         constants = map(np.float32, (config.lambda_, config.epsilon, 1 / config.step, config.filter_residual))
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.compute_linear_system_rows(self._state, *where, self._packed, *constants, weights, corners)
 
-    def _run_iterations(self, iterations: int) -> None:
+    def _run_inner_iterations(self, iterations: int) -> None:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (iterations, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))

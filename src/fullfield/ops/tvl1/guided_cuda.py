@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import (
     COPIES,
     HALVES,
     VALUES,
     GpuProperties,
-    Kernels,
     Launch,
+    LoadedKernels,
     get_address,
     parse_structures,
     raw_stream,
@@ -103,14 +103,14 @@ class IterationStrips:
             return None
         text = read_source(HALVES, COPIES, *(_FOLDER / name for name in ("guided_steps.cuh", "guided_rows.cu")))
         options = {"DEPTH": iterations, "GROUPS": groups, "AHEAD": self.ahead, "BLOCKS": self.blocks}
-        return StripPass(Source.with_macros(text, **options), columns, rows, 32 * groups, shared)
+        return StripPass(KernelSource.with_macros(text, **options), columns, rows, 32 * groups, shared)
 
 
 @dataclass(frozen=True)
 class StripPass:
     """Pass of several iterations over a frame in strips."""
 
-    source: Source
+    source: KernelSource
     columns: int
     """Strips across."""
     rows: int
@@ -140,11 +140,13 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype) -> str | None:
     return reason
 
 
-def generate_refinement_source(shape: IterationTile) -> Source:
+def generate_refinement_source(shape: IterationTile) -> KernelSource:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided_steps.cuh", "guided.cu")
     text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
-    return Source.with_macros(text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS)
+    return KernelSource.with_macros(
+        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS
+    )
 
 
 def count_refiner_planes(passes: int) -> int:
@@ -172,7 +174,7 @@ class _RefinementGraphKey(NamedTuple):
         return min(sum(self.passes), JUDGED)
 
 
-class Refiner:
+class CudaRefiner:
     """Refiner for one size of frames, with all buffers.
 
     From its second call on a CUDA graph runs it, except for the kernels that read the frames and the given flow. Calls
@@ -202,7 +204,7 @@ class Refiner:
         self._passes = {depth: one for depth, one in plans.items() if one is not None}
         sources = [generate_refinement_source(shape), *(one.source for one in self._passes.values())]
         self._library, *loaded = _launching.load_several_kernels(LIBRARIES, sources, about.index)
-        self._pass_libraries: dict[int, Kernels] = dict(zip(self._passes, loaded, strict=True))
+        self._pass_libraries: dict[int, LoadedKernels] = dict(zip(self._passes, loaded, strict=True))
         planes = count_refiner_planes(config.passes)
         self._planes = torch.empty((planes, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(7, dtype=torch.int64, device=device)

@@ -36,9 +36,9 @@ class RefinementInput(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine_pair(pair: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
+def refine_pair(refinement_input: RefinementInput, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
-    colours, first, second, prior, coupling = pair
+    colours, first, second, prior, coupling = refinement_input
     edge = compute_edge_weights(colours, config.edges)
     first, second = apply_gaussian_blur(first, config.blur), apply_gaussian_blur(second, config.blur)
     one, two = torch.stack(compute_central_gradient(first)), torch.stack(compute_central_gradient(second))

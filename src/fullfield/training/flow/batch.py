@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.ops.consistency import flow_targets
+from fullfield.ops.consistency import compute_flow_targets
 from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
 Counts: TypeAlias = Callable[[int], int]
@@ -194,7 +194,7 @@ def _cut_random_window(pair: FlowBatch, size: tuple[int, int], seed: Sequence[in
     cut = FlowBatch(
         *(cut_tensor(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
     )
-    _, _, inside = flow_targets(cut.flow[None])
+    _, _, inside = compute_flow_targets(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 

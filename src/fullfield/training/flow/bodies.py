@@ -35,10 +35,16 @@ class Ellipsoids(NamedTuple):
 
 
 def sample_ellipsoids(
-    numbers: Sequence[int], size: tuple[int, int], focal: Floats, *, seed: int, unit: float, style: SceneStyle
+    pair_numbers: Sequence[int],
+    size: tuple[int, int],
+    focal: Floats,
+    *,
+    seed: int,
+    relative_size: float,
+    style: SceneStyle,
 ) -> Ellipsoids:
-    """Draw the bodies of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
-    streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
+    """Draw the bodies of scenes; ``relative_size`` is the number of pixels for a pixel of a frame of 496×368."""
+    streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in pair_numbers]
     uniform = iter(np.moveaxis(np.stack([stream.random((BODIES, _UNIFORM, PARTS)) for stream in streams]), 2, 0))
     normal = iter(
         np.moveaxis(np.stack([stream.standard_normal((BODIES, _NORMAL, PARTS, 3)) for stream in streams]), 2, 0)
@@ -51,7 +57,7 @@ def sample_ellipsoids(
         return _scale_to_range(next(uniform)[..., 0], low, high)
 
     def draw_lengths(normal_number: Floats, chance: Floats) -> Floats:
-        return draw_motion_lengths(chance, normal_number, style.object_motion, unit, style)
+        return draw_motion_lengths(chance, normal_number, style.object_motion, relative_size, style)
 
     present = draw_one_per_body(0, 1) < style.bodies
     present[:, 1:] &= draw_one_per_body(0, 1)[:, 1:] < 0.5
@@ -124,7 +130,7 @@ def sample_ellipsoids(
     smooth = np.repeat(levels[..., None], PARTS, -1)
 
     def flatten(values: NDArray[np.generic]) -> NDArray[np.generic]:
-        return values.reshape(len(numbers), BODIES * PARTS, *values.shape[3:])
+        return values.reshape(len(pair_numbers), BODIES * PARTS, *values.shape[3:])
 
     return Ellipsoids(*(flatten(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
 

@@ -57,17 +57,17 @@ class SampledMeshes(NamedTuple):
 
 
 def sample_meshes(
-    numbers: Sequence[int],
+    pair_numbers: Sequence[int],
     geometry: SceneGeometry,
     table: MeshTable,
     *,
     seed: int,
     pictures: int,
-    unit: float,
+    relative_size: float,
     style: SceneStyle,
 ) -> SampledMeshes:
-    """Draw the meshes of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
-    draw = _MeshRandom(seed, numbers)
+    """Draw the meshes of scenes; ``relative_size`` is the number of pixels for a pixel of a frame of 496×368."""
+    draw = _MeshRandom(seed, pair_numbers)
     height, width = geometry.size
     focal = geometry.focal[:, None]
     on = (draw.draw_per_scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.draw_per_scene()))
@@ -77,7 +77,7 @@ def sample_meshes(
     x = draw.draw_uniform(-0.05, 1.05) * width - (width - 1) / 2
     y = draw.draw_uniform(-0.05, 1.05) * height - (height - 1) / 2
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
-    pose = _sample_pose_maps(draw, geometry, centre, radius, unit, style)
+    pose = _sample_pose_maps(draw, geometry, centre, radius, relative_size, style)
     seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
     extent = _DEFORMED_RADIUS * np.linalg.norm(seen[..., 2, :3], axis=-1)
     on &= (seen[..., 2, 3] - extent > _NEAREST).all(-1)
@@ -91,7 +91,7 @@ def sample_meshes(
     camera = np.concatenate([camera, np.full((len(camera), 1), (height - 1) / 2)], 1)
     values["camera"] = np.broadcast_to(camera[:, None], (*on.shape, 3)).astype(np.float32)
     values["deformation"] = _sample_deformations(draw, style)
-    texels = radius * focal / depth * np.exp(draw.draw_normal()[..., 0] * 0.45) / min(max(unit, 0.5), 2.0)
+    texels = radius * focal / depth * np.exp(draw.draw_normal()[..., 0] * 0.45) / min(max(relative_size, 0.5), 2.0)
     turned = compute_rotation_matrices(2 * draw.draw_normal()) * texels[..., None, None]
     origin = np.stack([draw.draw_uniform(0, 1024) for _ in range(3)], -1)[..., None]
     values["texture"] = np.concatenate([turned, origin], -1).astype(np.float32)
@@ -105,8 +105,8 @@ def sample_meshes(
 class _MeshRandom:
     """Random numbers of the meshes of a batch of scenes; those of a scene do not depend on the rest of the batch."""
 
-    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
-        streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
+    def __init__(self, seed: int, pair_numbers: Sequence[int]) -> None:
+        streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in pair_numbers]
         self._uniform = iter(np.stack([stream.random((_UNIFORM, MESHES)) for stream in streams], 1))
         self._normal = iter(np.stack([stream.standard_normal((_NORMAL, MESHES, 3)) for stream in streams], 1))
 
@@ -126,7 +126,7 @@ class _MeshRandom:
 
 
 def _sample_pose_maps(
-    rng: _MeshRandom, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
+    rng: _MeshRandom, geometry: SceneGeometry, centre: Floats, radius: Floats, relative_size: float, style: SceneStyle
 ) -> Floats:
     """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
     depth, focal = centre[..., 2], geometry.focal[:, None]
@@ -139,7 +139,7 @@ def _sample_pose_maps(
     first = first * (radius[..., None] * np.exp(0.15 * rng.draw_normal()).clip(0.7, 1.3))[..., None, :]
     moves = rng.draw_uniform() < 0.85
     motion, normal = rng.draw_uniform(), rng.draw_normal()[..., 0]
-    extent = draw_motion_lengths(motion, normal, style.object_motion, unit, style) * moves
+    extent = draw_motion_lengths(motion, normal, style.object_motion, relative_size, style) * moves
     heading = rng.draw_uniform(0, 2 * np.pi)
     nearer = np.clip(0.08 * rng.draw_normal()[..., 0], -0.3, 0.3) * moves
     shift = (

@@ -42,7 +42,7 @@ _STILL_INSTANTS = 4  # samples of a pixel without motion blur
 
 
 def sample_scenes(
-    numbers: Sequence[int],
+    pair_numbers: Sequence[int],
     size: tuple[int, int],
     *,
     seed: int,
@@ -64,14 +64,14 @@ def sample_scenes(
     _check.check_number(shapes, "shapes", integer=True, low=0)
     _check.require(style.meshes == 0 or meshes is not None, "meshes", "a table of meshes for this style", "none")
     solid = style.bodies > 0
-    draw = SceneRandom(seed, numbers, solids=solid)
+    draw = SceneRandom(seed, pair_numbers, solids=solid)
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
-    extra = SceneRandom(seed, numbers, 2, solids=False) if style.thin or style.figures else None
+    extra = SceneRandom(seed, pair_numbers, 2, solids=False) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
-    bodies = SceneGeometry(draw, extra, len(numbers), height, width, unit, style)
-    cut = SceneRandom(seed, numbers, 7, solids=False) if style.photographs else None
-    has_photograph = np.zeros(len(numbers), bool)
+    bodies = SceneGeometry(draw, extra, len(pair_numbers), height, width, unit, style)
+    cut = SceneRandom(seed, pair_numbers, 7, solids=False) if style.photographs else None
+    has_photograph = np.zeros(len(pair_numbers), bool)
     if cut is not None:
         has_photograph = (
             (cut.draw_per_scene() < style.photographs)
@@ -81,16 +81,16 @@ def sample_scenes(
         bodies.make_layers_face_camera(has_photograph)
     solids = None
     if solid:
-        solids = sample_ellipsoids(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
+        solids = sample_ellipsoids(pair_numbers, size, bodies.focal, seed=seed, relative_size=unit, style=style)
         bodies.add_ellipsoids(solids)
     paint, ids = _sample_layer_paint(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
         _paint_ellipsoids_and_unsharp_layers(
-            SceneRandom(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
+            SceneRandom(seed, pair_numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style
         )
     if cut is not None:
         _paint_objects_with_backdrop(cut, has_photograph, bodies, paint, ids, unit)
-    exposures, instants, times = _sample_exposures(draw, len(numbers), style)
+    exposures, instants, times = _sample_exposures(draw, len(pair_numbers), style)
     background = bodies.sample_background_colour(draw)
     gamma = np.exp((2 * draw.draw_per_scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.draw_per_scene() ** 3 * (draw.draw_per_scene() < 0.7)
@@ -98,12 +98,14 @@ def sample_scenes(
     floats = (exposures, background, np.stack([gamma, noise], 1))
     drawn = None
     if style.meshes and meshes is not None:
-        drawn = sample_meshes(numbers, bodies, meshes, seed=seed, pictures=pictures, unit=unit, style=style)
+        drawn = sample_meshes(
+            pair_numbers, bodies, meshes, seed=seed, pictures=pictures, relative_size=unit, style=style
+        )
     return _sort_layers_by_depth(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
 def _sample_layer_paint(
-    rng: SceneRandom, geometry: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
+    rng: SceneRandom, geometry: SceneGeometry, pictures: int, shapes: int, relative_size: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
     batch = len(geometry.kind)
@@ -119,7 +121,7 @@ def _sample_layer_paint(
     depth = np.linalg.norm(geometry.centre, axis=-1).clip(min=1.0)
     per_pixel = np.exp(rng.draw_normal_per_layer(0.45))
     texels = [
-        np.linalg.norm(axis, axis=-1) * geometry.focal[:, None] / depth * per_pixel / min(max(unit, 0.5), 2.0)
+        np.linalg.norm(axis, axis=-1) * geometry.focal[:, None] / depth * per_pixel / min(max(relative_size, 0.5), 2.0)
         for axis in (geometry.along, geometry.across)
     ]
     angle = rng.draw_per_layer(0, 2 * np.pi)
@@ -133,15 +135,15 @@ def _sample_layer_paint(
     bends[:, FIRST_FACE:GROUND] = False
     bends[:, GROUND:CARDS] &= rng.draw_per_layer()[:, GROUND:CARDS] < 0.3
     for first in (0, 5):
-        length = unit * np.exp(rng.draw_per_layer(math.log(50), math.log(400)))
+        length = relative_size * np.exp(rng.draw_per_layer(math.log(50), math.log(400)))
         heading, phase, aim = (rng.draw_per_layer(0, 2 * np.pi) for _ in range(3))
-        high = np.minimum(unit * 6 * rng.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
+        high = np.minimum(relative_size * 6 * rng.draw_per_layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
         values = (high * np.cos(aim), high * np.sin(aim), np.cos(heading), np.sin(heading))
         for number, value in enumerate(values):
             paint[..., first + number] = value * (2 * np.pi / length if number >= 2 else 1)
         paint[..., first + 4] = phase
     # Out of focus: edges and textures.
-    soft = np.where(rng.draw_per_layer() < 0.12, rng.draw_per_layer(1, 5) * unit, 1.0)
+    soft = np.where(rng.draw_per_layer() < 0.12, rng.draw_per_layer(1, 5) * relative_size, 1.0)
     paint[..., SOFTNESS] = soft
     paint[..., BIAS] = np.log2(soft)
     # Colours: contrast, brightness and tint, and light that changes from frame to frame.
@@ -181,7 +183,7 @@ def _paint_ellipsoids_and_unsharp_layers(
     ellipsoids: Ellipsoids | None,
     paint: Floats,
     ids: NDArray[np.int64],
-    unit: float,
+    relative_size: float,
     style: SceneStyle,
 ) -> None:
     """Paint bodies, and surfaces that are out of focus or faint."""
@@ -208,7 +210,7 @@ def _paint_ellipsoids_and_unsharp_layers(
             / geometry.depth[:, slots]
             * np.exp(rng.draw_normal_per_layer(0.45))[:, slots]
         )
-        texels /= min(max(unit, 0.5), 2.0)
+        texels /= min(max(relative_size, 0.5), 2.0)
         axes = (
             compute_rotation_matrices(np.stack([rng.draw_normal_per_layer(1.5) for _ in range(3)], -1))[:, slots]
             * texels[..., None, None]
@@ -239,7 +241,7 @@ def _paint_objects_with_backdrop(
     geometry: SceneGeometry,
     paint: Floats,
     ids: NDArray[np.int64],
-    unit: float,
+    relative_size: float,
 ) -> None:
     """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
     height, width = geometry.size
@@ -247,7 +249,7 @@ def _paint_objects_with_backdrop(
     cut[:, OBJECTS:] = False
     cut[:, BACKDROP] = True
     cut &= scenes[:, None]
-    scale = np.exp(0.35 * rng.draw_normal_per_layer()[:, 0]) / min(max(unit, 0.5), 2.0)
+    scale = np.exp(0.35 * rng.draw_normal_per_layer()[:, 0]) / min(max(relative_size, 0.5), 2.0)
     angle = 0.2 * rng.draw_normal_per_layer()[:, 0] + np.pi * (rng.draw_per_scene() < 0.3)
     cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
     to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)

@@ -40,11 +40,11 @@ class SceneRandom:
     otherwise theirs are 0.
     """
 
-    def __init__(self, seed: int, numbers: Sequence[int], *stream: int, solids: bool) -> None:
-        self._scene = np.empty((len(numbers), _SCENE_NUMBERS))
-        self._layer = np.zeros((len(numbers), _LAYER_NUMBERS, LAYERS))
-        self._normal = np.zeros((len(numbers), _NORMAL, LAYERS))
-        for index, number in enumerate(numbers):
+    def __init__(self, seed: int, pair_numbers: Sequence[int], *stream: int, solids: bool) -> None:
+        self._scene = np.empty((len(pair_numbers), _SCENE_NUMBERS))
+        self._layer = np.zeros((len(pair_numbers), _LAYER_NUMBERS, LAYERS))
+        self._normal = np.zeros((len(pair_numbers), _NORMAL, LAYERS))
+        for index, number in enumerate(pair_numbers):
             cards = np.random.Generator(np.random.SFC64([seed, number, *stream]))
             self._scene[index] = cards.random(_SCENE_NUMBERS)
             self._layer[index, :, :CARDS] = cards.random((_LAYER_NUMBERS, _COLUMNS))[:, :CARDS]
@@ -77,11 +77,13 @@ class SceneRandom:
             self._at[which] += count
 
 
-def draw_motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
+def draw_motion_lengths(
+    uniform: Floats, normal: Floats, median: float, relative_size: float, style: SceneStyle
+) -> Floats:
     """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
     distant = median * np.exp(style.spread * normal)
     distant = np.where(uniform < 0.15, distant * 0.2, distant)
-    return unit * np.minimum(distant, style.largest)
+    return relative_size * np.minimum(distant, style.largest)
 
 
 def multiply_matrix_vector(matrix: Floats, vector: Floats) -> Floats:

@@ -46,7 +46,7 @@ class SceneGeometry:
         batch: int,
         height: int,
         width: int,
-        unit: float,
+        relative_size: float,
         style: SceneStyle,
     ) -> None:
         shape = (batch, LAYERS)
@@ -62,12 +62,12 @@ class SceneGeometry:
         self.shape = np.full(shape, INFINITE)
         self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
         self.solids: Ellipsoids | None = None
-        self._sample_objects(rng, extra_rng, unit, style)
+        self._sample_objects(rng, extra_rng, relative_size, style)
         if extra_rng is not None and style.figures:
-            self._sample_figures(extra_rng, unit, style)
-        self._sample_boxes(rng, unit, style)
+            self._sample_figures(extra_rng, relative_size, style)
+        self._sample_boxes(rng, relative_size, style)
         self._place_walls(rng)
-        self._sample_camera_motion(rng, unit, style)
+        self._sample_camera_motion(rng, relative_size, style)
 
     def make_layers_face_camera(self, scenes: NDArray[np.bool_]) -> None:
         """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
@@ -122,15 +122,15 @@ class SceneGeometry:
     def _sample_object_motion(
         self,
         rng: SceneRandom,
-        slots: slice,
+        layer_slots: slice,
         depth: Floats,
-        unit: float,
+        relative_size: float,
         style: SceneStyle,
         rigid: NDArray[np.int64] | None,
     ) -> None:
         """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
         lengths = draw_motion_lengths(
-            rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, unit, style
+            rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
         )
         heading = rng.draw_per_layer(0, 2 * np.pi)
         moves = rng.draw_per_layer() < 0.75
@@ -142,15 +142,17 @@ class SceneGeometry:
         turns[..., 2] *= np.where(rare, 4, 1)
         values: list[NDArray[Any]] = [lengths, heading, moves, nearer, turns]
         lengths, heading, moves, nearer, turns = (
-            value[:, slots] if rigid is None else value[:, slots][:, rigid] for value in values
+            value[:, layer_slots] if rigid is None else value[:, layer_slots][:, rigid] for value in values
         )
         offset = np.where(moves, lengths, 0.0) * depth / self.focal[:, None]
-        self.shift[:, slots] = np.stack(
+        self.shift[:, layer_slots] = np.stack(
             [offset * np.cos(heading), offset * np.sin(heading), np.where(moves, nearer, 0.0) * depth], -1
         )
-        self.turn[:, slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
+        self.turn[:, layer_slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _sample_objects(self, rng: SceneRandom, extra_rng: SceneRandom | None, unit: float, style: SceneStyle) -> None:
+    def _sample_objects(
+        self, rng: SceneRandom, extra_rng: SceneRandom | None, relative_size: float, style: SceneStyle
+    ) -> None:
         height, width = self.size
         slots = slice(0, OBJECTS)
         count = np.floor(2 + (OBJECTS - 1) * rng.draw_per_scene() ** (0.7 if style.thin else 1.5))
@@ -176,9 +178,9 @@ class SceneGeometry:
         self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
         self.depth[:, slots] = depth
         self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
-        self._sample_object_motion(rng, slots, depth, unit, style, None)
+        self._sample_object_motion(rng, slots, depth, relative_size, style, None)
 
-    def _sample_figures(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
+    def _sample_figures(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
         present = rng.draw_per_scene() < style.figures
         self.same_look = present & (rng.draw_per_scene() < 0.5)
@@ -186,7 +188,7 @@ class SceneGeometry:
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [values.copy() for values in changed]
         self.is_present[:, BODY:OBJECTS] = True
-        self._place_limbs(rng, *self._move_into_view(rng), unit, style)
+        self._place_limbs(rng, *self._move_into_view(rng), relative_size, style)
         for values, old in zip(changed, before, strict=True):
             values[~present] = old[~present]
 
@@ -205,7 +207,9 @@ class SceneGeometry:
         self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
         return plane, half_sides
 
-    def _place_limbs(self, rng: SceneRandom, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
+    def _place_limbs(
+        self, rng: SceneRandom, plane: Floats, half_sides: Floats, relative_size: float, style: SceneStyle
+    ) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
 
         Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
@@ -216,7 +220,9 @@ class SceneGeometry:
         length = half_sides[:, 1:] * np.exp(rng.draw_per_layer(math.log(0.6), math.log(1.8)))
         thick = length * np.exp(rng.draw_per_layer(math.log(0.04), math.log(0.35)))
         distance = (
-            draw_motion_lengths(rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, unit, style)
+            draw_motion_lengths(
+                rng.draw_per_layer(), rng.draw_normal_per_layer(), style.object_motion, relative_size, style
+            )
             * depth
         )
         angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(rng.draw_per_layer() < 0.5, 1, -1)
@@ -249,7 +255,7 @@ class SceneGeometry:
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
-    def _sample_boxes(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
+    def _sample_boxes(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         height, width = self.size
         slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
@@ -280,7 +286,7 @@ class SceneGeometry:
         self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
         self.depth[:, slots] = np.repeat(depth, FACES, 1)
         self.shape[:, slots] = SQUARE
-        self._sample_object_motion(rng, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
+        self._sample_object_motion(rng, slots, np.repeat(depth, FACES, 1), relative_size, style, rigid)
 
     def _place_walls(self, rng: SceneRandom) -> None:
         """Place a room, a ground, and the plane behind everything."""
@@ -342,21 +348,21 @@ class SceneGeometry:
         self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
         rng.skip_numbers(layer=6, normal=2)
 
-    def _sample_camera_motion(self, rng: SceneRandom, unit: float, style: SceneStyle) -> None:
+    def _sample_camera_motion(self, rng: SceneRandom, relative_size: float, style: SceneStyle) -> None:
         moves = rng.draw_per_scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - rng.draw_per_scene())) * np.cos(2 * np.pi * rng.draw_per_scene())
-        pixels = draw_motion_lengths(rng.draw_per_scene(), normal, style.camera_motion, unit, style) * moves
-        pixels = np.minimum(pixels, 160 * unit)
+        pixels = draw_motion_lengths(rng.draw_per_scene(), normal, style.camera_motion, relative_size, style) * moves
+        pixels = np.minimum(pixels, 160 * relative_size)
         fraction, heading, aim = (
             rng.draw_per_scene(),
             rng.draw_per_scene(0, 2 * np.pi),
             rng.draw_per_scene(0, 2 * np.pi),
         )
         angle = pixels * (1 - fraction) / self.focal
-        roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / unit / 5, 2)
+        roll = 0.02 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
         distance = pixels * fraction * self.view_depth / self.focal
-        forward = self.view_depth * 0.2 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / unit / 10, 1)
+        forward = self.view_depth * 0.2 * (2 * rng.draw_per_scene() - 1) * np.minimum(pixels / relative_size / 10, 1)
         forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
         self.camera_shift = np.stack([distance * np.cos(heading), distance * np.sin(heading), forward], -1)
         flat = self.kind == FLAT

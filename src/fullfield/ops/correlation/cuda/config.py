@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, generate_wgmma_source
+from fullfield._kernels.nvrtc import KernelSource, generate_wgmma_source
 from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, GpuProperties, read_source
 from fullfield.ops.correlation.protocol import LookupRequest
 
@@ -88,9 +88,9 @@ class KernelConfig:
         """Number of threads of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
-    def build_source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
+    def build_source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> KernelSource:
         """Return the source with the macros of every kernel and ``macros``."""
-        return Source.with_macros(
+        return KernelSource.with_macros(
             text, RADIUS=self.radius, CBLK=self.block_channels, KB=self.channel_blocks, SPLIT=self.split,
             BF16=self.bf16, NCOL=self.columns, WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths),
             GROUPS=self.groups, STAGES=self.stages, BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed,
@@ -276,7 +276,7 @@ def _read_sources(*names: str) -> str:
 
 
 @functools.lru_cache(64)
-def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: bool) -> Source:
+def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: bool) -> KernelSource:
     """Return ``lookup`` that writes the type with code ``out_code``; ``config`` from :func:`fit_lookup_config`."""
     shared = _read_sources("dots.cuh", "sample.cuh")
     build_lookup_source = functools.partial(config.build_source, out=out_code, channels_last=channels_last)
@@ -294,20 +294,22 @@ def generate_lookup_source(config: KernelConfig, out_code: int, channels_last: b
 
 
 @functools.lru_cache(64)
-def generate_prepare_source(config: KernelConfig, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool) -> Source:
+def generate_prepare_source(
+    config: KernelConfig, dtype_code: int, scaled: bool, is_f1_laid_out_as_f2: bool
+) -> KernelSource:
     """Return the kernels that lay out features of type ``dtype_code``; ``is_f1_laid_out_as_f2``: both maps are."""
     built = config.build_source(_read_sources("prepare.cu"), SRC=dtype_code, SCALED=scaled)
     return built._replace(options=(*built.options, "-DF1_PLAIN")) if is_f1_laid_out_as_f2 else built
 
 
 @functools.lru_cache(64)
-def generate_collect_source(config: KernelConfig, grad_code: int, side: int) -> Source:
+def generate_collect_source(config: KernelConfig, grad_code: int, side: int) -> KernelSource:
     """Return ``collect`` for gradients of type ``grad_code``; ``config`` from :func:`derive_gradient_config`."""
     return config.build_source(_read_sources("gradients.cuh", "collect.cu"), GRAD=grad_code, PATCH=side)
 
 
 @functools.lru_cache(64)
-def generate_multiply_source(config: KernelConfig, side: int, block: int, chunks: int) -> Source:
+def generate_multiply_source(config: KernelConfig, side: int, block: int, chunks: int) -> KernelSource:
     """Return ``multiply_out`` for :func:`derive_gradient_config` and :func:`choose_multiply_kernel_blocks`."""
     text = _read_sources("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.build_source(
@@ -316,6 +318,6 @@ def generate_multiply_source(config: KernelConfig, side: int, block: int, chunks
 
 
 @functools.lru_cache(64)
-def generate_coords_gradient_source(config: KernelConfig, grad_code: int) -> Source:
+def generate_coords_gradient_source(config: KernelConfig, grad_code: int) -> KernelSource:
     """Return ``coords_gradient`` for gradients of the type with code ``grad_code``, from the forward's layout."""
     return config.build_source(_read_sources("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad_code)

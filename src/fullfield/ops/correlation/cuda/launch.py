@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Launch, current_device, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
@@ -110,22 +110,22 @@ def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, .
 
 
 def _convert_features_to_kernel_layout(
-    request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
+    request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor
 ) -> None:
-    """Write f1, all levels of f2 (pooled if ``maps`` is one, more than four in PyTorch) and the products' factor.
+    """Write f1, all levels of f2 (pooled if one is given, more than four in PyTorch) and the products' factor.
 
     Without f2: only f1, in f2's layout.
     """
     config = choose_config(request)
     scaled = shapes.is_scaled_to_float16(request, config)
-    if f2 is not None and len(maps) < request.levels and request.levels > MAX_POOLED_LEVELS:
-        fmap1, maps = fmap1.float(), pool_pyramid_levels(maps[0].float(), request.levels)
+    if f2 is not None and len(fmap2_levels) < request.levels and request.levels > MAX_POOLED_LEVELS:
+        fmap1, fmap2_levels = fmap1.float(), pool_pyramid_levels(fmap2_levels[0].float(), request.levels)
     source = shapes.generate_prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
     kernels = _launching.load_kernels(LIBRARIES, source, _launching.get_device_gpu_properties(request.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [
-        _build_prepare_params(request, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale)
-        for i in range(len(maps))
+        _build_prepare_params(request, config, fmap1 if i == 0 else None, fmap2_levels, i, f1, f2, scale)
+        for i in range(len(fmap2_levels))
     ]
     if factor is not None:
         for params in launches:
@@ -139,15 +139,21 @@ def _convert_features_to_kernel_layout(
 
 
 def _build_prepare_params(
-    request: LookupRequest, config: KernelConfig, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
-    f2: Tensor | None, scale: Tensor,
-) -> Any:  # fmt: skip
+    request: LookupRequest,
+    config: KernelConfig,
+    fmap1: Tensor | None,
+    fmap2_levels: Sequence[Tensor],
+    index: int,
+    f1: Tensor,
+    f2: Tensor | None,
+    scale: Tensor,
+) -> Any:
     params, begins = PrepareParams(), compute_level_offsets(request, config)
-    levels = request.levels if len(maps) == 1 else 1
+    levels = request.levels if len(fmap2_levels) == 1 else 1
     for level in range(levels):
         params.level_offset[level] = begins[level]
         params.level_h[level], params.level_w[level] = request.sizes2[index + level]
-    for i, fmap in enumerate((fmap1, maps[index] if f2 is not None else None)):
+    for i, fmap in enumerate((fmap1, fmap2_levels[index] if f2 is not None else None)):
         if fmap is not None and fmap.numel():
             height, width = fmap.shape[-2:]
             params.source[i] = MapSource(fmap.data_ptr(), *fmap.stride(), height, width)
@@ -160,7 +166,7 @@ def _build_prepare_params(
     return params
 
 
-def list_common_sources(request: LookupRequest) -> list[Source]:
+def list_common_sources(request: LookupRequest) -> list[KernelSource]:
     """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = _launching.get_device_gpu_properties(request.device), choose_config(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
@@ -177,16 +183,16 @@ def list_common_sources(request: LookupRequest) -> list[Source]:
     return sources
 
 
-def prepare_pair(request: LookupRequest, fmap1: Tensor, maps: Sequence[Tensor]) -> CudaPair:
+def prepare_pair(request: LookupRequest, fmap1: Tensor, fmap2_levels: Sequence[Tensor]) -> CudaPair:
     """Lay out a pair, after compiling its kernels where needed."""
     device = _launching.get_device_gpu_properties(request.device)
     with torch.cuda.device(device.index):
         _launching.load_several_kernels(LIBRARIES, list_common_sources(request), device.index)
         state = allocate_pair_state(request, fmap1)
         f1, f2, scale, *rest = state
-        _convert_features_to_kernel_layout(request, fmap1, maps, f1, f2, scale)
+        _convert_features_to_kernel_layout(request, fmap1, fmap2_levels, f1, f2, scale)
         if rest:
-            _convert_features_to_kernel_layout(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
+            _convert_features_to_kernel_layout(request, fmap1, fmap2_levels[:1], rest[0], None, torch.empty_like(scale))
         return CudaPair(request, state)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, GpuProperties, Launch, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
@@ -23,7 +23,9 @@ MIN_SPLITS = 4  # splits of everything where there is little to do, as in multip
 WORK = 5 + MAX_LEVELS  # integers of ``Work``
 
 
-def generate_gradient_sources(config: KernelConfig, grad_code: int, shared_bytes: int) -> tuple[Source, Source]:
+def generate_gradient_sources(
+    config: KernelConfig, grad_code: int, shared_bytes: int
+) -> tuple[KernelSource, KernelSource]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared_bytes`` per block."""
     own = shapes.derive_gradient_config(config)
     side, blocks = (

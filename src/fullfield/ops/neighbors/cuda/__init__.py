@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
-from fullfield.ops._launching import Kernels, get_address, parse_structures
+from fullfield.ops._launching import LoadedKernels, get_address, parse_structures
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
@@ -41,23 +41,23 @@ def _read_sources(*files: Path) -> str:
 
 
 @functools.cache
-def generate_radius_search_source() -> Source:
+def generate_radius_search_source() -> KernelSource:
     """Return the source of the radius search."""
     text = _read_sources(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
-    return Source.with_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
+    return KernelSource.with_macros(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
 @functools.cache
-def generate_tree_search_source(k: int) -> Source:
+def generate_tree_search_source(k: int) -> KernelSource:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.with_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
+    return KernelSource.with_macros(_read_sources(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
-def generate_downsampling_source() -> Source:
+def generate_downsampling_source() -> KernelSource:
     """Return the source of the grid downsampling."""
-    return Source(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
+    return KernelSource(_read_sources(_launching.BATCHES, _FOLDER / "thin.cu"))
 
 
 def _count_table_slots(count: int) -> int:
@@ -91,7 +91,7 @@ class _CellTables:
             self.params.append(_Radius.from_buffer_copy(params))
         return self._numbers[key]
 
-    def fill_tables(self, kernels: Kernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
+    def fill_tables(self, kernels: LoadedKernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
         """Fill the tables and return their memory, which begins with ``words`` zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source, generate_wgmma_source
+from fullfield._kernels.nvrtc import KernelSource, generate_wgmma_source
 from fullfield.ops._launching import (
     BARRIERS,
     CODES,
@@ -59,7 +59,7 @@ class OperandFormat:
     @property
     def options(self) -> tuple[str, ...]:
         """Compiler options of the operands."""
-        return Source.with_macros("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
+        return KernelSource.with_macros("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class _Variant:
     """Form of a product, as plain values."""
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
-    def build_source(self, operands: OperandFormat) -> Source:
+    def build_source(self, operands: OperandFormat) -> KernelSource:
         text, flags = self._get_text_and_macros(operands.bf16)
-        return Source.with_macros(text, *operands.options, **flags)
+        return KernelSource.with_macros(text, *operands.options, **flags)
 
     def _get_text_and_macros(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""

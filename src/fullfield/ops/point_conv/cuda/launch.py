@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
-from fullfield.ops._launching import MAX_BLOCKS, GpuProperties, Kernels, get_address, parse_structures
+from fullfield.ops._launching import MAX_BLOCKS, GpuProperties, LoadedKernels, get_address, parse_structures
 from fullfield.ops.point_conv.cuda.config import (
     GroupChannels,
     HopperOuterProductVariant,
@@ -39,7 +39,7 @@ _Triplets, _Magnitude, _Pack, _Multiply, _Outer, _Shares = map(
 class _MultiplyPlan(NamedTuple):
     """Arguments of a forward product's launches other than addresses and rows."""
 
-    source: Source
+    source: KernelSource
     scaled: bool
     groups: int
     padded: int
@@ -86,7 +86,7 @@ def _plan_multiply(device: GpuProperties, request: ConvRequest, has_cells: bool)
 class _OuterPlan(NamedTuple):
     """The same of the weights' gradient."""
 
-    source: Source
+    source: KernelSource
     scaled: bool
     channels: GroupChannels
     config: OuterProductVariant | HopperOuterProductVariant
@@ -126,7 +126,7 @@ def _round_row_count(request: ConvRequest) -> ConvRequest:
     return ConvRequest(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
-def _compute_max_magnitudes(kernels: Kernels, device: GpuProperties, values: tuple[Tensor, ...]) -> Tensor:
+def _compute_max_magnitudes(kernels: LoadedKernels, device: GpuProperties, values: tuple[Tensor, ...]) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
     largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, get_address, parse_structures
 from fullfield.ops.point_conv.triplets import Triplets, count_index_bits
@@ -29,10 +29,10 @@ def explain_unsupported(features: Tensor) -> str | None:
 
 
 @functools.cache
-def generate_pooling_source(dtype: torch.dtype, has_cells: bool) -> Source:
+def generate_pooling_source(dtype: torch.dtype, has_cells: bool) -> KernelSource:
     """Return the source of all kernels; ``has_cells``: whether triplets keep cells apart from the words."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.with_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
+    return KernelSource.with_macros(text, IN=_CODES[dtype], BESIDE=has_cells)
 
 
 def _launch_pool(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import get_address, parse_structures
 from fullfield.ops.point_conv.protocol import TranspositionRequest, TripletRequest
@@ -30,11 +30,11 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:
 
 
 @functools.cache
-def generate_triplets_source(has_cells: bool, reads_cells: bool = False) -> Source:
+def generate_triplets_source(has_cells: bool, reads_cells: bool = False) -> KernelSource:
     """Return the source; whether written (``has_cells``) and read triplets keep cells apart from the words."""
     key = "unsigned long long" if has_cells else "unsigned"
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
-    return Source.with_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
+    return KernelSource.with_macros(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=has_cells, GIVEN=reads_cells)
 
 
 def _allocate_cells_unless_packed(rows: Tensor, columns: int, entries: int, cells: int, empty: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def transpose_all_triplets(requests: Sequence[TranspositionRequest]) -> list[Tri
 
 
 def _launch_transposition(
-    requests: Sequence[TranspositionRequest], results: Sequence[Triplets], source: Source
+    requests: Sequence[TranspositionRequest], results: Sequence[Triplets], source: KernelSource
 ) -> None:
     rows = results[0].rows
     sum_counts = [max(1, -(-one.columns // _launching.SUMMED)) for one in requests]

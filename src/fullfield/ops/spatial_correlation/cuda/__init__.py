@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, DisplacementWindow, WindowRequest
@@ -68,14 +68,14 @@ def _count_shared_row_floats(row_division: RowDivision) -> int:
 
 def _generate_source(
     file_name: str, dtype: torch.dtype, reads_vectors: bool, row_division: RowDivision, **macros: int
-) -> Source:
+) -> KernelSource:
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / file_name)
     common = {"IN": CODES[dtype], "VEC": 4 if reads_vectors else 1, "JG": row_division.group, "JN": row_division.groups}
-    return Source.with_macros(text, **common, **macros)
+    return KernelSource.with_macros(text, **common, **macros)
 
 
 @functools.cache
-def generate_forward_source(reads_vectors: bool, row_division: RowDivision, rows: int) -> Source:
+def generate_forward_source(reads_vectors: bool, row_division: RowDivision, rows: int) -> KernelSource:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
     macros = {"PI": rows, "CC": _CHANNELS, "THREADS": count_forward_threads(row_division, rows)}
     return _generate_source("forward.cu", torch.float32, reads_vectors, row_division, **macros)
@@ -84,7 +84,7 @@ def generate_forward_source(reads_vectors: bool, row_division: RowDivision, rows
 @functools.cache
 def generate_backward_source(
     dtype: torch.dtype, reads_vectors: bool, row_division: RowDivision, channels_per_block_and_thread: tuple[int, int]
-) -> Source:
+) -> KernelSource:
     """Return the source of the backward kernel; ``channels_per_block_and_thread``: channels of a block, of a thread."""
     macros = {
         "CB": channels_per_block_and_thread[0],
@@ -131,11 +131,11 @@ def choose_half_precision_tiling(
 @functools.cache
 def generate_half_precision_forward_source(
     dtype: torch.dtype, reads_vectors: bool, tiling: HalfPrecisionTiling
-) -> Source:
+) -> KernelSource:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
-    return Source.with_macros(
+    return KernelSource.with_macros(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if reads_vectors else 1, JG=1, JN=1,
         CC=32, PI=tiling.rows, PJ=tiling.columns, NT=tiling.octets, THREADS=256,
     )  # fmt: skip

@@ -20,6 +20,6 @@ def explain_unsupported(device: torch.device, dtype: torch.dtype, config: TVL1Co
 
 def create_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
     """Return the solver for one size of frames."""
-    from fullfield.ops.tvl1.cuda.solver import Solver
+    from fullfield.ops.tvl1.cuda.solver import CudaSolver
 
-    return Solver(height, width, config, device)
+    return CudaSolver(height, width, config, device)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops._launching import (
     BARRIERS,
     COPIES,
@@ -23,8 +23,8 @@ from fullfield.ops._launching import (
     VALUES,
     WARPS,
     GpuProperties,
-    Kernels,
     Launch,
+    LoadedKernels,
     get_address,
     load_several_kernels,
     parse_structures,
@@ -169,7 +169,7 @@ def choose_tiling(height: int, width: int, config: TVL1Config, shape: FusedBlock
     return LevelTiling(shape, lead, across[1], down[1], across[0], down[0], small)
 
 
-def generate_fused_warp_source(config: TVL1Config, tiling: LevelTiling, dtype: torch.dtype) -> Source:
+def generate_fused_warp_source(config: TVL1Config, tiling: LevelTiling, dtype: torch.dtype) -> KernelSource:
     """Return the source of ``fused_warp`` for levels of this tiling."""
     return _generate_source(
         tiling.shape, tiling.small, config.borders == "clamp", config.median // 2, dtype == torch.float16
@@ -178,7 +178,7 @@ def generate_fused_warp_source(config: TVL1Config, tiling: LevelTiling, dtype: t
 
 def load_fused_kernels(
     kernels: Sequence[tuple[LevelTiling, TVL1Config, torch.dtype]], device: GpuProperties
-) -> list[Kernels]:
+) -> list[LoadedKernels]:
     """Return the kernels, compiled together."""
     return load_several_kernels(
         passes.LIBRARIES,
@@ -220,10 +220,10 @@ def choose_tiling_if_faster(
 
 
 @functools.cache
-def _generate_source(shape: FusedBlockShape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
+def _generate_source(shape: FusedBlockShape, small: bool, clamp: bool, margin: int, narrow: bool) -> KernelSource:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
-    return Source.with_macros(
+    return KernelSource.with_macros(
         text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.columns_per_lane,
         KEPT=shape.has_data_term_in_registers, CLUSTER=shape.cluster, RESIDENT=shape.blocks_per_multiprocessor,
         SPAN=shape.max_flow_span, SMALL=small, CLAMP=clamp, REACH=margin,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, get_address, parse_structures, read_source
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
@@ -39,20 +39,20 @@ def _read_sources(*names: str) -> str:
     return read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
 
 
-def generate_pyramid_source() -> Source:
+def generate_pyramid_source() -> KernelSource:
     """Return the source of ``grey`` and ``resample``."""
-    return Source(read_source(HALVES, _FOLDER / "pyramid.cu"))
+    return KernelSource(read_source(HALVES, _FOLDER / "pyramid.cu"))
 
 
-def generate_linearise_source(dtype: torch.dtype) -> Source:
+def generate_linearise_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of ``linearise`` for levels of ``dtype``."""
     text = _read_sources("sampling.cuh", "warp.cu")
-    return Source.with_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
+    return KernelSource.with_macros(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
-def generate_median_source(dtype: torch.dtype) -> Source:
+def generate_median_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return Source.with_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
+    return KernelSource.with_macros(_read_sources("medians.cuh", "median.cu"), IN=CODES[dtype])
 
 
 class Planes(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.nvrtc import KernelSource
 from fullfield.ops import _launching
 from fullfield.ops._launching import COPIES, HALVES, GpuProperties, Launch, parse_structures, read_source
 from fullfield.ops.tvl1.config import TVL1Config
@@ -67,7 +67,7 @@ def choose_strip_rows(height: int, rows: int, columns: int, concurrent: int) -> 
 class IterationPass(NamedTuple):
     """One pass over a level."""
 
-    source: Source
+    source: KernelSource
     blocks: int
     threads: int
     shared: int
@@ -76,8 +76,8 @@ class IterationPass(NamedTuple):
 
 
 @functools.cache
-def _generate_source(half: bool, **options: int) -> Source:
-    return Source.with_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
+def _generate_source(half: bool, **options: int) -> KernelSource:
+    return KernelSource.with_macros(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
 def build_iteration_pass(level: Level, shape: PipelineShape, depth: int, device: GpuProperties) -> IterationPass:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
 
 
-class Solver:
+class CudaSolver:
     """TV-L1 solver for one size of frames, with the buffers of the last batch size.
 
     From its second call on a CUDA graph runs the kernels, but not with ``progress`` or while the caller records a graph
@@ -32,18 +32,20 @@ class Solver:
         self._used = self._started = False
         self._in_order = SerializedCalls(device)
 
-    def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None
+    ) -> Tensor:
         """Estimate the flow of a batch of pairs; arguments as in ``create_solver`` in ``cpu.py``."""
         if len(frame1) == 0:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
-        flow, flags = self.launch_pair(frame1, frame2, start, progress)
+        flow, flags = self.launch_pair(frame1, frame2, initial_flow, progress)
         if not torch.cuda.is_current_stream_capturing() and int(flags):
             check_frame_values(frame1, "frame1")
             check_frame_values(frame2, "frame2")
-            if start is not None:
-                check_finite(start, "initial_flow")
+            if initial_flow is not None:
+                check_finite(initial_flow, "initial_flow")
             check_finite(flow, "flow", FINITE_FLOW)
         return flow
 
@@ -51,7 +53,7 @@ class Solver:
         self,
         frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
-        start: Tensor | None,  # [B, 2, H, W] float32
+        initial_flow: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,
     ) -> tuple[Tensor, Tensor]:
         """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
@@ -60,13 +62,13 @@ class Solver:
             engine = self._get_engine(len(frame1))
             engine.flags.zero_()
             engine.load_frames_as_grey((frame1, frame2), 0, flow, sets_flags=True)
-            if start is None:
+            if initial_flow is None:
                 engine.start.zero_()
             else:
                 if not self._started:
                     self._in_order.register_changed_tensors()  # of the tables that this makes
                     self._started = True
-                engine.set_initial_flow(start.contiguous())
+                engine.set_initial_flow(initial_flow.contiguous())
             self._run_or_replay_engine_graph(engine, progress)
             return flow, engine.flags.clone()
 

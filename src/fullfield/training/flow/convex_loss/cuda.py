@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, parse_structures
 
@@ -30,10 +30,10 @@ def explain_unsupported(field: Tensor, mask: Tensor, factor: int) -> str | None:
 
 
 @functools.cache
-def get_convex_loss_source(dtype: torch.dtype) -> Source:
+def get_convex_loss_source(dtype: torch.dtype) -> KernelSource:
     """Return the source of both kernels for weights of a dtype."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
-    return Source.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
+    return KernelSource.with_macros(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
 def compute_loss_and_gradients(

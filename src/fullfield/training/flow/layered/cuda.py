@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import LibraryCache, Source
+from fullfield._kernels.nvrtc import KernelSource, LibraryCache
 from fullfield.ops import _launching
 from fullfield.ops._launching import parse_structures
 from fullfield.training.flow.layered.meshes import SceneTriangles
@@ -34,9 +34,9 @@ def explain_unsupported(device: torch.device) -> str | None:
 
 
 @functools.cache
-def get_renderer_source() -> Source:
+def get_renderer_source() -> KernelSource:
     """Return the source of all kernels."""
-    return Source(_launching.read_source(_launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
+    return KernelSource(_launching.read_source(_launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
 
 
 def render_pairs(

@@ -66,7 +66,7 @@ def _expand_to_pixels(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-def _apply_waves(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
+def _displace_by_waves(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
     target_x, target_y = x, y
     for wave in (0, 5):
@@ -216,11 +216,11 @@ class _MeshSamples(NamedTuple):
         index = raster.unpack_triangle_index(keys[seen])
         return cls(layer, seen, raster.shade_samples(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
 
-    def add_layer(self, layer: int, clear: Tensor, total: Tensor) -> None:
-        """Add what samples show of a layer to ``total`` [B, H, W, 3]; nothing is visible behind it."""
+    def add_layer(self, layer: int, transmittance: Tensor, color_sum: Tensor) -> None:
+        """Add what samples show of a layer to ``color_sum`` [B, H, W, 3]; nothing is visible behind it."""
         is_mesh = self.layer == layer
-        total[is_mesh] += clear[is_mesh][:, None] * self.colours[is_mesh[self.seen]]
-        clear[is_mesh] = 0
+        color_sum[is_mesh] += transmittance[is_mesh][:, None] * self.colours[is_mesh[self.seen]]
+        transmittance[is_mesh] = 0
 
 
 def _render_frame(
@@ -243,7 +243,7 @@ def _render_frame(
             if meshes is not None:
                 meshes.add_layer(layer, clear, seen)
             moment = frame, 1 + exposure, layer
-            point = _find_surface_points(scenes, moment, *_apply_waves(paint, at_x, at_y, fraction))
+            point = _find_surface_points(scenes, moment, *_displace_by_waves(paint, at_x, at_y, fraction))
             alpha = _sample_coverage(point, paint, ids[:, 1], atlas)
             alpha = torch.where(_is_layer_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
@@ -317,7 +317,7 @@ def _compute_flow_validity_and_occlusion(
     )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _find_surface_points(scenes, (0, 0, layer), *_apply_waves(paint, x, y, ones))
+        point = _find_surface_points(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
