@@ -186,12 +186,15 @@ def _() -> Any:
 
 def convolutions(backend: str | None) -> Callable[[], Any]:
     def compute() -> Any:
-        place = geometry()
+        point_geometry = geometry()
         weight, bias = noise(27, 4, 8, seed=2) / 9, noise(8, seed=4)
         plain = compute_with_gradients(
-            lambda f, w, b: point_conv.point_conv(f, w, place, b, 2, backend=backend), noise(300, 8), weight, bias
+            lambda f, w, b: point_conv.point_conv(f, w, point_geometry, b, 2, backend=backend),
+            noise(300, 8),
+            weight,
+            bias,
         )
-        return plain, point_conv.point_conv(noise(300, 8), weight, place, None, 2, backend=backend)
+        return plain, point_conv.point_conv(noise(300, 8), weight, point_geometry, None, 2, backend=backend)
 
     return compute
 
@@ -266,15 +269,15 @@ CASES["ops.tvl1.tvl1 reference float64"] = solved("reference", torch.float64)
 
 def fill_weights(network: Any) -> Any:
     """Fill the weights of a network independently of the default dtype."""
-    for number, part in enumerate(network.state_dict().values()):
-        if part.is_floating_point():
-            part.copy_((noise_on_cpu(*part.shape, seed=number).to(F32) * 0.05).abs() + (part.dim() == 1) * 0.5)
+    for number, tensor in enumerate(network.state_dict().values()):
+        if tensor.is_floating_point():
+            tensor.copy_((noise_on_cpu(*tensor.shape, seed=number).to(F32) * 0.05).abs() + (tensor.dim() == 1) * 0.5)
     return network.to(DEVICE)
 
 
 def network(kind: str = "raft") -> Any:
-    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.fullfield_s())
-    return fill_weights(made.to(F32)).eval()
+    network = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.fullfield_s())
+    return fill_weights(network.to(F32)).eval()
 
 
 @case("models.RAFT", "models.raft.RAFT", "models.load_weights")
@@ -368,9 +371,9 @@ for _name in ("aae", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
 
 def pose(seed: int) -> Tensor:
     turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
-    made = np.eye(4)
-    made[:3, :3], made[:3, 3] = turn * np.linalg.det(turn), (0.1, 0.2, seed)
-    return torch.from_numpy(made).to(DEVICE)
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (0.1, 0.2, seed)
+    return torch.from_numpy(pose).to(DEVICE)
 
 
 @case(
@@ -591,10 +594,10 @@ class Source:
 
 def write_dataset(folder: Path) -> Any:
     """Write a data set of one pair into a folder and open it."""
-    part = batch(1)
-    for number, frame in enumerate((part.frame1, part.frame2)):
+    pairs = batch(1)
+    for number, frame in enumerate((pairs.frame1, pairs.frame2)):
         write_image(folder / f"{number}.png", frame[0])
-    write_flow(folder / "flow.flo", part.flow[0])
+    write_flow(folder / "flow.flo", pairs.flow[0])
     (folder / "pairs.txt").write_text("0.png 1.png flow.flo\n")
     return open_dataset("pairs", folder)
 
@@ -727,8 +730,8 @@ for _names, _compute in TABLE.items():
 def flatten_result(value: Any) -> Iterator[Any]:
     """Yield the tensors and numbers of a nested result."""
     if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from flatten_result(part)
+        for item in value:
+            yield from flatten_result(item)
     else:
         yield torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
@@ -805,27 +808,27 @@ def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, dict[str, Any]] = {}
     for mode, inside in MODES.items():
-        results[mode] = done = {}
+        results[mode] = outcomes = {}
         for compute in CASES.values():
-            if compute in done:
+            if compute in outcomes:
                 continue
             with inside():
                 try:
-                    done[compute] = compute()
+                    outcomes[compute] = compute()
                 except Exception as error:  # noqa: BLE001 - reported
-                    done[compute] = error
+                    outcomes[compute] = error
     errors: dict[str, dict[str, str | None]] = {}
     for mode in MODES:
         errors[mode] = {}
         for name, compute in CASES.items():
-            found, plain = results[mode][compute], results["plain"][compute]
+            actual, plain = results[mode][compute], results["plain"][compute]
             lower = LOWER if DEVICE == "cpu" else (*LOWER, *LOWER_ON_A_GPU)
             allowed = 0.3 if mode == "autocast" and name.startswith(lower) else SPREAD
-            wrong = repr(found) if isinstance(found, Exception) else None
-            if DEVICE != "cpu" and isinstance(found, InputError) and "\n" not in str(found):
+            wrong = repr(actual) if isinstance(actual, Exception) else None
+            if DEVICE != "cpu" and isinstance(actual, InputError) and "\n" not in str(actual):
                 wrong = None  # a refusal in one line
             if wrong is None and not isinstance(plain, Exception):
-                wrong = find_difference(found, plain, allowed)
+                wrong = find_difference(actual, plain, allowed)
             errors[mode][name] = wrong
     json.dump(errors, sys.stdout)
 

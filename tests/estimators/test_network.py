@@ -71,15 +71,15 @@ def make(weights: Path) -> Made:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """Every network that is loaded."""
-    found: list[nn.Module] = []
+    actual: list[nn.Module] = []
     load = RAFT.load_checkpoint
 
     def counted(self: RAFT, source: Any) -> None:
-        found.append(self)
+        actual.append(self)
         load(self, source)
 
     monkeypatch.setattr(RAFT, "load_checkpoint", counted)
-    return found
+    return actual
 
 
 def test_network_estimator_equals_model(make: Made, model: RAFT, weights: Path) -> None:
@@ -173,13 +173,13 @@ def test_network_estimator_ignores_autocast(make: Made, precision: str) -> None:
 
 
 def test_network_estimator_serializes_threads(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once, most = 0, 0
+    at_once, maximum = 0, 0
     forward = RAFT.forward
 
     def counted(self: RAFT, *frames: Any, **more: Any) -> Tensor:
-        nonlocal at_once, most
+        nonlocal at_once, maximum
         at_once += 1
-        most = max(most, at_once)
+        maximum = max(maximum, at_once)
         time.sleep(0.02)
         flow = forward(self, *frames, **more)
         at_once -= 1
@@ -190,7 +190,7 @@ def test_network_estimator_serializes_threads(make: Made, monkeypatch: pytest.Mo
     monkeypatch.setattr(RAFT, "forward", counted)
     with ThreadPoolExecutor(3) as threads:
         flows = list(threads.map(lambda _: estimator(*PAIR), range(3)))
-    assert most == 1
+    assert maximum == 1
     assert all(torch.equal(flow, expected) for flow in flows)
 
 
@@ -265,8 +265,8 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
     )
     far = textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
-        float(epe(estimate(far.frame1, far.frame2, "fullfield-s", **chosen).flow, far.flow, ~far.occluded))
-        for chosen in ({}, {"cascade": False})
+        float(epe(estimate(far.frame1, far.frame2, "fullfield-s", **selected).flow, far.flow, ~far.occluded))
+        for selected in ({}, {"cascade": False})
     ]
     assert errors[0] < 0.7 * errors[1]
     for method, cascades in (("fullfield-s", True), ("sea-raft-s", False), ("raft", False)):
@@ -282,13 +282,13 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
 def test_network_estimator_double_with_cascade_matches_levels() -> None:
     scene = textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
-    found = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
+    actual = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
     own = NetworkEstimator("fullfield-s", NetworkSettings(updates=1)).bidirectional(*frames)
     network = NetworkEstimator("fullfield-s")._load_on_device(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
         large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
-    for mine, small, (big, _) in zip(found[:2], own[:2], large, strict=True):
+    for mine, small, (big, _) in zip(actual[:2], own[:2], large, strict=True):
         reduced = resample_flow(big, 104, 116)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
         assert (near[0] | near[1]).all()
@@ -439,9 +439,9 @@ def test_network_estimator_uses_requested_backend(make: Made, monkeypatch: pytes
     pyramid = RAFT.build_pyramid
 
     def noted(self: RAFT, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
-        made = pyramid(self, fmap1, fmap2)
-        used.append(made.backend)
-        return made
+        created = pyramid(self, fmap1, fmap2)
+        used.append(created.backend)
+        return created
 
     monkeypatch.setattr(RAFT, "build_pyramid", noted)
     automatic, dense = make(updates=2), make("dense", updates=2)
@@ -463,12 +463,12 @@ def test_network_estimator_caches_prepared_networks_by_size(make: Made, monkeypa
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
     assert estimator.backend in ("cpu", "reference")
-    made = estimator._fast.get_or_prepare_size(48, 64)
+    created = estimator._fast.get_or_prepare_size(48, 64)
     estimator.prepare(size=(48, 64))
     estimator(*PAIR)
-    assert estimator._fast.get_or_prepare_size(48, 64) is made
+    assert estimator._fast.get_or_prepare_size(48, 64) is created
     estimator(*[torch.rand(1, 3, 16, 24)] * 2)
-    assert estimator._fast.get_or_prepare_size(48, 64) is not made
+    assert estimator._fast.get_or_prepare_size(48, 64) is not created
     reports: list[float] = []
     estimator(*PAIR, progress=lambda done, _: reports.append(done))
     assert reports == [0, 1]
@@ -481,9 +481,9 @@ def test_network_estimator_auto_precision_follows_kernels(
     monkeypatch.setattr("fullfield.models.prepared.explain_no_half_precision", lambda _: reasons[0])
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     used = {
-        (backend, place): make(backend)._choose_precision(place)
+        (backend, device): make(backend)._choose_precision(device)
         for backend in (None, "cuda", "dense", "reference")
-        for place in (gpu, cpu)
+        for device in (gpu, cpu)
     }
     assert [key for key, precision in used.items() if precision != "exact"] == [(None, gpu), ("cuda", gpu)]
     estimator = make()
@@ -543,13 +543,13 @@ def test_network_estimator_on_gpu_equals_cpu(make: Made, precision: str) -> None
 def test_exact_precision_ignores_global_torch_flags(data_dir: Path, name: str, record_property: Any) -> None:
     """The mean error of the official weights, within 0.1 % of the dense volume's in float32 throughout."""
     flows, weights = data_dir / "flow", data_dir / "weights" / "raft-sintel.pth"
-    place, pattern, number = flows / "middlebury" / name, "frame{}.png", 10
-    truth = place / "flow10.flo"
+    folder, pattern, number = flows / "middlebury" / name, "frame{}.png", 10
+    truth = folder / "flow10.flo"
     if name not in MIDDLEBURY:
-        place, pattern, number = flows / "sintel" / name, "frame_000{}.png", 2
+        folder, pattern, number = flows / "sintel" / name, "frame_000{}.png", 2
         truth = flows / "sintel" / "truth" / "frame_0002.flo"
     true = read_flow(truth)
-    first, second = (read_or_convert_frame(place / pattern.format(n))[None].cuda() for n in (number, number + 1))
+    first, second = (read_or_convert_frame(folder / pattern.format(n))[None].cuda() for n in (number, number + 1))
     original = RAFT()
     original.load_checkpoint(weights)
     original.correlation = "dense"
@@ -559,7 +559,7 @@ def test_exact_precision_ignores_global_torch_flags(data_dir: Path, name: str, r
         config = RAFTSettings(weights=str(weights), precision="exact")
         flow = NetworkEstimator("raft", config)(first, second)
         assert torch.backends.cudnn.allow_tf32
-    errors = [float(epe(found[0].cpu(), true.flow, true.valid)) for found in (right, flow)]
+    errors = [float(epe(actual[0].cpu(), true.flow, true.valid)) for actual in (right, flow)]
     record_property("errors", errors)
     assert errors[1] == pytest.approx(errors[0], rel=1e-3)
 

@@ -220,20 +220,20 @@ def many_parts(tmp_path: Path) -> tuple[Path, list[np.ndarray]]:
     content = [samples((4, 5, n), seed) for seed, n in enumerate((1, 3, 3, 1))]
     names = (("Z",), ("R", "G", "B"), ("R", "G", "B"), ("Y",))
     titles = ("depth", "beauty.left", "beauty.right", "7")
-    parts = [ExrPart(p, n, t) for p, n, t in zip(content, names, titles, strict=True)]
-    return save(tmp_path / "parts.exr", *parts), content
+    exr_images = [ExrPart(p, n, t) for p, n, t in zip(content, names, titles, strict=True)]
+    return save(tmp_path / "parts.exr", *exr_images), content
 
 
 def test_read_frame_selects_part(many_parts: tuple[Path, list[np.ndarray]]) -> None:
     path, content = many_parts
-    wanted = ((None, 1), (1, 1), ("beauty.left", 1), (2, 2), ("2", 2), ("beauty.right", 2), (3, 3), ("7", 3))
-    for part, index in wanted:
-        chosen: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-        if part is None:
-            chosen = pytest.warns(UserWarning, match="took part 'beauty.left', the left eye, the first of")
-        with chosen:
-            frame = read_frame(path, transfer="srgb", part=part)
-        assert torch.equal(frame, torch.from_numpy(content[index].transpose(2, 0, 1).copy())), part
+    expected = ((None, 1), (1, 1), ("beauty.left", 1), (2, 2), ("2", 2), ("beauty.right", 2), (3, 3), ("7", 3))
+    for exr_image, index in expected:
+        selected: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if exr_image is None:
+            selected = pytest.warns(UserWarning, match="took part 'beauty.left', the left eye, the first of")
+        with selected:
+            frame = read_frame(path, transfer="srgb", part=exr_image)
+        assert torch.equal(frame, torch.from_numpy(content[index].transpose(2, 0, 1).copy())), exr_image
 
 
 @pytest.mark.parametrize("part", ["beauty", 4, -1, "4", ""])
@@ -262,14 +262,14 @@ def test_read_frame_part_selects_tiff_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", ["none", "zip", "piz", "rle", "zips"])
 def test_read_frame_reads_every_exr_storage(tmp_path: Path, tile: int, dtype: str, compression: str) -> None:
     pixels = samples((40, 48, 3)).astype(dtype)
-    part = ExrPart(pixels, ("R", "G", "B"), tile=tile, attributes={"compression": compression})
-    frame = read_frame(save(tmp_path / "a.exr", part), transfer="srgb")
+    exr_image = ExrPart(pixels, ("R", "G", "B"), tile=tile, attributes={"compression": compression})
+    frame = read_frame(save(tmp_path / "a.exr", exr_image), transfer="srgb")
     assert torch.equal(frame, torch.from_numpy(pixels.astype(np.float32).transpose(2, 0, 1).copy()))
 
 
 def test_read_frame_refuses_htj2k(tmp_path: Path) -> None:
-    part = ExrPart(samples((8, 8, 3)), ("R", "G", "B"), attributes={"compression": "htj2k256"})
-    path = save(tmp_path / "a.exr", part)
+    exr_image = ExrPart(samples((8, 8, 3)), ("R", "G", "B"), attributes={"compression": "htj2k256"})
+    path = save(tmp_path / "a.exr", exr_image)
     if not oiio.ImageInput.open(str(path)).spec().getattribute("compression").startswith("htj2k"):
         pytest.skip("this OpenEXR has no HTJ2K")
     with pytest.raises(InputError, match="HTJ2K compression is not supported"):
@@ -281,13 +281,13 @@ def test_read_frame_of_tall_frame_equals_whole(tmp_path: Path, monkeypatch: pyte
     from fullfield.io import oiio as reader
 
     pixels = samples((700, 30, 3))
-    part = ExrPart(pixels, ("R", "G", "B"), origin=(-3, -300), display=(0, -40, 25, 330), tile=tile)
-    path = save(tmp_path / "a.exr", part)
-    whole = read_frame(path)
+    exr_image = ExrPart(pixels, ("R", "G", "B"), origin=(-3, -300), display=(0, -40, 25, 330), tile=tile)
+    path = save(tmp_path / "a.exr", exr_image)
+    full = read_frame(path)
     monkeypatch.setattr(reader, "_BAND_PIXELS", 30 * 256)
-    assert torch.equal(read_frame(path), whole)
+    assert torch.equal(read_frame(path), full)
     expected = srgb(pixels[260:590, 3:28]).transpose(2, 0, 1)
-    assert np.allclose(whole.numpy(), expected, atol=1e-6)
+    assert np.allclose(full.numpy(), expected, atol=1e-6)
 
 
 # windows
@@ -323,8 +323,8 @@ def test_read_frame_selects_window(
 
 def test_read_frame_ignores_windows_of_tiff(tmp_path: Path) -> None:
     pixels = pixels_8()
-    part = ExrPart(pixels, ("R", "G", "B"), origin=(3, 2), display=(0, 0, 40, 30))
-    path = save(tmp_path / "a.tif", part)
+    exr_image = ExrPart(pixels, ("R", "G", "B"), origin=(3, 2), display=(0, 0, 40, 30))
+    path = save(tmp_path / "a.tif", exr_image)
     assert torch.equal(read_frame(path), planes(pixels, 255))
 
 
@@ -452,17 +452,17 @@ def png(width: int, height: int, data: bytes, interlace: int = 0) -> bytes:
 def liars(folder: Path) -> dict[str, bytes]:
     """Small files that claim to be 60000 × 60000."""
     side = 60000
-    found = {"a.png": png(side, side, zlib.compress(b"\0" * 1000))}
-    found["interlaced.png"] = png(3000, 3000, zlib.compress(b"\0" * 1000), 1)
-    for name, form in (("a.ppm", "P6"), ("a.pgm", "P5")):
-        found[name] = f"{form}\n{side} {side}\n255\n".encode() + bytes(1000)
-    found["a.pfm"] = f"PF\n{side} {side}\n-1\n".encode() + bytes(1000)
-    found["a.hdr"] = f"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y {side} +X {side}\n".encode() + bytes(1000)
+    actual = {"a.png": png(side, side, zlib.compress(b"\0" * 1000))}
+    actual["interlaced.png"] = png(3000, 3000, zlib.compress(b"\0" * 1000), 1)
+    for name, variant in (("a.ppm", "P6"), ("a.pgm", "P5")):
+        actual[name] = f"{variant}\n{side} {side}\n255\n".encode() + bytes(1000)
+    actual["a.pfm"] = f"PF\n{side} {side}\n-1\n".encode() + bytes(1000)
+    actual["a.hdr"] = f"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y {side} +X {side}\n".encode() + bytes(1000)
     for suffix in (".jpg", ".tif", ".exr", ".dpx", ".bmp", ".tga"):
         path = folder / f"honest{suffix}"
         made(path)
-        found[f"a{suffix}"] = enlarged(path.read_bytes(), suffix, side)
-    return found
+        actual[f"a{suffix}"] = enlarged(path.read_bytes(), suffix, side)
+    return actual
 
 
 def enlarged(data: bytes, suffix: str, side: int) -> bytes:
@@ -513,8 +513,8 @@ def test_read_frame_refuses_display_window_beyond_file(tmp_path: Path) -> None:
 def test_check_pixel_count_accepts_black_frames(tmp_path: Path) -> None:
     """The densest files there are must not look like lies."""
     spec = {"compression": "dwab"}
-    part = ExrPart(np.zeros((1100, 4096, 1), np.float16), ("Y",), attributes=spec)
-    assert float(read_frame(save(tmp_path / "a.exr", part)).max()) == 0
+    exr_image = ExrPart(np.zeros((1100, 4096, 1), np.float16), ("Y",), attributes=spec)
+    assert float(read_frame(save(tmp_path / "a.exr", exr_image)).max()) == 0
     Image.fromarray(np.zeros((1100, 4096), bool)).save(tmp_path / "a.png")
     assert read_frame(tmp_path / "a.png").shape == (1, 1100, 4096)
     check_pixel_count(tmp_path / "16k-black-dwab.exr", 16384, 8640, 51581)
@@ -525,8 +525,8 @@ def test_check_pixel_count_accepts_black_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_read_frame_peak_memory_is_below_two_copies(tmp_path: Path, dtype: type) -> None:
     pixels = np.full((3072, 4096, 3), 0.5, dtype)
-    part = ExrPart(pixels, ("R", "G", "B"), attributes={"compression": "none"})
-    path = save(tmp_path / "a.exr", part)
+    exr_image = ExrPart(pixels, ("R", "G", "B"), attributes={"compression": "none"})
+    path = save(tmp_path / "a.exr", exr_image)
     with PeakMemory() as peak:
         frame = read_frame(path)
     if peak.growth_mib is None:
@@ -570,14 +570,14 @@ def test_read_frame_of_real_files_equals_pillow(data_dir: Path, name: str, shape
 
 
 def test_read_frame_window_data_covers_union(tmp_path: Path) -> None:
-    whole = samples((40, 50, 3))
+    full = samples((40, 50, 3))
     windows = []
     for name, x, y in (("a", 20, 30), ("b", 25, 34)):
-        crop = np.ascontiguousarray(whole[y - 30 : y - 14, x - 20 : x + 4])
-        part = ExrPart(
+        crop = np.ascontiguousarray(full[y - 30 : y - 14, x - 20 : x + 4])
+        exr_image = ExrPart(
             crop, ("R", "G", "B"), origin=(x, y), display=(1, 2, 90, 80), attributes={"PixelAspectRatio": 2.0}
         )
-        windows.append(frame_window(save(tmp_path / f"{name}.exr", part)))
+        windows.append(frame_window(save(tmp_path / f"{name}.exr", exr_image)))
     assert windows[0] == FrameWindow((20, 30, 24, 16), (1, 2, 90, 80), 2.0)
     both = windows[0].union(windows[1])
     assert both == windows[0]._replace(data=(20, 30, 29, 20))
@@ -590,30 +590,37 @@ def test_read_frame_window_data_covers_union(tmp_path: Path) -> None:
 
 def test_frame_window_overlaps_equals_intersection() -> None:
     first = FrameWindow((0, 0, 4, 4), (0, 0, 9, 9))
-    for x, y, there in ((3, 3, True), (4, 0, False), (0, 4, False), (-3, -3, True), (-4, 0, False), (0, 0, True)):
-        assert first.overlaps(first._replace(data=(x, y, 4, 4))) is there
+    for x, y, is_overlapping in (
+        (3, 3, True),
+        (4, 0, False),
+        (0, 4, False),
+        (-3, -3, True),
+        (-4, 0, False),
+        (0, 0, True),
+    ):
+        assert first.overlaps(first._replace(data=(x, y, 4, 4))) is is_overlapping
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pfm"])
 def test_read_frame_refuses_window_of_other_format(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"a{suffix}", ExrPart(samples((5, 7, 3)), ("R", "G", "B")))
     assert frame_window(path) == FrameWindow((0, 0, 7, 5), (0, 0, 7, 5))
-    whole = read_frame(path)
+    full = read_frame(path)
     box = read_frame(path, window=(-2, 1, 6, 8))
     assert box.shape == (3, 8, 6)
-    assert torch.equal(box[:, :4, 2:], whole[:, 1:, :4])
+    assert torch.equal(box[:, :4, 2:], full[:, 1:, :4])
     assert box[:, 4:].abs().max() == box[:, :, :2].abs().max() == 0
     assert read_frame(path, window=(100, 100, 2, 3)).shape == (3, 3, 2)
     for width, height in ((1, 3), (2, 1)):
-        assert torch.equal(read_frame(path, window=(3, 1, width, height)), whole[:, 1 : 1 + height, 3 : 3 + width])
+        assert torch.equal(read_frame(path, window=(3, 1, width, height)), full[:, 1 : 1 + height, 3 : 3 + width])
     for wrong in ((0, 0, 0, 3), (0, 0, 3), (0.0, 0, 3, 3)):
         with pytest.raises(InputError, match="window: expected one of display, data, or"):
             read_frame(path, window=wrong)  # type: ignore[arg-type]
 
 
 def test_frame_window_of_rotated_picture_is_upright(tmp_path: Path) -> None:
-    part = ExrPart(pixels_8(), ("R", "G", "B"), attributes={"Orientation": 6})
-    path = save(tmp_path / "a.tif", part)
+    exr_image = ExrPart(pixels_8(), ("R", "G", "B"), attributes={"Orientation": 6})
+    path = save(tmp_path / "a.tif", exr_image)
     assert frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
 
 
@@ -644,10 +651,10 @@ def test_find_colour_channels_prefers_flat_part(tmp_path: Path) -> None:
         spec = SimpleNamespace(deep=deep, get_string_attribute=lambda *_: "", getattribute=lambda *_: None)
         return ImagePart(index, name, ("R", "G", "B", "A"), spec)
 
-    parts = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
-    source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(parts))
+    exr_images = [make_part(0, "rgba", deep=True), make_part(1, "flattened", deep=False)]
+    source = SimpleNamespace(path=tmp_path / "a.exr", kind="openexr", iterate_parts=lambda: iter(exr_images))
     assert find_colour_channels(source, None, None).part.index == 1
-    parts.pop()
+    exr_images.pop()
     assert find_colour_channels(source, None, None).part.index == 0
 
 

@@ -196,7 +196,7 @@ def _closing(text: str, start: int) -> int:
 
 def _split(text: str, separator: str) -> list[str]:
     """At separators outside of parentheses and strings."""
-    parts, begin, at = [], 0, 0
+    pieces, begin, at = [], 0, 0
     while at < len(text):
         if text[at] in "([{":
             at = _closing(text, at)
@@ -205,10 +205,10 @@ def _split(text: str, separator: str) -> list[str]:
             while text[at] != '"':
                 at += 1 + (text[at] == "\\")
         elif text[at] == separator:
-            parts.append(text[begin:at])
+            pieces.append(text[begin:at])
             begin = at + 1
         at += 1
-    return [*parts, text[begin:]]
+    return [*pieces, text[begin:]]
 
 
 def _call(statement: str) -> str:
@@ -218,30 +218,30 @@ def _call(statement: str) -> str:
     words = "".join(literals).replace("\\n", "\n")
     function = PTX.get(words)
     for pattern, name in ((_WGMMA, "ptx_wgmma"), (_WGMMA_SHARED, "ptx_wgmma_shared")):
-        if found := pattern.fullmatch(words):
-            function = f"{name}<{str(found[1] == 'bf16').lower()}>"
+        if actual := pattern.fullmatch(words):
+            function = f"{name}<{str(actual[1] == 'bf16').lower()}>"
     if function is None:
         raise Emulated(f"the emulator does not know the PTX {words!r}")
-    given = []
+    inputs = []
     for group in operands[:2]:
         for operand in _split(group, ","):
             if operand.strip():
                 opening = operand.index("(", operand.rindex('"', 0, operand.index("(")))
-                given.append(operand[opening + 1 : _closing(operand, opening)])
-    return f"{function}({', '.join(given)})"
+                inputs.append(operand[opening + 1 : _closing(operand, opening)])
+    return f"{function}({', '.join(inputs)})"
 
 
 def translated(text: str) -> str:
     """Preprocessed CUDA source as C++ for ``cuda_on_cpu.hpp``."""
-    done, at = [], 0
-    for found in re.finditer(r"\basm\s*(?:volatile\s*)?(?=\()", text):
-        end = _closing(text, found.end())
-        done += [text[at : found.start()], _call(text[found.end() + 1 : end])]
+    replaced_text, at = [], 0
+    for actual in re.finditer(r"\basm\s*(?:volatile\s*)?(?=\()", text):
+        end = _closing(text, actual.end())
+        replaced_text += [text[at : actual.start()], _call(text[actual.end() + 1 : end])]
         at = end + 1
-    text = "".join([*done, text[at:]])
+    text = "".join([*replaced_text, text[at:]])
     text = _DYNAMIC.sub(r"\1 *\2 = (\1 *)cuda::self->block->shared;", text)
     text = _POLL.sub(r"\1 SPIN; }", text)
-    loops = [_closing(text, found.end() - 1) for found in re.finditer(r"\bwhile \(", text)]
+    loops = [_closing(text, actual.end() - 1) for actual in re.finditer(r"\bwhile \(", text)]
     if any(re.match(r"\s*(?:\{\s*\}|;)", text[end + 1 :]) for end in loops):
         raise Emulated("the emulator does not know what a kernel waits for in a loop without a body")
     entries = [
@@ -302,10 +302,10 @@ class Kernel:
 def _gxx(arguments: list[str], text: str) -> str:
     if GXX is None:
         raise Emulated(str(WHY_NOT))
-    done = subprocess.run([GXX, *arguments], input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Emulated(f"g++ cannot compile a kernel: {done.stderr[:2000]}")
-    return done.stdout
+    process = subprocess.run([GXX, *arguments], input=text, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise Emulated(f"g++ cannot compile a kernel: {process.stderr[:2000]}")
+    return process.stdout
 
 
 @functools.cache

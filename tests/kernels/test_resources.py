@@ -75,22 +75,25 @@ def generate_lookup_source(
     request: LookupRequest, arch: str, out: int = 0, channels_last: bool = False
 ) -> KernelSource:
     forward = shapes.choose_forward_config(request, get_device_gpu_properties(arch))
-    found = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
-    assert found is not None
-    assert shapes.compute_lookup_shared_bytes(found, out, channels_last) <= SHARED[arch]
-    return shapes.generate_lookup_source(found, out, channels_last)
+    actual = shapes.fit_lookup_config(forward, out, channels_last, SHARED[arch])
+    assert actual is not None
+    assert shapes.compute_lookup_shared_bytes(actual, out, channels_last) <= SHARED[arch]
+    return shapes.generate_lookup_source(actual, out, channels_last)
 
 
 def generate_gradient_sources(request: LookupRequest, arch: str, grad: int = 0) -> tuple[KernelSource, KernelSource]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
-    found = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
-    side, form = shapes.choose_gradient_patch_side(found, shared), shapes.choose_multiply_kernel_blocks(found, shared)
+    actual = shapes.derive_gradient_config(shapes.choose_forward_config(request, get_device_gpu_properties(arch)))
+    side, variant = (
+        shapes.choose_gradient_patch_side(actual, shared),
+        shapes.choose_multiply_kernel_blocks(actual, shared),
+    )
     assert side >= 2 * request.radius + 2
-    assert found.padded_channels % form[0] == 0
+    assert actual.padded_channels % variant[0] == 0
     assert shapes.compute_collect_kernel_shared_bytes(side) <= shared
-    assert shapes.compute_multiply_kernel_shared_bytes(found, *form) <= shared
-    return shapes.generate_collect_source(found, grad, side), shapes.generate_multiply_source(found, side, *form)
+    assert shapes.compute_multiply_kernel_shared_bytes(actual, *variant) <= shared
+    return shapes.generate_collect_source(actual, grad, side), shapes.generate_multiply_source(actual, side, *variant)
 
 
 def of_lookups(arch: str) -> Limits:
@@ -141,8 +144,8 @@ def of_point_convolutions(arch: str) -> Limits:
         registers = (1 << 16) / forward.threads / forward.blocks
         yield forward.build_source(operands), "multiply", registers, 32 if hopper else 16
         if isinstance(forward, config.HopperMultiplyVariant):  # else its warps would wait for registers for ever
-            wanted = 128 * (forward.groups * forward.registers + forward.listing)
-            assert wanted <= resources(forward.build_source(operands), arch)["multiply"][0] * forward.threads
+            expected = 128 * (forward.groups * forward.registers + forward.listing)
+            assert expected <= resources(forward.build_source(operands), arch)["multiply"][0] * forward.threads
         spilled = 0 if hopper and operands.code else 256
         yield gradient.build_source(operands), "outer", (1 << 16) / 32 / gradient.warps, spilled
         yield forward.build_source(operands), "pack", most(48, arch), 0
@@ -272,11 +275,11 @@ OPERATORS: list[Callable[[str], Limits]] = [
 @pytest.mark.parametrize("limits", OPERATORS, ids=lambda limits: limits.__name__)
 def test_kernel_registers_and_spills_are_limited(limits: Callable[[str], Limits], arch: str) -> None:
     for source, names, registers, spilled in limits(arch):
-        found = resources(source, arch)
-        assert found
-        for name in names.split() or found:
-            assert found[name][0] <= registers, name
-            assert found[name][1] <= spilled, name
+        actual = resources(source, arch)
+        assert actual
+        for name in names.split() or actual:
+            assert actual[name][0] <= registers, name
+            assert actual[name][1] <= spilled, name
 
 
 # Of every schedule what it begins with, on every GPU; what tuning may choose instead, on one.
@@ -373,10 +376,10 @@ def test_point_conv_wgmma_overlaps_other_instructions(dtype: torch.dtype, channe
         for f in (config.choose_multiply_variant, config.choose_outer_product_variant)
     )
     assert isinstance(forward, config.HopperMultiplyVariant)
-    found = resources(forward.build_source(operands), "sm_90a")["multiply"][0]
-    assert 128 * (forward.groups * forward.registers + forward.listing) <= found * forward.threads
-    for form in (forward, gradient):
-        assert not said_of(form.build_source(operands), "sm_90a").waits
+    actual = resources(forward.build_source(operands), "sm_90a")["multiply"][0]
+    assert 128 * (forward.groups * forward.registers + forward.listing) <= actual * forward.threads
+    for variant in (forward, gradient):
+        assert not said_of(variant.build_source(operands), "sm_90a").waits
 
 
 @pytest.mark.unit

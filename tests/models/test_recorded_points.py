@@ -99,10 +99,10 @@ def test_recorded_memory_padding_keeps_results(name: str) -> None:
     memory, run = in_memory(model, like, 0.3)
     memory.features.fill_(torch.inf)
     for seed, sizes in enumerate(((300, 200), (0, 120), (350, 4))):
-        given = batch(model, sizes, seed)
-        assert float(relative_errors(run(given), plain(model, *given)).max()) < 1e-4
-    many = batch(model, (400, 400), 0)
-    assert not memory.is_compatible(*many[:2], many[2:])
+        inputs = batch(model, sizes, seed)
+        assert float(relative_errors(run(inputs), plain(model, *inputs)).max()) < 1e-4
+    count = batch(model, (400, 400), 0)
+    assert not memory.is_compatible(*count[:2], count[2:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -119,8 +119,8 @@ def test_recorded_memory_padding_keeps_emulated_results(
     model = PointResNet(settings).to(dtype)
     like, smaller = batch(model, (150, 0, 60), 0), batch(model, (20, 40, 90), 1)
     _, run = in_memory(model, like, 0.5)
-    for given in (like, smaller):
-        apart = float(relative_errors(run(given), plain(model, *given)).max())
+    for inputs in (like, smaller):
+        apart = float(relative_errors(run(inputs), plain(model, *inputs)).max())
         assert apart <= (1e-4 if dtype == torch.float32 else 1e-2)
     assert {"pack", "multiply", "outer", "layer_forward", "layer_backward", "pool_max"} <= set(machine.launched)
 
@@ -129,10 +129,10 @@ def test_recorded_memory_padding_keeps_emulated_results(
 def test_cloud_means_equal_definition(dtype: torch.dtype) -> None:
     features = (torch.arange(24).view(8, 3) * 100 + 60_000).clamp(max=65_000).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = recorded_step._means(features, torch.tensor([3, 0, 4]))
+        actual = recorded_step._means(features, torch.tensor([3, 0, 4]))
     right = torch.stack([features[:3].mean(0), torch.zeros(3, dtype=dtype), features[3:7].mean(0)])
-    torch.testing.assert_close(found, right)
-    (grad,) = torch.autograd.grad(found.sum(), features)
+    torch.testing.assert_close(actual, right)
+    (grad,) = torch.autograd.grad(actual.sum(), features)
     share = torch.tensor([1 / 3] * 3 + [1 / 4] * 4 + [0]).to(dtype)
     torch.testing.assert_close(grad, share[:, None].expand(8, 3))
 
@@ -141,10 +141,10 @@ def test_recorded_step_without_gpu_is_plain() -> None:
     model = made("basic")
     step = RecordedStep(model, loss_of, *batch(model, (200, 150), 0))
     for seed, sizes in enumerate(((200, 150), (100,))):
-        given = batch(model, sizes, seed)
-        found = results(step, given)
-        assert not found[0].requires_grad
-        assert all(torch.equal(a, b) for a, b in zip(found, plain(model, *given), strict=True))
+        inputs = batch(model, sizes, seed)
+        actual = results(step, inputs)
+        assert not actual[0].requires_grad
+        assert all(torch.equal(a, b) for a, b in zip(actual, plain(model, *inputs), strict=True))
     assert (step.replays, step.plain_steps) == (0, 2)
 
 
@@ -159,8 +159,8 @@ def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch)
     cases = [((200, 150), 1), ((100, 220), 1), ((0, 40), 1), ((400, 300), 0), ((200, 150, 60), 0), ((200, 150), 1)]
     for seed, (sizes, replays) in enumerate(cases):
         before = step.replays
-        given = batch(model, sizes, seed)
-        assert float(relative_errors(results(step, given), plain(model, *given)).max()) < 1e-4
+        inputs = batch(model, sizes, seed)
+        assert float(relative_errors(results(step, inputs), plain(model, *inputs)).max()) < 1e-4
         assert step.replays - before == replays, sizes
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
@@ -173,24 +173,24 @@ def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch)
 
 def test_recorded_step_refuses_bad_arguments() -> None:
     model = made("basic")
-    given = batch(model, (100, 80), 0)
-    features, pyramid, labels = given
+    inputs = batch(model, (100, 80), 0)
+    features, pyramid, labels = inputs
     other = PointResNet(CONFIGS["basic"].replace(norm="batch"))
     forward_only = model.build_pyramid(torch.rand(180, 3), gradient=False)
-    step = RecordedStep(model, loss_of, *given)
+    step = RecordedStep(model, loss_of, *inputs)
     for call, message in (
-        (lambda: RecordedStep(torch.nn.Linear(2, 2), loss_of, *given), "network: expected a PointResNet"),
-        (lambda: RecordedStep(other, loss_of, *given), "network: expected one whose config.norm is 'layer', got 'b"),
-        (lambda: RecordedStep(model, None, *given), "loss: expected a function"),
-        (lambda: RecordedStep(model, loss_of, *given, spare=-0.1), "spare: "),
+        (lambda: RecordedStep(torch.nn.Linear(2, 2), loss_of, *inputs), "network: expected a PointResNet"),
+        (lambda: RecordedStep(other, loss_of, *inputs), "network: expected one whose config.norm is 'layer', got 'b"),
+        (lambda: RecordedStep(model, None, *inputs), "loss: expected a function"),
+        (lambda: RecordedStep(model, loss_of, *inputs, spare=-0.1), "spare: "),
         (lambda: step(features[1:], pyramid, labels), "features: "),
         (lambda: step(features, forward_only, labels), "geometry: expected one prepared with gradient=True"),
         (lambda: step(features.clone().requires_grad_(), pyramid, labels), "features: expected a tensor that does not"),
-        (lambda: RecordedStep(model, lambda logits, _: logits, *given)(*given), "loss: expected a function"),
+        (lambda: RecordedStep(model, lambda logits, _: logits, *inputs)(*inputs), "loss: expected a function"),
     ):
         refuses(f"^{message}", call)
     model.stem.requires_grad_(False)
-    refuses("^network: expected the parameters of the recording", lambda: step(*given))
+    refuses("^network: expected the parameters of the recording", lambda: step(*inputs))
 
 
 # ---- on a GPU
@@ -222,18 +222,18 @@ def test_recorded_step_is_deterministic_and_does_not_synchronize() -> None:
     model = made("basic", torch.float16, "cuda")
     one, other = (batch(model, (2500, 1500), seed) for seed in (0, 1))
     step = RecordedStep(model, loss_of, *one)
-    found = []
-    for given in (one, other, one):
+    actual = []
+    for inputs in (one, other, one):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the mode is a prototype
             torch.cuda.set_sync_debug_mode("error")
             try:
-                found.append(results(step, given))
+                actual.append(results(step, inputs))
             finally:
                 torch.cuda.set_sync_debug_mode("default")
     assert step.replays == 3
-    assert all(torch.equal(a, b) for a, b in zip(found[0], found[2], strict=True))
-    assert not torch.equal(found[0][0], found[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(actual[0], actual[2], strict=True))
+    assert not torch.equal(actual[0][0], actual[1][0])
 
 
 @gpu
@@ -242,35 +242,35 @@ def test_recorded_step_follows_optimizer_and_parameter_changes() -> None:
     """Replays read the weights of now, and frozen weights get no gradient."""
     model = made("basic", device="cuda")
     model.stem.requires_grad_(False)
-    given = batch(model, (2000, 1500), 0)
-    step = RecordedStep(model, loss_of, *given)
+    inputs = batch(model, (2000, 1500), 0)
+    step = RecordedStep(model, loss_of, *inputs)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
     losses = []
     for number in range(6):
-        found = results(step, given)
-        assert float(relative_errors(found, plain(model, *given)).max()) < 1e-3
-        losses.append(float(found[0]))
+        actual = results(step, inputs)
+        assert float(relative_errors(actual, plain(model, *inputs)).max()) < 1e-3
+        losses.append(float(actual[0]))
         optimizer.step()
         optimizer.zero_grad(set_to_none=number % 2 == 0)
     assert losses[-1] < losses[0]
     assert step.replays == 6
     assert all(p.grad is None for p in model.stem.parameters())
     model.half()
-    refuses("^network: expected the parameters of the rec", lambda: step(given[0].half(), *given[1:]))
+    refuses("^network: expected the parameters of the rec", lambda: step(inputs[0].half(), *inputs[1:]))
 
 
 @gpu
 @on_gpu
 def test_recorded_step_works_under_autocast() -> None:
     model = made("basic", device="cuda")
-    given = batch(model, (2000, 1500), 0)
+    inputs = batch(model, (2000, 1500), 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with torch.autocast("cuda", torch.float16):
-        step = RecordedStep(model, loss_of, *given)
+        step = RecordedStep(model, loss_of, *inputs)
         for _ in range(3):  # weights that were cast before a step are not used after it
-            found = results(step, given)
+            actual = results(step, inputs)
             torch.clear_autocast_cache()
-            apart = relative_errors(found, plain(model, *given))
+            apart = relative_errors(actual, plain(model, *inputs))
             assert float(apart.square().mean().sqrt()) < 0.1
             optimizer.step()
     assert step.replays == 3
@@ -281,11 +281,11 @@ def test_recorded_step_works_under_autocast() -> None:
 @on_gpu
 def test_recorded_step_refuses_loss_that_synchronizes() -> None:
     model = made("basic", device="cuda")
-    given = batch(model, (600, 400), 0)
+    inputs = batch(model, (600, 400), 0)
 
     def waiting(logits: Tensor, labels: Tensor) -> Tensor:
         return loss_of(logits, labels) * float(logits.detach().sum())
 
-    refuses("^loss: expected a function that does not wait", lambda: RecordedStep(model, waiting, *given))
+    refuses("^loss: expected a function that does not wait", lambda: RecordedStep(model, waiting, *inputs))
     gc.collect()  # the error's traceback holds the graph of the refused step, and that the nodes of its stream
-    check(RecordedStep(model, loss_of, *given), given)
+    check(RecordedStep(model, loss_of, *inputs), inputs)

@@ -94,11 +94,11 @@ def test_train_descriptor_starts_from_given_weights(tmp_path: Path, whole: Path)
     wider = TINY.replace(descriptor=SMALL.replace(scales=2), steps=1)
     begun = tmp_path / "begun"
     weights = str(shutil.copy(whole / "weights.safetensors", tmp_path))
-    found = train_descriptor(begun, wider.replace(learning_rate=1e-9, start=weights))
-    given = LearnedDescriptor.load(whole / "weights.safetensors").model.state_dict()
-    state = found.descriptor.model.state_dict()
-    assert all(torch.allclose(state[name], value, atol=1e-6) for name, value in given.items())
-    assert state.keys() > given.keys()
+    actual = train_descriptor(begun, wider.replace(learning_rate=1e-9, start=weights))
+    inputs = LearnedDescriptor.load(whole / "weights.safetensors").model.state_dict()
+    state = actual.descriptor.model.state_dict()
+    assert all(torch.allclose(state[name], value, atol=1e-6) for name, value in inputs.items())
+    assert state.keys() > inputs.keys()
     assert json.loads((begun / "recipe.json").read_text())["start"]
     refuses(r"\(start was", train_descriptor, begun, wider.replace(learning_rate=1e-9))
     shutil.copy(begun / "weights.safetensors", weights)  # other numbers in the file of that name
@@ -115,7 +115,7 @@ def test_train_descriptor_writes_descriptor_and_history(whole: Path) -> None:
     assert sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()) == [
         "history.csv",
         "recipe.json",
-        *(f"state/4.{part}.safetensors" for part in ("exp_avg", "exp_avg_sq", "model")),
+        *(f"state/4.{tensor_group}.safetensors" for tensor_group in ("exp_avg", "exp_avg_sq", "model")),
         "state/state.json",
         "weights.safetensors",
     ]
@@ -130,12 +130,12 @@ def test_train_descriptor_writes_descriptor_and_history(whole: Path) -> None:
 
 def test_train_descriptor_is_deterministic(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
     before = torch.random.get_rng_state()
-    again = trained(tmp_path / "again", [room], workers=2)
+    repeated = trained(tmp_path / "again", [room], workers=2)
     assert torch.equal(before, torch.random.get_rng_state())
-    assert again == (whole / "weights.safetensors").read_bytes()
+    assert repeated == (whole / "weights.safetensors").read_bytes()
     other = train_descriptor(tmp_path / "other", TINY.replace(seed=1), [room], every=2)
     other.descriptor.save(tmp_path / "other.safetensors")
-    assert (tmp_path / "other.safetensors").read_bytes() != again
+    assert (tmp_path / "other.safetensors").read_bytes() != repeated
 
 
 def test_train_descriptor_continues_stopped_run(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
@@ -171,14 +171,14 @@ def test_train_descriptor_refuses_folder_of_other_run(whole: Path, tmp_path: Pat
     state = file.read_bytes()
     file.write_bytes(state[: len(state) // 2])
     refuses(r"4\.model\.safetensors: expected", train_descriptor, tmp_path / "run", TINY, [room])
-    for part, key in (("model", "enter.0.weight"), ("exp_avg", "exp_avg.enter.0.weight")):
-        shutil.copytree(whole, tmp_path / part)
-        spoilt = tmp_path / part / "state" / f"4.{part}.safetensors"
+    for tensor_group, key in (("model", "enter.0.weight"), ("exp_avg", "exp_avg.enter.0.weight")):
+        shutil.copytree(whole, tmp_path / tensor_group)
+        spoilt = tmp_path / tensor_group / "state" / f"4.{tensor_group}.safetensors"
         tensors = load_file(spoilt)
         tensors[key].view(-1)[0] = float("nan")
         save_file(tensors, spoilt)
-        expected = rf"4\.{part}\.safetensors: expected finite numbers, got NaN in {re.escape(key)}$"
-        refuses(expected, train_descriptor, tmp_path / part, TINY, [room])
+        expected = rf"4\.{tensor_group}\.safetensors: expected finite numbers, got NaN in {re.escape(key)}$"
+        refuses(expected, train_descriptor, tmp_path / tensor_group, TINY, [room])
     file.write_bytes((whole / "state" / "4.exp_avg.safetensors").read_bytes())
     refuses(r"4\.model\.safetensors: expected weights of this run", train_descriptor, tmp_path / "run", TINY, [room])
 
@@ -265,25 +265,25 @@ def test_descriptor_training_learning_rate_follows_schedule() -> None:
 def test_train_descriptor_stops_after_time_limit(tmp_path: Path) -> None:
     training = TINY.replace(steps=1_000_000, seconds=0.5)
     seen: list[float] = []
-    found = train_descriptor(tmp_path, training, progress=lambda done, _: seen.append(done))
+    actual = train_descriptor(tmp_path, training, progress=lambda done, _: seen.append(done))
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    assert found.history[-1].step == len(seen) < 100_000
-    assert found.history[-1].seconds >= 0.5
-    again = train_descriptor(tmp_path, training, progress=lambda *_: pytest.fail("it was done"))
-    assert again.history == found.history
+    assert actual.history[-1].step == len(seen) < 100_000
+    assert actual.history[-1].seconds >= 0.5
+    repeated = train_descriptor(tmp_path, training, progress=lambda *_: pytest.fail("it was done"))
+    assert repeated.history == actual.history
 
 
 def test_train_descriptor_reuses_pairs_in_other_order(room: np.ndarray) -> None:
     training = TINY.replace(pairs=2, block=4, reuse=2, steps=8, seed=1)
     with closing(ExampleExecutor(training, [(room, None)], 1)) as cutter:
-        shown = [
+        displayed = [
             [float(pair.moved_source_points[0, 0]) for pair in cut]
             for cut in iterate_batches(training, cutter, 0, torch.device("cpu"))
         ]
         later = iterate_batches(training, cutter, 5, torch.device("cpu"))
-        assert [float(pair.moved_source_points[0, 0]) for pair in next(later)] == shown[5]
-    blocks = [[pair for cut in shown[at : at + 2] for pair in cut] for at in range(0, 8, 2)]
+        assert [float(pair.moved_source_points[0, 0]) for pair in next(later)] == displayed[5]
+    blocks = [[pair for cut in displayed[at : at + 2] for pair in cut] for at in range(0, 8, 2)]
     assert len(set(blocks[0])) == 4
     assert sorted(blocks[0]) == sorted(blocks[1])
     assert not set(blocks[0]) & set(blocks[2])
@@ -298,8 +298,8 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
     source = (room - pose[:3, 3]) @ pose[:3, :3]
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)
-    found = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
-    assert np.isfinite(found.history[-1].loss)
+    actual = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
+    assert np.isfinite(actual.history[-1].loss)
     draw = np.random.default_rng(0)
     pair = cut_overlapping_pair(room, draw, 300, other + 0.0)
     assert pair is not None
@@ -312,8 +312,8 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
-    found = train_descriptor(tmp_path, TINY, device="cuda", every=4)
-    assert np.isfinite(found.history[-1].loss)
+    actual = train_descriptor(tmp_path, TINY, device="cuda", every=4)
+    assert np.isfinite(actual.history[-1].loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 
 

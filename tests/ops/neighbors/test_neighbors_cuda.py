@@ -47,8 +47,8 @@ def gpu(test: Any) -> Any:
 
 
 def alike(found: PointGeometry, right: PointGeometry) -> bool:
-    ways = zip(found.list_directions(), right.list_directions(), strict=True)
-    return all(torch.equal(a.cpu(), b.cpu()) for one, two in ways for a, b in zip(one, two, strict=True))
+    directions = zip(found.list_directions(), right.list_directions(), strict=True)
+    return all(torch.equal(a.cpu(), b.cpu()) for one, two in directions for a, b in zip(one, two, strict=True))
 
 
 def check_radius(points: Tensor, radius: float) -> None:
@@ -63,8 +63,8 @@ def check_knn(points: Tensor, k: int, queries: Tensor | None = None) -> None:
 def test_radius_search_sorts_rows_of_every_length() -> None:
     """At most 32 neighbours, what fits shared memory, and more: each is sorted elsewhere."""
     points = torch.cat([cloud(40, 1, 0.3), cloud(200, 2, 0.2) + 5, cloud(400, 3, 0.1) - 5])
-    found = radius_search(points, 1.0, backend="cuda")
-    assert set(found.offsets.diff().tolist()) == {40, 200, 400}
+    actual = radius_search(points, 1.0, backend="cuda")
+    assert set(actual.offsets.diff().tolist()) == {40, 200, 400}
     check_radius(points, 1.0)
 
 
@@ -89,18 +89,18 @@ def test_radius_search_shared_buckets_equal_reference(monkeypatch: pytest.Monkey
 def test_run_radius_searches_equals_single_searches() -> None:
     """Those in the same points with the same radius share their buckets."""
     points, offsets, none = surface(300), torch.tensor([0, 300]), torch.zeros(0, 3)
-    parts = torch.tensor([0, 100, 300])
+    split_offsets = torch.tensor([0, 100, 300])
     searches = [
         (points, points, offsets, offsets, 0.1),
         (points, points[::3].contiguous(), offsets, torch.tensor([0, 100]), 0.1),
-        (points, points, parts, parts, 0.1),
+        (points, points, split_offsets, split_offsets, 0.1),
         (points, points, offsets, offsets, 0.2),
         (points[:100], points[:100], torch.tensor([0, 100]), torch.tensor([0, 100]), 0.1),
         (points, none, offsets, torch.tensor([0, 0]), 0.1),
     ]
-    for found, search in zip(neighbors.run_radius_searches(searches), searches, strict=True):
+    for actual, search in zip(neighbors.run_radius_searches(searches), searches, strict=True):
         right = neighbors_by_brute_force.radius_search(*search)
-        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(actual, right, strict=True))
     assert neighbors.run_radius_searches([]) == []
 
 
@@ -169,13 +169,13 @@ def test_grid_downsample_launches_expected_kernels(machine: Emulator) -> None:
     """Buckets, row offsets, rows of the other side, points that stay."""
     points = surface(2500)
     machine.launched.clear()
-    found = radius_search(points, 0.05, backend="cuda")
+    actual = radius_search(points, 0.05, backend="cuda")
     assert sorted(machine.launched) == sorted(
         ["count_points", "start_buckets", "place_points", "count_neighbors", "start_rows", "write_neighbors"]
     )
     machine.launched.clear()
     triplets.transpose_triplets(
-        triplets.build_triplets((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
+        triplets.build_triplets((actual.offsets, actual.indices), points, points, 0.03, (3, 3, 3)), 2500, 27
     )
     assert sorted(machine.launched) == sorted(
         ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
@@ -190,10 +190,10 @@ def test_neighbors_sums_of_several_blocks_equal_reference() -> None:
     """More numbers than a block sums: buckets, row offsets, points that stay, rows of the other side."""
     points = surface(2500)
     check_radius(points, 0.02)
-    found = radius_search(points, 0.05, backend="cuda")
-    given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
-    made = triplets.build_triplets(*given)
-    assert same(triplets.transpose_triplets(made, 2500, 27), reference.transpose_triplets(made, 2500, 27))
+    actual = radius_search(points, 0.05, backend="cuda")
+    inputs = ((actual.offsets, actual.indices), points, points, 0.03, (3, 3, 3))
+    created = triplets.build_triplets(*inputs)
+    assert same(triplets.transpose_triplets(created, 2500, 27), reference.transpose_triplets(created, 2500, 27))
 
 
 @emulated
@@ -201,20 +201,20 @@ def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatc
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
-        first, found = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        first, actual = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
         assert first.max_magnitude == float(points.abs().max())
         monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
-        _, again = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
-        for one, two, cell in zip(found, again, cells, strict=True):
+        _, repeated = downsample_repeatedly(check_shape_and_build_cloud(points, clouds), cells)
+        for one, two, cell in zip(actual, repeated, cells, strict=True):
             right = grid_downsample(first.points, cell, offsets=first.offsets)
             with monkeypatch.context() as patch:
                 patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
                 plain = grid_downsample(first.points, cell, offsets=first.offsets)
-            for way in (one, two):
-                for kept in (way.kept, right.indices):
-                    assert torch.equal(kept, plain.indices)
-                assert torch.equal(way.cloud.offsets, plain.offsets)
-                assert torch.equal(way.cloud.points, first.points[plain.indices])
+            for direction in (one, two):
+                for retained in (direction.kept, right.indices):
+                    assert torch.equal(retained, plain.indices)
+                assert torch.equal(direction.cloud.offsets, plain.offsets)
+                assert torch.equal(direction.cloud.points, first.points[plain.indices])
             first = one.cloud
 
 
@@ -232,17 +232,17 @@ def test_radius_search_refuses_nonfinite_coordinates(bad: float) -> None:
 @emulated
 def test_radius_search_keeps_buckets_until_indices_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
-    made: list[weakref.ref[object]] = []
+    created: list[weakref.ref[object]] = []
     fill, finish = neighbors._CellTables.fill_tables, neighbors._RadiusSearchLaunch.write_indices
 
     def filling(*arguments: Any) -> Any:
         tables = fill(*arguments)
-        made.extend(weakref.ref(table) for table in tables)
+        created.extend(weakref.ref(table) for table in tables)
         return tables
 
     def finishing(searches: Any, totals: Any) -> Any:
-        assert made
-        assert all(table() is not None for table in made)
+        assert created
+        assert all(table() is not None for table in created)
         return finish(searches, totals)
 
     monkeypatch.setattr(neighbors._CellTables, "fill_tables", filling)
@@ -256,14 +256,14 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
     machine.launched.clear()
     with monkeypatch.context() as patch:
         patch.setattr(conv_kernels, "explain_triplets_unsupported", lambda _: None)
-        found = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
+        actual = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
     names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
     assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "explain_unsupported", lambda _: "not now")
         right = PointPyramid.build(points, 0.1, 3, steps, offsets=offsets)
-    assert found.sizes == right.sizes
-    assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
+    assert actual.sizes == right.sizes
+    assert all(alike(actual.geometries[step], right.geometries[step]) for step in steps)
 
 
 # ---- triplets
@@ -273,9 +273,9 @@ def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch
 def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where cells stand; "once": beside those of more than 150 columns."""
     if request.param != "in the words":
-        most = 0 if request.param == "beside" else 150
+        maximum = 0 if request.param == "beside" else 150
         for module in (packing, triplets):
-            monkeypatch.setattr(module, "is_packed", lambda columns, _: columns <= most)
+            monkeypatch.setattr(module, "is_packed", lambda columns, _: columns <= maximum)
     name: str = request.param
     return name
 
@@ -287,11 +287,11 @@ def test_triplets_cuda_equal_reference(kernel: tuple[int, int, int]) -> None:
     points, centers = surface(200), torch.cat([surface(200)[::2], cloud(30, 8)])
     for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
         near = radius_search(points, radius, centers, backend="reference")
-        given = ((near.offsets, near.indices), points, centers, 0.11, kernel)
-        found = triplets.build_triplets(*given)
-        assert same(found, reference.build_triplets(*given))
+        inputs = ((near.offsets, near.indices), points, centers, 0.11, kernel)
+        actual = triplets.build_triplets(*inputs)
+        assert same(actual, reference.build_triplets(*inputs))
         cells = kernel[0] * kernel[1] * kernel[2]
-        assert same(triplets.transpose_triplets(found, 200, cells), reference.transpose_triplets(found, 200, cells))
+        assert same(triplets.transpose_triplets(actual, 200, cells), reference.transpose_triplets(actual, 200, cells))
 
 
 @emulated
@@ -299,18 +299,18 @@ def test_triplets_of_long_and_empty_rows_equal_reference() -> None:
     points = cloud(300, 2)
     for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
         near = radius_search(points, 9.0, centers, backend="reference")
-        given = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
-        found = triplets.build_triplets(*given)
-        assert same(found, reference.build_triplets(*given))
-        assert same(triplets.transpose_triplets(found, 300, 27), reference.transpose_triplets(found, 300, 27))
+        inputs = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
+        actual = triplets.build_triplets(*inputs)
+        assert same(actual, reference.build_triplets(*inputs))
+        assert same(triplets.transpose_triplets(actual, 300, 27), reference.transpose_triplets(actual, 300, 27))
 
 
 @emulated
 def test_assemble_triplets_rounds_halves_to_even() -> None:
     points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
     rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
-    given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
-    assert same(triplets.build_triplets(*given), reference.build_triplets(*given))
+    inputs = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
+    assert same(triplets.build_triplets(*inputs), reference.build_triplets(*inputs))
 
 
 # ---- pooling
@@ -346,12 +346,12 @@ def test_point_pool_cuda_equals_reference(monkeypatch: pytest.MonkeyPatch, mode:
                 patch.setattr(
                     pooling, "explain_unsupported", lambda _, emulated=emulated: None if emulated else "not now"
                 )
-                given = features.clone().requires_grad_()
-                out = point_pool(given, geometry, mode)
-                (grad,) = torch.autograd.grad(out, given, weight)
+                inputs = features.clone().requires_grad_()
+                out = point_pool(inputs, geometry, mode)
+                (grad,) = torch.autograd.grad(out, inputs, weight)
                 results.append((out.detach(), grad))
-        for found, right in zip(*results, strict=True):
-            torch.testing.assert_close(found, right, equal_nan=True)
+        for actual, right in zip(*results, strict=True):
+            torch.testing.assert_close(actual, right, equal_nan=True)
         if mode == "max":
             assert torch.equal(results[0][0].nan_to_num(9.0), results[1][0].nan_to_num(9.0))
 
@@ -369,14 +369,14 @@ def test_neighbors_cuda_listing_equals_reference(order: str) -> None:
         grad = torch.randn(geometry.centers, cout, generator=generator)
         results = []
         for dtype in (torch.float32, torch.float64):
-            given = [t.to(dtype).requires_grad_() for t in tensors]
+            inputs = [t.to(dtype).requires_grad_() for t in tensors]
             if dtype == torch.float32:
-                out = points_listing.listing(geometry.triplets(), geometry.centers, order)(*given)
+                out = points_listing.listing(geometry.triplets(), geometry.centers, order)(*inputs)
             else:
-                out = point_conv(*given, geometry, backend="reference")
-            results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(dtype))))
-        for found, right in zip(*results, strict=True):
-            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-3)
+                out = point_conv(*inputs, geometry, backend="reference")
+            results.append((out.detach(), *torch.autograd.grad(out, inputs, grad.to(dtype))))
+        for actual, right in zip(*results, strict=True):
+            torch.testing.assert_close(actual, right.float(), rtol=1e-4, atol=1e-3)
 
 
 # ---- on a GPU
@@ -388,20 +388,26 @@ def test_neighbors_cuda_listing_equals_reference(order: str) -> None:
 def test_geometries_cuda_equal_reference(place: str, kernel: tuple[int, int, int]) -> None:
     points = places(3000)[place]
     for centers in (None, points[::5]):
-        there = None if centers is None else centers.cuda()
-        for found, right in (
-            (radius_geometry(points.cuda(), 0.1, kernel, there), radius_geometry(points, 0.1, kernel, centers)),
-            (knn_geometry(points.cuda(), 0.1, 9, kernel, there), knn_geometry(points, 0.1, 9, kernel, centers)),
+        device_centers = None if centers is None else centers.cuda()
+        for actual, right in (
+            (
+                radius_geometry(points.cuda(), 0.1, kernel, device_centers),
+                radius_geometry(points, 0.1, kernel, centers),
+            ),
+            (
+                knn_geometry(points.cuda(), 0.1, 9, kernel, device_centers),
+                knn_geometry(points, 0.1, 9, kernel, centers),
+            ),
         ):
-            assert alike(found, right)
+            assert alike(actual, right)
 
 
 @gpu
 def test_voxel_geometry_rounds_quotients_once() -> None:
     """Quotients are rounded once: 0.3 / 0.1 lies below 3, 0.3 times 1 / 0.1 does not."""
     points = (torch.arange(-30, 30, dtype=torch.float64)[:, None] / 10).repeat(1, 3)
-    found, right = voxel_geometry(points.cuda(), 0.1), voxel_geometry(points, 0.1)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(found.triplets(), right.triplets(), strict=True))
+    actual, right = voxel_geometry(points.cuda(), 0.1), voxel_geometry(points, 0.1)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(actual.triplets(), right.triplets(), strict=True))
 
 
 @gpu
@@ -409,11 +415,11 @@ def test_point_pyramid_prepare_on_gpu_equals_reference() -> None:
     """Searches that share buckets, and a cloud that ends in one point a level."""
     points, offsets = cloud(4000, 7, 0.5), torch.tensor([0, 1500, 1500, 1501, 4000])
     steps = [(0, 1, 5), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3), (4, 4, 3)]
-    found, right = (PointPyramid.build(p, 0.05, 5, steps, offsets=offsets) for p in (points.cuda(), points))
-    assert found.sizes == right.sizes
-    for one, two in zip(found.kept, right.kept, strict=True):
+    actual, right = (PointPyramid.build(p, 0.05, 5, steps, offsets=offsets) for p in (points.cuda(), points))
+    assert actual.sizes == right.sizes
+    for one, two in zip(actual.kept, right.kept, strict=True):
         assert torch.equal(one.cpu(), two)
-    assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
+    assert all(alike(actual.geometries[step], right.geometries[step]) for step in steps)
 
 
 @gpu
@@ -426,12 +432,12 @@ def test_point_pool_on_gpu_equals_cpu(mode: str, dtype: torch.dtype) -> None:
     weight = torch.randn(geometry.centers, 24).to(dtype)
     results = []
     for device in ("cuda", "cpu"):
-        given = features.to(device).requires_grad_()
-        out = point_pool(given, geometry.to(device), mode)
-        (grad,) = torch.autograd.grad(out, given, weight.to(device))
+        inputs = features.to(device).requires_grad_()
+        out = point_pool(inputs, geometry.to(device), mode)
+        (grad,) = torch.autograd.grad(out, inputs, weight.to(device))
         results.append((out.cpu(), grad.cpu()))
-    for found, right in zip(*results, strict=True):
-        torch.testing.assert_close(found, right)
+    for actual, right in zip(*results, strict=True):
+        torch.testing.assert_close(actual, right)
 
 
 @gpu
@@ -451,9 +457,9 @@ def test_radius_geometry_on_gpu_is_deterministic() -> None:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        again = radius_geometry(points, 0.01, 3, points[::3])
+        repeated = radius_geometry(points, 0.01, 3, points[::3])
     stream.synchronize()
-    assert alike(first, again)
+    assert alike(first, repeated)
 
 
 @gpu
@@ -476,14 +482,14 @@ def test_radius_search_of_ten_million_points_equals_brute_force() -> None:
     """Rows of some queries against brute force; pairs beyond 2³¹ bytes."""
     generator = torch.Generator("cuda").manual_seed(0)
     points = torch.rand(10_000_000, 3, generator=generator, device="cuda") * torch.tensor([1.0, 1, 0.01], device="cuda")
-    found = radius_search(points, 0.0022, backend="cuda")
+    actual = radius_search(points, 0.0022, backend="cuda")
     near = knn_search(points, 5, points[:1000], backend="cuda")
-    assert found.indices.numel() > 2**27
+    assert actual.indices.numel() > 2**27
     for number in range(0, 1000, 50):
         x, y, z = (points - points[number]).square().unbind(1)
         square = (x + y) + z
         limit = torch.tensor(0.0022).square().item()
-        row = found.indices[found.offsets[number] : found.offsets[number + 1]]
+        row = actual.indices[actual.offsets[number] : actual.offsets[number + 1]]
         assert torch.equal(row.long(), (square <= limit).nonzero()[:, 0])
         assert torch.equal(near.indices[5 * number : 5 * number + 5].long(), square.sort(stable=True).indices[:5])
 
@@ -496,15 +502,15 @@ def test_radius_geometry_sums_of_many_blocks_match() -> None:
     points = torch.cartesian_prod(axis, axis, axis)
     numbers = torch.arange(side**3 + 1, device="cuda")
     for _ in range(3):
-        found = radius_search(points, 0.5, backend="cuda")
-        assert torch.equal(found.offsets, numbers)
-        assert torch.equal(found.indices.long(), numbers[:-1])
-        kept = grid_downsample(points, 2.0).indices
-        assert torch.equal(kept, (points % 2 == 1).all(1).nonzero()[:, 0])
-        turned = radius_geometry(points, 0.25, 3, points[kept]).backward
+        actual = radius_search(points, 0.5, backend="cuda")
+        assert torch.equal(actual.offsets, numbers)
+        assert torch.equal(actual.indices.long(), numbers[:-1])
+        retained = grid_downsample(points, 2.0).indices
+        assert torch.equal(retained, (points % 2 == 1).all(1).nonzero()[:, 0])
+        turned = radius_geometry(points, 0.25, 3, points[retained]).backward
         assert turned is not None
-        assert torch.equal(turned.rows.diff().nonzero()[:, 0], kept)
-        assert torch.equal(turned.rows[kept + 1], numbers[1 : 1 + kept.numel()])
+        assert torch.equal(turned.rows.diff().nonzero()[:, 0], retained)
+        assert torch.equal(turned.rows[retained + 1], numbers[1 : 1 + retained.numel()])
 
 
 @gpu
@@ -515,11 +521,11 @@ def test_neighbors_cuda_real_cloud_equals_reference(data_dir: Path) -> None:
         pytest.skip(reason)
     assert same(radius_search(points.cuda(), 0.013), radius_search(points, 0.013))
     assert same(knn_search(points.cuda(), 16), knn_search(points, 16))
-    found, right = (radius_geometry(p, 0.007, 3) for p in (points.cuda(), points))
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(found.forward, right.forward, strict=True))
+    actual, right = (radius_geometry(p, 0.007, 3) for p in (points.cuda(), points))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(actual.forward, right.forward, strict=True))
     thin, exact = (grid_downsample(p, 0.02).indices for p in (points.cuda(), points))
     assert torch.equal(thin.cpu(), exact)
-    assert [*pairwise([0, *found.offsets.tolist()[1:]])] == [(0, len(points))]
+    assert [*pairwise([0, *actual.offsets.tolist()[1:]])] == [(0, len(points))]
 
 
 def search_on_a_gpu(place: str) -> None:

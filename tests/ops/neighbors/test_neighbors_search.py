@@ -25,14 +25,14 @@ KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, witho
 def test_search_equals_scipy_kdtree() -> None:
     points, queries = cloud(2000), cloud(300, seed=1, spread=3.0)
     tree = scipy_spatial.cKDTree(points.double().numpy())
-    wanted = [sorted(found) for found in tree.query_ball_point(queries.double().numpy(), 0.3)]
-    found = radius_search(points, 0.3, queries, backend="reference")
-    assert rows(found) == wanted
-    assert sum(map(len, wanted)) > 300
-    assert found.offsets.dtype == torch.int64
-    assert found.indices.dtype == torch.int32
-    _, wanted = tree.query(queries.double().numpy(), 7)
-    assert rows(knn_search(points, 7, queries, backend="reference")) == wanted.tolist()
+    expected = [sorted(actual) for actual in tree.query_ball_point(queries.double().numpy(), 0.3)]
+    actual = radius_search(points, 0.3, queries, backend="reference")
+    assert rows(actual) == expected
+    assert sum(map(len, expected)) > 300
+    assert actual.offsets.dtype == torch.int64
+    assert actual.indices.dtype == torch.int32
+    _, expected = tree.query(queries.double().numpy(), 7)
+    assert rows(knn_search(points, 7, queries, backend="reference")) == expected.tolist()
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -42,22 +42,22 @@ def test_search_backends_equal_reference_bit_for_bit(backend: Backend, place: st
     count = len(points)
     queries = torch.cat([points[::3], cloud(20, seed=4, spread=4.0).to(points.dtype)])
     cuts = torch.tensor([0, count // 3, count // 3, count])
-    asked = torch.tensor([0, 10, 20, len(queries)])
-    there = points.to(backend.device)
-    ways: list[tuple[Any, int | float]] = [(radius_search, 0.25), (knn_search, 1), (knn_search, 7)]
-    ways += [(knn_search, 100)] if backend.device == "cuda" else []
+    requested = torch.tensor([0, 10, 20, len(queries)])
+    device_points = points.to(backend.device)
+    directions: list[tuple[Any, int | float]] = [(radius_search, 0.25), (knn_search, 1), (knn_search, 7)]
+    directions += [(knn_search, 100)] if backend.device == "cuda" else []
     number = itertools.count()
-    for (search, how), own, ragged in itertools.product(ways, (None, queries), (False, True)):
+    for (search, how), own, ragged in itertools.product(directions, (None, queries), (False, True)):
         clouds = {"offsets": cuts} if ragged else {}
-        clouds |= {"query_offsets": asked} if ragged and own is not None else {}
+        clouds |= {"query_offsets": requested} if ragged and own is not None else {}
         if backend.name == "cuda" and backend.device == "cpu":
             cuda.LIBRARIES.schedule = next(number) % 2  # the last threads first, in turns
         at = None if own is None else own.to(backend.device)
-        found = search(there, how, at, **clouds, backend=backend.name)
-        assert same(found, search(points, how, own, **clouds, backend="reference"))
+        actual = search(device_points, how, at, **clouds, backend=backend.name)
+        assert same(actual, search(points, how, own, **clouds, backend="reference"))
         if search is radius_search and own is None and not ragged:
-            loose = search(there, how, sort_indices=False, backend=backend.name)
-            assert list(map(sorted, rows(loose))) == rows(found)
+            loose = search(device_points, how, sort_indices=False, backend=backend.name)
+            assert list(map(sorted, rows(loose))) == rows(actual)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -67,28 +67,30 @@ def test_grid_downsample_kernels_equal_reference(backend: Backend, place: str, m
     points = points.double() if place == "lattice" else points
     cell = 0.3 if place != "far apart" else 1e20
     for clouds in (None, torch.tensor([0, len(points) // 3, len(points) // 3, len(points)])):
-        found = grid_downsample(points.to(backend.device), cell, offsets=clouds)
+        actual = grid_downsample(points.to(backend.device), cell, offsets=clouds)
         with monkeypatch.context() as patch:
             for module in (cpu, cuda):
                 patch.setattr(module, "explain_unsupported", lambda _: "not now")
             right = grid_downsample(points, cell, offsets=clouds)
-        assert torch.equal(found.indices.cpu(), right.indices)
-        assert torch.equal(found.offsets, right.offsets)
+        assert torch.equal(actual.indices.cpu(), right.indices)
+        assert torch.equal(actual.offsets, right.offsets)
 
 
 def test_search_of_batch_equals_singles() -> None:
-    parts, asked = (
+    point_clouds, requested = (
         [cloud(90, 1), cloud(0), cloud(3, 2), cloud(150, 3)],
         [cloud(5, 4), cloud(4, 5), cloud(0), cloud(9, 6)],
     )
-    offsets = torch.tensor([0, *np.cumsum([len(p) for p in parts])])
-    query_offsets = torch.tensor([0, *np.cumsum([len(p) for p in asked])])
-    whole = {"offsets": offsets, "query_offsets": query_offsets, "backend": "reference"}
+    offsets = torch.tensor([0, *np.cumsum([len(p) for p in point_clouds])])
+    query_offsets = torch.tensor([0, *np.cumsum([len(p) for p in requested])])
+    full = {"offsets": offsets, "query_offsets": query_offsets, "backend": "reference"}
     for search, how in ((radius_search, 0.7), (knn_search, 6)):
-        wanted: list[list[int]] = []
-        for part, query, start in zip(parts, asked, offsets.tolist(), strict=False):
-            wanted += [[i + start for i in row] for row in rows(search(part, how, query, backend="reference"))]
-        assert rows(search(torch.cat(parts), how, torch.cat(asked), **whole)) == wanted  # type: ignore[operator]
+        expected: list[list[int]] = []
+        for cloud_points, query, start in zip(point_clouds, requested, offsets.tolist(), strict=False):
+            expected += [
+                [i + start for i in row] for row in rows(search(cloud_points, how, query, backend="reference"))
+            ]
+        assert rows(search(torch.cat(point_clouds), how, torch.cat(requested), **full)) == expected  # type: ignore[operator]
 
 
 def test_radius_search_recenters_surveyed_coordinates() -> None:
@@ -106,10 +108,10 @@ def test_search_with_stray_point_keeps_precision() -> None:
     near = cloud(400).double()
     far = torch.cat([torch.zeros(3, 3), near + torch.tensor([500_000.0, 5_200_000.0, 300.0])])
     clouds, queries = torch.tensor([0, 0, 403, 403]), far[5:50:3]
-    for own, asked in ((None, None), (queries, torch.tensor([0, 0, len(queries), len(queries)]))):
-        found = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=asked, backend="reference"))
+    for own, requested in ((None, None), (queries, torch.tensor([0, 0, len(queries), len(queries)]))):
+        actual = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=requested, backend="reference"))
         right = rows(radius_search(near, 0.4, None if own is None else near[2:47:3], backend="reference"))
-        assert [[i - 3 for i in row] for row in found[0 if asked is not None else 3 :]] == right
+        assert [[i - 3 for i in row] for row in actual[0 if requested is not None else 3 :]] == right
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -120,11 +122,11 @@ def test_store_within_keeps_candidates_within_radius(packs: bool) -> None:
     store_within, draw = simd.build_store_within_intrinsic(packs), np.random.default_rng(0)
     pack = numba.njit(lambda near, x, given, into: store_within(near, 2, x, given, 3, into, 5))
     squares, who = draw.integers(0, 6, 19).astype(np.float32), np.arange(100, 120, dtype=np.int32)
-    found = np.full(40, -1, np.int32)
+    actual = np.full(40, -1, np.int32)
     for limit in (-1.0, 3.0, 9.0):
-        end = pack(squares, np.float32(limit), who, found)
-        wanted = who[3:19][squares[2:18] <= limit]
-        assert found[5:end].tolist() == wanted.tolist()
+        end = pack(squares, np.float32(limit), who, actual)
+        expected = who[3:19][squares[2:18] <= limit]
+        assert actual[5:end].tolist() == expected.tolist()
 
 
 # Instructions are chosen at any level of optimization.
@@ -153,8 +155,8 @@ def test_search_kernels_compile_for_limited_cpus(tmp_path: Path, run_script: Cal
 @pytest.mark.parametrize("count", [1, 3, 60])
 def test_radius_search_rows_are_sorted(backend: Backend, count: int) -> None:
     points, queries = cloud(4000, spread=0.5), cloud(count, seed=1, spread=0.1)
-    found, right = (radius_search(points, 0.3, queries, backend=b) for b in (backend.name, "reference"))
-    assert same(found, right)
+    actual, right = (radius_search(points, 0.3, queries, backend=b) for b in (backend.name, "reference"))
+    assert same(actual, right)
     assert right.offsets.diff().max() > 64  # beyond the insertion sort
 
 
@@ -231,26 +233,26 @@ def by_hand(points: torch.Tensor, cell: float, first: int = 0) -> list[int]:
     best: dict[tuple[int, ...], tuple[float, int]] = {}
     for index, point in enumerate(points.double().tolist()):
         corner = tuple(math.floor(c / cell) for c in point)
-        away = sum((c / cell - k - 0.5) ** 2 for c, k in zip(point, corner, strict=True))
-        best[corner] = min(best.get(corner, (math.inf, 0)), (away, index))
+        distance = sum((c / cell - k - 0.5) ** 2 for c, k in zip(point, corner, strict=True))
+        best[corner] = min(best.get(corner, (math.inf, 0)), (distance, index))
     return sorted(index + first for _, index in best.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_grid_downsample_keeps_point_nearest_to_center(dtype: torch.dtype) -> None:
     points = (torch.rand(500, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) - 0.5) * 4
-    kept = grid_downsample(points, 0.5)
-    assert kept.indices.tolist() == by_hand(points, 0.5)
-    assert kept.offsets.tolist() == [0, len(kept.indices)]
-    assert 0 < len(kept.indices) < 500
+    retained = grid_downsample(points, 0.5)
+    assert retained.indices.tolist() == by_hand(points, 0.5)
+    assert retained.offsets.tolist() == [0, len(retained.indices)]
+    assert 0 < len(retained.indices) < 500
 
 
 def test_grid_downsample_of_batch_equals_singles() -> None:
     points = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
-    kept = grid_downsample(points, 0.4, offsets=torch.tensor([0, 100, 100, 300]))
+    retained = grid_downsample(points, 0.4, offsets=torch.tensor([0, 100, 100, 300]))
     first, second = by_hand(points[:100], 0.4), by_hand(points[100:], 0.4, 100)
-    assert kept.indices.tolist() == first + second
-    assert kept.offsets.tolist() == [0, len(first), len(first), len(first) + len(second)]
+    assert retained.indices.tolist() == first + second
+    assert retained.offsets.tolist() == [0, len(first), len(first), len(first) + len(second)]
 
 
 def test_grid_downsample_keeps_first_duplicate() -> None:

@@ -32,9 +32,9 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
     monkeypatch.setattr(backend, "explain_unsupported", lambda _: None)
-    made = emulate(launch, gpu=HOPPER)
+    created = emulate(launch, gpu=HOPPER)
     emulate_as(monkeypatch, AMPERE)
-    return made
+    return created
 
 
 def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: GpuProperties, bands: int | None = None) -> None:
@@ -83,11 +83,11 @@ def check(
         assert value.dtype == dtype
         scale = float(true.abs().max()) if true.numel() else 0.0
         eps = torch.finfo(dtype).eps
-        away = (value.double() - true).abs()
+        distance = (value.double() - true).abs()
         allowed = eps * true.abs() + (2e-6 + operands) * scale
         if bucket_sums and name == "weight":
             allowed += 1.01 * eps / 2 * weight_of_sums(geometry, tensors[0], tensors[3], groups)
-        assert bool((away <= allowed).all()), f"{name}: {float((away - allowed).max())}"
+        assert bool((distance <= allowed).all()), f"{name}: {float((distance - allowed).max())}"
     return got
 
 
@@ -185,9 +185,9 @@ def test_point_conv_cuda_shared_rows_match_float64(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int
 ) -> None:
     geometry = random_geometry(50, 80, 900)
-    form = config.MultiplyVariant(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
+    variant = config.MultiplyVariant(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "choose_multiply_variant", lambda *_: form)
+        patch.setattr(launch, "choose_multiply_variant", lambda *_: variant)
         launch._plan_multiply.cache_clear()
         check(geometry, (128, 128), 1, dtype)
         if dtype == torch.float16:
@@ -199,9 +199,9 @@ def test_point_conv_cuda_shares_few_rows_only() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = ConvRequest(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = GpuProperties(0, "", "sm_80", 108, 163 << 10)
-        found = config.choose_multiply_variant(request, config.choose_operands(request, False), device)
-        assert found.threads % (32 * found.warps_sharing_rows) == 0
-        return found.slab_parts, found.cell_parts
+        actual = config.choose_multiply_variant(request, config.choose_operands(request, False), device)
+        assert actual.threads % (32 * actual.warps_sharing_rows) == 0
+        return actual.slab_parts, actual.cell_parts
 
     assert form(200, (512, 512)) == (16, 1)
     assert form(800, (256, 256)) == (8, 2)
@@ -230,7 +230,7 @@ def test_point_conv_hopper_equals_reference(
     gpu = replace(HOPPER, processors=2)
     emulate_as(monkeypatch, gpu, bands=0)
     generator = torch.Generator().manual_seed(4)
-    i, j, k = (torch.randint(most, (2000,), generator=generator) for most in (560, 280, 27))
+    i, j, k = (torch.randint(maximum, (2000,), generator=generator) for maximum in (560, 280, 27))
     i[:500], k[:500] = 5, 3
     pairs = torch.unique(torch.stack((i, j)), dim=1)
     geometry = triplet_geometry(*pairs, k[: pairs.shape[1]], (560, 280), 3)
@@ -314,34 +314,36 @@ def test_point_conv_cuda_sums_beyond_float16_stay_finite(monkeypatch: pytest.Mon
     cells = torch.cat((torch.randint(5, (700,), generator=generator), torch.full((90,), 20)))
     pairs = torch.randperm(120, generator=generator)
     points = torch.cat((torch.randint(100, (700,), generator=generator), pairs[:90]))
-    kept = torch.unique(torch.stack((centers, points)), dim=1, return_inverse=True)[1]
-    first = torch.zeros(int(kept.max()) + 1, dtype=torch.long).scatter_(0, kept.flip(0), torch.arange(790).flip(0))
+    retained = torch.unique(torch.stack((centers, points)), dim=1, return_inverse=True)[1]
+    first = torch.zeros(int(retained.max()) + 1, dtype=torch.long).scatter_(
+        0, retained.flip(0), torch.arange(790).flip(0)
+    )
     geometry = triplet_geometry(centers[first], points[first], cells[first], (60, 120), 3)
     features, weight, bias, grad = draw(geometry, (64, 64), 1, torch.float16)
     large = (20_000 + 40_000 * torch.rand(features.shape, generator=generator)) * features.sign()
     large[:, :20] = large[:, :20].abs()  # of one sign: sums of two are too large, too
     large[:, 40:44] = features[:, 40:44]  # beside small ones
     tensors = [large.half(), weight, bias, (grad * 1e-4).half()]
-    given = tensors[0], tensors[3]
+    inputs = tensors[0], tensors[3]
     request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
     assert isinstance(
         config.choose_outer_product_variant(request, config.choose_operands(request, False), HOPPER),
         config.HopperOuterProductVariant,
     )
-    found = launch.sum_outer_products(request, *given, geometry.forward)
+    actual = launch.sum_outer_products(request, *inputs, geometry.forward)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
-    buckets = weight_of_sums(geometry, *given, 1)
+    buckets = weight_of_sums(geometry, *inputs, 1)
     assert float(exact.abs().max()) < 60_000
     i, j, k = geometry.triplets()
-    sums = torch.zeros(60 * 27, 64, dtype=torch.float64).index_add_(0, i * 27 + k, given[0].double()[j])
+    sums = torch.zeros(60 * 27, 64, dtype=torch.float64).index_add_(0, i * 27 + k, inputs[0].double()[j])
     assert float(sums.abs().max()) > 16 * 65504
-    away = (found.double() - exact).abs()
+    distance = (actual.double() - exact).abs()
     eps = torch.finfo(torch.float16).eps
-    assert bool((away <= eps * exact.abs() + 1.01 * eps / 2 * buckets + 1e-3 * exact.abs().amax(2, True)).all())
-    assert bool((away[:, 40:44] <= 2e-3 * exact[:, 40:44].abs().max()).all())
+    assert bool((distance <= eps * exact.abs() + 1.01 * eps / 2 * buckets + 1e-3 * exact.abs().amax(2, True)).all())
+    assert bool((distance[:, 40:44] <= 2e-3 * exact[:, 40:44].abs().max()).all())
     spoiled = tensors[0].clone()
     spoiled[int(points[first][0])] = torch.inf  # comes to an end
-    assert not launch.sum_outer_products(request, spoiled, given[1], geometry.forward).isfinite().all()
+    assert not launch.sum_outer_products(request, spoiled, inputs[1], geometry.forward).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])
@@ -349,9 +351,9 @@ def test_point_conv_cuda_shares_memory_is_bounded(rows: int) -> None:
     device = replace(HOPPER, processors=132)
     request = ConvRequest(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
     operands = config.choose_operands(request, False)
-    form = config.choose_outer_product_variant(request, operands, device)
-    columns, cell_blocks = form.halves, -(-27 // form.cells)
-    segments, slots, share = launch._split_into_segments(request, columns, cell_blocks, form, device)
+    variant = config.choose_outer_product_variant(request, operands, device)
+    columns, cell_blocks = variant.halves, -(-27 // variant.cells)
+    segments, slots, share = launch._split_into_segments(request, columns, cell_blocks, variant, device)
     assert slots * share * 4 <= 8 << 20
     assert segments * cell_blocks >= min(device.processors, rows // 32)
 
@@ -360,11 +362,11 @@ def test_point_conv_cuda_selects_mma_for_few_rows() -> None:
     def forms(rows: int, device: GpuProperties) -> set[str]:
         request = ConvRequest(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
         operands = config.choose_operands(request, False)
-        found = (
+        actual = (
             config.choose_multiply_variant(request, operands, device),
             config.choose_outer_product_variant(request, operands, device),
         )
-        return {type(form).__name__ for form in found}
+        return {type(variant).__name__ for variant in actual}
 
     large = replace(HOPPER, processors=132)
     assert forms(900_000, large) == {"HopperMultiplyVariant", "HopperOuterProductVariant"}
@@ -459,7 +461,7 @@ def test_point_conv_cuda_derivatives_equal_indexed_products() -> None:
         out = convolve(features, weight, bias)
         first = torch.autograd.grad(out, (features, weight, bias), grad, create_graph=True)
         second = torch.autograd.grad(first, (features, weight, grad), [(t.detach() + 1).cos() for t in first])
-        return tuple(found.detach() for found in (*first, *second))
+        return tuple(actual.detach() for actual in (*first, *second))
 
     for got, exact in zip(derivatives(ours, torch.float32), derivatives(plain, torch.float64), strict=True):
         assert float((got.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
@@ -488,9 +490,9 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
 def check_on_gpu(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype: torch.dtype) -> None:
     """Everything against float64, within the rounding of results and of float32 sums; the same bits twice."""
     tensors = draw(geometry, channels, groups, dtype)
-    got, again = (results(tensors, geometry, groups, "cuda") for _ in range(2))
+    got, repeated = (results(tensors, geometry, groups, "cuda") for _ in range(2))
     exact = results([t.double() for t in tensors], geometry, groups, "reference")
-    for name, value, twice, true in zip(("out", "features", "weight", "bias"), got, again, exact, strict=True):
+    for name, value, twice, true in zip(("out", "features", "weight", "bias"), got, repeated, exact, strict=True):
         assert value.dtype == dtype
         assert torch.equal(value, twice), name
         check_close(value, true, name)
@@ -501,10 +503,10 @@ def check_close(value: Tensor, true: Tensor, name: str) -> None:
     sums = 1e-5 if value.dtype == torch.float32 else 1e-4
     if name == "weight" and value.dtype != torch.float32:  # wgmma: a row's points in a cell are summed and rounded
         sums += torch.finfo(value.dtype).eps / 2
-    away = (value.double() - true).abs()
+    distance = (value.double() - true).abs()
     scale = float(true.abs().max()) if true.numel() else 0.0
     allowed = torch.finfo(value.dtype).eps * true.abs() + sums * scale
-    assert bool((away <= allowed).all()), f"{name}: {float(away.max())} of {scale}"
+    assert bool((distance <= allowed).all()), f"{name}: {float(distance.max())} of {scale}"
 
 
 @cache

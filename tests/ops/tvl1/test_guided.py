@@ -44,8 +44,8 @@ def pair(height: int, width: int, channels: int = 3, batch: int = 1, seed: int =
 
 def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0, batch: int = 1) -> dict[str, torch.Tensor]:
     """The corner of larger scenes; its values are not contiguous."""
-    whole = pair(max(height, 64), max(width, 132), channels, batch, seed)
-    return {name: value[..., :height, :width] for name, value in whole.items()}
+    full = pair(max(height, 64), max(width, 132), channels, batch, seed)
+    return {name: value[..., :height, :width] for name, value in full.items()}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_refine_flow_backends_agree(name: str, size: tuple[int, int]) -> None:
     exact = refine_flow(**{key: value.double() for key, value in inputs.items()}, config=CONFIGS[name])
     assert exact.dtype == torch.float64
     for backend in ("reference", "cpu"):
-        found = refine_flow(**inputs, config=CONFIGS[name], backend=backend)
-        error = (found - exact).abs()
+        actual = refine_flow(**inputs, config=CONFIGS[name], backend=backend)
+        error = (actual - exact).abs()
         assert error.max() < 2e-3
         assert error.mean() < 1e-5
 
@@ -73,20 +73,20 @@ def test_refine_flow_treats_frame_sides_as_no_boundary() -> None:
     inputs = inputs_of(23, 37)
     inputs = inputs | {"flow": inputs["flow"] + 6, "backward": inputs["backward"] - 6}
     config = RefinementConfig(filter_threshold=4, warps=1, rounds=1)
-    expected, found = (refine_flow(**inputs, config=config, backend=name) for name in ("reference", "cpu"))
-    assert (found - expected).abs().max() < 1e-3
+    expected, actual = (refine_flow(**inputs, config=config, backend=name) for name in ("reference", "cpu"))
+    assert (actual - expected).abs().max() < 1e-3
 
 
 def test_refine_flow_is_independent_of_threads() -> None:
     inputs, before = pair(150, 90), torch.get_num_threads()
-    found = []
+    actual = []
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(refine_flow(**inputs, backend="cpu"))
+            actual.append(refine_flow(**inputs, backend="cpu"))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(*found)
+    assert torch.equal(*actual)
 
 
 def test_refine_flow_iteration_equals_loops() -> None:
@@ -117,12 +117,12 @@ def test_refine_flow_iteration_equals_loops() -> None:
                 b = dual[2 * n + 1, y, x] + sigma * (u[y + 1, x] - u[y, x] if y < height - 1 else 0)
                 over = max(1.0, math.hypot(a, b) / edge[y, x])
                 p[2 * n, y, x], p[2 * n + 1, y, x] = a / over, b / over
-    system = tuple(torch.from_numpy(part) for part in (m11, m12, m22, b1, b2))
+    system = tuple(torch.from_numpy(tensor) for tensor in (m11, m12, m22, b1, b2))
     config = RefinementConfig(step=step)
-    found, dual_found = reference.update_flow_and_dual(
+    actual, dual_found = reference.update_flow_and_dual(
         *map(torch.from_numpy, (flow, dual)), system, torch.from_numpy(edge), config
     )
-    assert np.allclose(found, expected, atol=1e-12)
+    assert np.allclose(actual, expected, atol=1e-12)
     assert np.allclose(dual_found, p, atol=1e-12)
 
 
@@ -176,9 +176,11 @@ def test_refine_flow_changes_consistent_flow_less() -> None:
     strong = RefinementConfig(consistent_coupling=100)
     agreeing = -flow.mean((2, 3), keepdim=True).expand_as(flow)
     inputs["flow"] = -agreeing
-    kept = (refine_flow(**inputs, backward=agreeing, config=strong) - inputs["flow"])[..., 10:-10, 10:-10].norm(dim=1)
+    retained = (refine_flow(**inputs, backward=agreeing, config=strong) - inputs["flow"])[..., 10:-10, 10:-10].norm(
+        dim=1
+    )
     free = (refine_flow(**inputs, backward=back, config=strong) - inputs["flow"])[..., 10:-10, 10:-10].norm(dim=1)
-    assert kept.median() < 0.3 * free.median()
+    assert retained.median() < 0.3 * free.median()
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -217,7 +219,7 @@ def test_flow_refiner_keeps_shapes_and_refuses_bad_arguments() -> None:
     assert expected.shape == (1, 2, 20, 30)
     assert torch.equal(refiner(**inputs), expected)
     assert torch.equal(pickle.loads(pickle.dumps(refiner))(**inputs), expected)
-    assert refiner(*(part[:0] for part in inputs.values())).shape == (0, 2, 20, 30)
+    assert refiner(*(tensor[:0] for tensor in inputs.values())).shape == (0, 2, 20, 30)
     bad = inputs["flow"].clone()
     bad[0, 0, 3, 4] = float("nan")
     wrong = {
@@ -265,11 +267,11 @@ def test_refine_flow_keeps_exact_flow_of_noisy_frames(passes: dict[str, int], ba
     """A round hardly lets their gradients fit better."""
     scene = textured_scene(64, 96, seed=2, max_motion=2)
     noise = torch.Generator().manual_seed(3)
-    frames = [part + 0.05 * torch.randn(part.shape, generator=noise) for part in (scene.frame1, scene.frame2)]
+    frames = [tensor + 0.05 * torch.randn(tensor.shape, generator=noise) for tensor in (scene.frame1, scene.frame2)]
     inputs = *(frame[None] for frame in frames), scene.flow[None], -scene.flow[None]
     everything, judged = (
-        refine_flow(*inputs, config=RefinementConfig(**passes, **kept), backend=backend) - inputs[2]
-        for kept in ({"least_fall": 0.0, "passes_fall": 0.0}, {})
+        refine_flow(*inputs, config=RefinementConfig(**passes, **retained), backend=backend) - inputs[2]
+        for retained in ({"least_fall": 0.0, "passes_fall": 0.0}, {})
     )
     assert everything.norm(dim=1).mean() > 0.2
     assert judged.norm(dim=1).mean() < 0.6 * everything.norm(dim=1).mean()
@@ -338,13 +340,13 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
     flow, misfit = reference._refine_without_blending(*frames, *flows, rounds=config.rounds)
-    for found in results:
-        error = (found[0] - flow).abs()
+    for actual in results:
+        error = (actual[0] - flow).abs()
         assert error.max() < 2e-3
         assert error.mean() < 1e-5
-        assert int(found[1]) == 0
-        assert found[2].shape == (len(flow), min(config.rounds, 2))
-        assert torch.allclose(found[2], misfit, rtol=2e-4, atol=1e-6)
+        assert int(actual[1]) == 0
+        assert actual[2].shape == (len(flow), min(config.rounds, 2))
+        assert torch.allclose(actual[2], misfit, rtol=2e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], m
     results = []
     for schedule in (0, 1):
         machine.schedule = schedule
-        results.append(tuple(part.clone() for part in refiner.refine_without_blending(**inputs)))
+        results.append(tuple(tensor.clone() for tensor in refiner.refine_without_blending(**inputs)))
     close(results, inputs, config)
 
 
@@ -412,8 +414,8 @@ def test_refine_flow_strips_on_gpu_equal_tiles(size: tuple[int, int], iterations
 
 @pytest.mark.usefixtures("machine")
 def test_refine_flow_accepts_batches_and_strides() -> None:
-    config, parts = RefinementConfig(warps=1), [laid_out(24, 40, 1, seed) for seed in (0, 1)]
-    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    config, pairs = RefinementConfig(warps=1), [laid_out(24, 40, 1, seed) for seed in (0, 1)]
+    inputs = {name: torch.cat([pair[name] for pair in pairs]) for name in pairs[0]}
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = CudaRefiner(24, 40, config, CPU, SMALL)
@@ -443,10 +445,10 @@ def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner
 def test_refine_flow_passes_limit_change() -> None:
     inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
     exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
-    found = by_kernels(23, 37, config)(**inputs)
-    assert (found - exact).abs().max() < 2e-3
+    actual = by_kernels(23, 37, config)(**inputs)
+    assert (actual - exact).abs().max() < 2e-3
     everything = by_kernels(23, 37, config.replace(least_fall=0.0))(**inputs)
-    assert (found - everything).abs().max() > 0.05
+    assert (actual - everything).abs().max() > 0.05
 
 
 @pytest.mark.usefixtures("machine")
@@ -463,9 +465,9 @@ def test_refine_flow_emulated_refuses_nonfinite_inputs(name: str, spoil: Callabl
 def test_refine_without_blending_rounds_equals_smaller_config() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = CudaRefiner(20, 30, config, CPU, SMALL)
-    whole = refiner(**inputs)[0]
+    full = refiner(**inputs)[0]
     close([refiner.refine_without_blending(**inputs, rounds=1)], inputs, config.replace(rounds=1))
-    assert torch.equal(refiner(**inputs)[0], whole)
+    assert torch.equal(refiner(**inputs)[0], full)
 
 
 @pytest.mark.usefixtures("machine")
@@ -518,41 +520,41 @@ def test_recorded_refiner_reads_tensor_addresses() -> None:
     refiner = FlowRefiner(60, 90, device="cuda")
     first = on_cuda(60, 90)
     second = {name: value.flip(-1).contiguous() for name, value in first.items()}
-    want = [FlowRefiner(60, 90, device="cuda")(**one) for one in (first, second)]
+    expected = [FlowRefiner(60, 90, device="cuda")(**one) for one in (first, second)]
     for _ in range(3):
-        found = [refiner(**one) for one in (first, second)]
-        assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+        actual = [refiner(**one) for one in (first, second)]
+        assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
     grey = {name: value[:, :1] if name.startswith("frame") else value for name, value in first.items()}
     without = {name: value for name, value in first.items() if name != "backward"}
     for other in (grey, without):
         assert torch.equal(refiner(**other), FlowRefiner(60, 90, device="cuda")(**other))
-    assert torch.equal(refiner(**first), want[0])
+    assert torch.equal(refiner(**first), expected[0])
 
 
 @on_gpu
 def test_flow_refiner_works_in_streams_and_pickles() -> None:
     inputs, refiner = on_cuda(120, 160), FlowRefiner(120, 160, device="cuda")
-    want = refiner(**inputs)
+    expected = refiner(**inputs)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found = [refiner(**inputs) for _ in range(3)]
+        actual = [refiner(**inputs) for _ in range(3)]
     stream.synchronize()
-    assert all(torch.equal(one, want) for one in found)
-    assert torch.equal(pickle.loads(pickle.dumps(refiner))(**inputs), want)
+    assert all(torch.equal(one, expected) for one in actual)
+    assert torch.equal(pickle.loads(pickle.dumps(refiner))(**inputs), expected)
 
 
 @on_gpu
 @pytest.mark.parametrize("name", ["frame1", "frame2", "flow", "backward"])
 def test_flow_refiner_on_gpu_refuses_nonfinite_inputs(name: str) -> None:
     inputs, refiner = on_cuda(40, 50), FlowRefiner(40, 50, device="cuda")
-    want = refiner(**inputs)
+    expected = refiner(**inputs)
     bad = {**inputs, name: inputs[name].clone()}
     bad[name][0, 1, 20, 30] = torch.nan
     for _ in range(2):
         with pytest.raises(InputError, match=f"^{name}: expected finite values"):
             refiner(**bad)
-    assert torch.equal(refiner(**inputs), want)
+    assert torch.equal(refiner(**inputs), expected)
 
 
 @on_gpu
@@ -563,8 +565,8 @@ def test_refiner_memory_equals_formula() -> None:
     before = torch.cuda.memory_allocated()
     refiner = FlowRefiner(height, width, device="cuda")
     refiner(**inputs)
-    kept = torch.cuda.memory_allocated() - before
-    assert abs(kept - guided_cuda.count_buffer_bytes(height, width)) < 2**20
+    retained = torch.cuda.memory_allocated() - before
+    assert abs(retained - guided_cuda.count_buffer_bytes(height, width)) < 2**20
     torch.cuda.reset_peak_memory_stats()
     refiner(**inputs)
     peak = torch.cuda.max_memory_allocated() - before
@@ -597,12 +599,12 @@ def differ_by_half_precision(
     config, more = FILTERED_IN_HALF[name]
     for height, width, channels in sizes:
         inputs = {key: (value + more.get(key, 0)).to(where) for key, value in laid_out(height, width, channels).items()}
-        found, exact = (
+        actual, exact = (
             CudaRefiner(height, width, config.replace(filter_precision=precision), where, shape)(**inputs)
             for precision in ("float16", "float32")
         )
-        error = (found[0] - exact[0]).norm(dim=1)
-        assert int(found[1]) == int(exact[1]) == 0
+        error = (actual[0] - exact[0]).norm(dim=1)
+        assert int(actual[1]) == int(exact[1]) == 0
         assert error.mean() < 3e-3
         assert (error > 0.05).float().mean() < 0.01
 

@@ -36,31 +36,33 @@ def density(error: float, info: list[float], low: float, high: float) -> float:
 
 
 def test_laplace_mixture_loss_equals_definition() -> None:
-    pairs, flow, counted = problem()
-    wanted = 0.0
+    pairs, flow, counted_mask = problem()
+    expected = 0.0
     for index, (predicted, info) in enumerate(pairs):
-        for b, y, x in counted.nonzero().tolist():
-            for part in range(2):
-                error = abs(float(predicted[b, part, y, x]) - float(flow[b, part, y, x]))
-                wanted -= 0.7 ** (2 - index) * math.log(density(error, info[b, :, y, x].tolist(), -1.0, 3.0))
-    found = laplace_mixture_loss(pairs, flow, counted, gamma=0.7, log_scale_min=-1.0, log_scale_max=3.0)
-    assert float(found) == pytest.approx(wanted / (2 * int(counted.sum())), rel=1e-5)
+        for b, y, x in counted_mask.nonzero().tolist():
+            for component in range(2):
+                error = abs(float(predicted[b, component, y, x]) - float(flow[b, component, y, x]))
+                expected -= 0.7 ** (2 - index) * math.log(density(error, info[b, :, y, x].tolist(), -1.0, 3.0))
+    actual = laplace_mixture_loss(pairs, flow, counted_mask, gamma=0.7, log_scale_min=-1.0, log_scale_max=3.0)
+    assert float(actual) == pytest.approx(expected / (2 * int(counted_mask.sum())), rel=1e-5)
 
 
 def test_sequence_loss_is_weighted_mean_error() -> None:
-    pairs, flow, counted = problem(1)
+    pairs, flow, counted_mask = problem(1)
     predictions = [predicted for predicted, _ in pairs]
-    wanted = sum(
-        0.8 ** (2 - index) * float((predicted - flow).abs().double()[counted[:, None].expand_as(flow)].mean())
+    expected = sum(
+        0.8 ** (2 - index) * float((predicted - flow).abs().double()[counted_mask[:, None].expand_as(flow)].mean())
         for index, predicted in enumerate(predictions)
     )
-    assert float(sequence_loss(predictions, flow, counted)) == pytest.approx(wanted, rel=1e-6)
-    wanted_error = (predictions[-1] - flow).norm(dim=1)[counted].mean()
-    assert float(mean_end_point_error(predictions[-1], flow, counted)) == pytest.approx(float(wanted_error), rel=1e-6)
+    assert float(sequence_loss(predictions, flow, counted_mask)) == pytest.approx(expected, rel=1e-6)
+    wanted_error = (predictions[-1] - flow).norm(dim=1)[counted_mask].mean()
+    assert float(mean_end_point_error(predictions[-1], flow, counted_mask)) == pytest.approx(
+        float(wanted_error), rel=1e-6
+    )
 
 
 def test_losses_gradients_equal_formulas() -> None:
-    pairs, flow, counted = problem(2, 2)
+    pairs, flow, counted_mask = problem(2, 2)
     doubles = [(predicted.double(), info.double()) for predicted, info in pairs]
 
     def plain(*parts: Tensor) -> Tensor:
@@ -70,37 +72,37 @@ def test_losses_gradients_equal_formulas() -> None:
             scale = torch.cat((info[:, 2:3].clamp(0, 10), info[:, 3:].clamp(0, 0)), 1).exp()
             error = (predicted - flow).abs()[:, :, None]
             inner = info[:, None, :2].softmax(2) * torch.exp(-error / scale[:, None]) / (2 * scale[:, None])
-            total = total - weight * inner.sum(2).log()[counted[:, None].expand_as(flow)].mean()
+            total = total - weight * inner.sum(2).log()[counted_mask[:, None].expand_as(flow)].mean()
         return total
 
-    leaves = [part.clone().requires_grad_() for pair in doubles for part in pair]
+    leaves = [tensor.clone().requires_grad_() for pair in doubles for tensor in pair]
     plain(*leaves).backward()
-    own = [part.clone().float().requires_grad_() for pair in doubles for part in pair]
-    laplace_mixture_loss([(own[0], own[1]), (own[2], own[3])], flow, counted).backward()
-    for mine, theirs in zip(own, leaves, strict=True):
-        assert torch.allclose(mine.grad.double(), theirs.grad, atol=1e-6)
+    own = [tensor.clone().float().requires_grad_() for pair in doubles for tensor in pair]
+    laplace_mixture_loss([(own[0], own[1]), (own[2], own[3])], flow, counted_mask).backward()
+    for mine, reference in zip(own, leaves, strict=True):
+        assert torch.allclose(mine.grad.double(), reference.grad, atol=1e-6)
 
 
 def test_losses_ignore_masked_pixels() -> None:
-    pairs, flow, counted = problem(3)
-    spoilt = torch.where(counted[:, None], flow, float("nan"))
+    pairs, flow, counted_mask = problem(3)
+    spoilt = torch.where(counted_mask[:, None], flow, float("nan"))
     for loss in (laplace_mixture_loss, lambda pairs, *rest: sequence_loss([flow for flow, _ in pairs], *rest)):
-        leaf = [tuple(part.clone().requires_grad_() for part in pair) for pair in pairs]
-        value = loss(leaf, spoilt, counted)
-        assert torch.equal(value, loss(pairs, flow, counted))
+        leaf = [tuple(tensor.clone().requires_grad_() for tensor in pair) for pair in pairs]
+        value = loss(leaf, spoilt, counted_mask)
+        assert torch.equal(value, loss(pairs, flow, counted_mask))
         value.backward()
         last = leaf[-1][0]
         assert last.grad.isfinite().all()
-        assert not last.grad[(~counted)[:, None].expand_as(flow)].any()
-        assert float(loss(pairs, flow, torch.zeros_like(counted))) == 0.0
+        assert not last.grad[(~counted_mask)[:, None].expand_as(flow)].any()
+        assert float(loss(pairs, flow, torch.zeros_like(counted_mask))) == 0.0
 
 
 def test_laplace_mixture_loss_stays_finite_for_large_errors() -> None:
     flow = torch.zeros(1, 2, 4, 4)
     info = torch.tensor([-80.0, 80.0, 50.0, -50.0])[None, :, None, None].expand(1, 4, 4, 4).clone().requires_grad_()
     predicted = torch.full((1, 2, 4, 4), 4000.0, requires_grad=True)
-    counted = torch.ones(1, 4, 4, dtype=torch.bool)
-    loss = laplace_mixture_loss([(predicted, info)], flow, counted, log_scale_min=-5.0)
+    counted_mask = torch.ones(1, 4, 4, dtype=torch.bool)
+    loss = laplace_mixture_loss([(predicted, info)], flow, counted_mask, log_scale_min=-5.0)
     loss.backward()
     assert loss.isfinite()
     assert predicted.grad.isfinite().all()
@@ -121,27 +123,29 @@ def test_loss_mask_selects_pixels() -> None:
 
 
 def test_losses_compile_as_one_graph() -> None:
-    pairs, flow, counted = problem(4, count=2)
-    inputs = [part.requires_grad_() for pair in pairs for part in pair]
+    pairs, flow, counted_mask = problem(4, count=2)
+    inputs = [tensor.requires_grad_() for pair in pairs for tensor in pair]
     compiled = torch.compile(laplace_mixture_loss, fullgraph=True, backend="aot_eager")  # traces the backward too
-    found, wanted = compiled(pairs, flow, counted), laplace_mixture_loss(pairs, flow, counted)
-    assert torch.allclose(found, wanted)
-    for ours, right in zip(*(torch.autograd.grad(loss, inputs) for loss in (found, wanted)), strict=True):
-        torch.testing.assert_close(ours, right)
+    actual, expected = compiled(pairs, flow, counted_mask), laplace_mixture_loss(pairs, flow, counted_mask)
+    assert torch.allclose(actual, expected)
+    for own, right in zip(*(torch.autograd.grad(loss, inputs) for loss in (actual, expected)), strict=True):
+        torch.testing.assert_close(own, right)
     predictions = [predicted.detach() for predicted, _ in pairs]
     compiled_sequence = torch.compile(sequence_loss, fullgraph=True, backend="eager")
-    assert torch.allclose(compiled_sequence(predictions, flow, counted), sequence_loss(predictions, flow, counted))
+    assert torch.allclose(
+        compiled_sequence(predictions, flow, counted_mask), sequence_loss(predictions, flow, counted_mask)
+    )
 
 
 def test_losses_name_mismatched_arguments() -> None:
-    pairs, flow, counted = problem(5)
+    pairs, flow, counted_mask = problem(5)
     predictions = [predicted for predicted, _ in pairs]
     for call, message in (
-        (lambda: sequence_loss([], flow, counted), "predictions: expected one at least"),
-        (lambda: sequence_loss([flow[:, :, :2]], flow, counted), "predictions: expected shape"),
-        (lambda: sequence_loss(predictions, flow, counted.float()), "valid: expected dtype bool"),
-        (lambda: sequence_loss(predictions, flow, counted, gamma=0.0), "gamma: expected a number > 0"),
-        (lambda: laplace_mixture_loss([(flow, flow)], flow, counted), "predictions: expected shape"),
-        (lambda: laplace_mixture_loss(pairs, flow, counted, log_scale_min=1.0), "log_scale_min: expected"),
+        (lambda: sequence_loss([], flow, counted_mask), "predictions: expected one at least"),
+        (lambda: sequence_loss([flow[:, :, :2]], flow, counted_mask), "predictions: expected shape"),
+        (lambda: sequence_loss(predictions, flow, counted_mask.float()), "valid: expected dtype bool"),
+        (lambda: sequence_loss(predictions, flow, counted_mask, gamma=0.0), "gamma: expected a number > 0"),
+        (lambda: laplace_mixture_loss([(flow, flow)], flow, counted_mask), "predictions: expected shape"),
+        (lambda: laplace_mixture_loss(pairs, flow, counted_mask, log_scale_min=1.0), "log_scale_min: expected"),
     ):
         refuses(message, call)

@@ -47,8 +47,8 @@ WEIGHTS = "weights.safetensors"
 
 def trained(folder: Path, model: nn.Module | None = None, **more: Any) -> bytes:
     """The file of weights of a run."""
-    given: dict[str, Any] = {"training": TRAINING, "run": RUN, **more}
-    train_flow(folder, model or network(), given.pop("source", None) or Scenes(), given.pop("training"), **given)
+    inputs: dict[str, Any] = {"training": TRAINING, "run": RUN, **more}
+    train_flow(folder, model or network(), inputs.pop("source", None) or Scenes(), inputs.pop("training"), **inputs)
     return (folder / WEIGHTS).read_bytes()
 
 
@@ -113,7 +113,7 @@ def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> None:
-    found = []
+    actual = []
     for graph in (False, True):
         stepper = TrainingStepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
         for number in range(12):
@@ -121,10 +121,10 @@ def test_stepper_recorded_step_equals_eager(scenes: Scenes, precision: str) -> N
             if number == 9:
                 batch.frame1[0, 0, 0, 0] = float("nan")
             stepper.train_on_batch(batch, number, rate=1e-3 * (1 + number))
-        found.append(([*stepper.average.model.state_dict().values()], stepper.read_means()))
+        actual.append(([*stepper.average.model.state_dict().values()], stepper.read_means()))
         assert (stepper._recorded is not None) == graph
-    (weights, told), (recorded, retold) = found
-    assert told.skipped == retold.skipped == 1
+    (weights, messages), (recorded, retold) = actual
+    assert messages.skipped == retold.skipped == 1
     for one, other in zip(weights, recorded, strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
@@ -164,11 +164,11 @@ def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
             info[:, :2], info[:, 2:3] = 0.0, 9.0
         model.coarse_predictions = None
         model.predictions_with_info = lambda *_, **__: pairs
-        found, _ = TrainingObjective(model, FlowTraining(updates=1))(
+        actual, _ = TrainingObjective(model, FlowTraining(updates=1))(
             batch.frame1, batch.frame2, batch.flow, batch.valid
         )
         right = [laplace_mixture_loss(pairs, batch.flow, batch.valid, log_scale_max=high) for high in (1.5, 10.0)]
-    assert found == right[0]
+    assert actual == right[0]
     assert right[0] > 2 * right[1]
     assert float(compute_expected_log_scale(info, model.config).max()) > 4
 
@@ -188,7 +188,10 @@ def test_averaged_weights_follow_buffers() -> None:
 def state_of(stepper: TrainingStepper) -> dict[str, Tensor]:
     state = {key: value.clone() for key, value in stepper.model.state_dict().items()}
     for name, parameter in stepper.model.named_parameters():
-        state |= {f"{name}.{part}": value.clone() for part, value in stepper.optimizer.state.get(parameter, {}).items()}
+        state |= {
+            f"{name}.{tensor_group}": value.clone()
+            for tensor_group, value in stepper.optimizer.state.get(parameter, {}).items()
+        }
     return state
 
 
@@ -231,8 +234,8 @@ def test_train_flow_without_finite_step_stops(tmp_path: Path) -> None:
     assert not (tmp_path / "none" / "weights.safetensors").exists()
     with pytest.raises(DivergedError, match="until step 8"):
         trained(tmp_path / "late", source=spoilt(*range(4, 8)), training=TRAINING.replace(steps=8), run=run)
-    kept = load_file(tmp_path / "late" / "weights.safetensors")
-    assert all(bool(value.isfinite().all()) for value in kept.values() if value.is_floating_point())
+    retained = load_file(tmp_path / "late" / "weights.safetensors")
+    assert all(bool(value.isfinite().all()) for value in retained.values() if value.is_floating_point())
     assert DivergedError.exit_code == 1
 
 
@@ -257,11 +260,11 @@ def test_stepper_half_precision_scales_loss() -> None:
 
 def test_train_flow_writes_weights_recipe_and_history(whole: Path) -> None:
     files = sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file())
-    parts = ("average", "exp_avg", "exp_avg_sq", "model")
+    tensor_groups = ("average", "exp_avg", "exp_avg_sq", "model")
     assert files == [
         "history.csv",
         "recipe.json",
-        *(f"state/8.{part}.safetensors" for part in parts),
+        *(f"state/8.{tensor_group}.safetensors" for tensor_group in tensor_groups),
         "state/state.json",
         WEIGHTS,
     ]
@@ -272,8 +275,8 @@ def test_train_flow_writes_weights_recipe_and_history(whole: Path) -> None:
     assert [int(row["step"]) for row in rows] == [2, 4, 6, 8]
     assert all(float(row["loss"]) > 0 and float(row["pairs_per_second"]) > 0 for row in rows)
     numbers = sum(parameter.numel() for parameter in Tiny().parameters())
-    for part in parts:
-        assert (whole / "state" / f"8.{part}.safetensors").stat().st_size < 4 * numbers + 4096
+    for tensor_group in tensor_groups:
+        assert (whole / "state" / f"8.{tensor_group}.safetensors").stat().st_size < 4 * numbers + 4096
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
@@ -287,9 +290,9 @@ def test_train_flow_continues_stopped_run(whole: Path, tmp_path: Path, stop: int
     for name in ("model", "exp_avg", "exp_avg_sq", "average"):
         file = f"state/8.{name}.safetensors"
         assert (tmp_path / file).read_bytes() == (whole / file).read_bytes()
-    asked = len(source.asked)
+    requested = len(source.asked)
     assert trained(tmp_path, source=source) == (whole / WEIGHTS).read_bytes()
-    assert len(source.asked) == asked  # it was done
+    assert len(source.asked) == requested  # it was done
 
 
 class Updated(Tiny):
@@ -329,8 +332,8 @@ def test_train_flow_continues_every_kind_of_run(
     tmp_path: Path, kind: type[nn.Module], more: dict[str, Any], change: dict[str, Any]
 ) -> None:
     training = TRAINING.replace(**change)
-    whole, resumed = network(kind, **more), network(kind, **more)
-    weights = trained(tmp_path / "whole", whole, training=training)
+    full, resumed = network(kind, **more), network(kind, **more)
+    weights = trained(tmp_path / "whole", full, training=training)
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "stopped", network(kind, **more), source=until(5), training=training)
     assert trained(tmp_path / "stopped", resumed, training=training) == weights
@@ -338,15 +341,15 @@ def test_train_flow_continues_every_kind_of_run(
     while train_flow(tmp_path / "paused", network(kind, **more), Scenes(), training, run=paused).completed < 1:
         pass
     assert (tmp_path / "paused" / WEIGHTS).read_bytes() == weights
-    found = load_file(tmp_path / "whole" / WEIGHTS)
+    actual = load_file(tmp_path / "whole" / WEIGHTS)
     if more:
         assert trained(tmp_path / "seed", network(kind, **more), training=training.replace(seed=4)) != weights
     if kind is Masked:
-        assert found["mask"].tolist() == [0.0, float("-inf")]
+        assert actual["mask"].tolist() == [0.0, float("-inf")]
     if kind is Updated:
-        assert set(whole.seen) == {1, 2, 3}
-        assert whole.seen == [training.draw_update_count(step) for step in range(8)]
-        assert resumed.seen == whole.seen[4:]
+        assert set(full.seen) == {1, 2, 3}
+        assert full.seen == [training.draw_update_count(step) for step in range(8)]
+        assert resumed.seen == full.seen[4:]
 
 
 def test_choose_update_count_is_uniform_and_seeded() -> None:
@@ -392,16 +395,16 @@ def test_train_flow_continues_killed_run(tmp_path: Path, environment: dict[str, 
     reached = json.loads((folder / "state" / "state.json").read_text())["step"]
     assert 0 < reached < 3000
     # As far as the next checkpoint of both, in this process: the run above, and one that was never stopped.
-    wanted = reached + 6
+    expected = reached + 6
     results = []
-    for place in (folder, tmp_path / "whole"):
-        source = until(wanted)
+    for run_folder in (folder, tmp_path / "whole"):
+        source = until(expected)
         with pytest.raises(KeyboardInterrupt):
-            trained(place, source=source, training=training)
-        pointer = json.loads((place / "state" / "state.json").read_text())
-        results.append((pointer["step"], (place / WEIGHTS).read_bytes()))
-        for part in ("model", "exp_avg", "exp_avg_sq"):
-            results[-1] += ((place / "state" / f"{pointer['step']}.{part}.safetensors").read_bytes(),)
+            trained(run_folder, source=source, training=training)
+        pointer = json.loads((run_folder / "state" / "state.json").read_text())
+        results.append((pointer["step"], (run_folder / WEIGHTS).read_bytes()))
+        for tensor_group in ("model", "exp_avg", "exp_avg_sq"):
+            results[-1] += ((run_folder / "state" / f"{pointer['step']}.{tensor_group}.safetensors").read_bytes(),)
     assert results[0] == results[1]
     assert results[0][0] > reached
 
@@ -433,13 +436,13 @@ def test_train_flow_on_two_processes_equals_one(
         trained(tmp_path / folder, network(norm=False))
         trained(tmp_path / folder / "1", network(norm=False), training=TRAINING.replace(steps=1))
     assert other.wait(60) == 0
-    found = [json.loads((tmp_path / folder / "state" / "state.json").read_text()) for folder in ("one", "two")]
+    actual = [json.loads((tmp_path / folder / "state" / "state.json").read_text()) for folder in ("one", "two")]
     states = [load_file(tmp_path / folder / "state" / "8.model.safetensors") for folder in ("one", "two")]
     first = [load_file(tmp_path / folder / "1" / "state" / "1.exp_avg.safetensors") for folder in ("one", "two")]
     for key, value in first[0].items():
         assert torch.allclose(value, first[1][key], rtol=1e-4, atol=1e-6 * float(value.abs().max())), key  # gradients
     assert apart(states[1], states[0]) < 0.01
-    for left, right in zip(found[0]["history"], found[1]["history"], strict=True):
+    for left, right in zip(actual[0]["history"], actual[1]["history"], strict=True):
         assert left[0] == right[0]
         assert left[2:5] == pytest.approx(right[2:5], rel=1e-4)
 
@@ -468,14 +471,14 @@ def test_train_flow_stops_after_time_limit(tmp_path: Path) -> None:
     training = TRAINING.replace(steps=1_000_000, seconds=0.6, schedule="stable", decay=0.5)
     seen: list[float] = []
     begin = time.perf_counter()
-    found = train_flow(
+    actual = train_flow(
         tmp_path, network(), Scenes(), training, run=FlowRun(every=10**6, read=5), progress=lambda d, _: seen.append(d)
     )
     assert time.perf_counter() - begin < 20
-    assert found.completed == 1.0
+    assert actual.completed == 1.0
     assert seen == sorted(seen)
-    assert found.history[-1].seconds == pytest.approx(0.6, rel=0.5)
-    assert found.history[-1].rate < 0.2 * training.learning_rate
+    assert actual.history[-1].seconds == pytest.approx(0.6, rel=0.5)
+    assert actual.history[-1].rate < 0.2 * training.learning_rate
 
 
 def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
@@ -492,16 +495,16 @@ def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
 def restored(folder: Path, stepper: TrainingStepper) -> dict[str, Any]:
     """Load a run's state into a stepper; return what else was stored."""
     modules = {"model": stepper.model, "average": stepper.average.model}
-    found = restore_run(folder, modules, stepper.optimizer, FlowRow)
-    return found.notes
+    actual = restore_run(folder, modules, stepper.optimizer, FlowRow)
+    return actual.notes
 
 
 def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = FlowRun(every=100, read=2, pause=1e-6)
-    found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
-    assert found.completed < 1
-    assert found.history[-1].step in (2, 3)
-    reached = found.history[-1].step
+    actual = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
+    assert actual.completed < 1
+    assert actual.history[-1].step in (2, 3)
+    reached = actual.history[-1].step
     source = Scenes()
     longer = TRAINING.replace(steps=2, schedule="stable", warmup=0.0, decay=0.0)
     averaged: list[int] = []
@@ -517,8 +520,8 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
     assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
     assert second.history[-1].rate == TRAINING.learning_rate
     stepper = TrainingStepper(network().train(), TRAINING)
-    kept = restored(tmp_path / "second", stepper)
-    assert kept["batches"] == reached
+    retained = restored(tmp_path / "second", stepper)
+    assert retained["batches"] == reached
     assert float(stepper.optimizer.state[stepper.model.encode.weight]["step"]) == reached + 2
     source = Scenes()  # another batch: pairs are numbered by index times count
     other = longer.replace(batch=1, precision="float16")
@@ -531,8 +534,8 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
 
 def test_train_flow_counts_occluded_pixels_later(tmp_path: Path) -> None:
     hidden = Scenes(change=lambda _, batch: batch._replace(occluded=torch.ones_like(batch.occluded)))
-    found = train_flow(tmp_path, network(), hidden, TRAINING.replace(visible=0.5), run=FlowRun(every=2))
-    rows = [row.loss for row in found.history]
+    actual = train_flow(tmp_path, network(), hidden, TRAINING.replace(visible=0.5), run=FlowRun(every=2))
+    rows = [row.loss for row in actual.history]
     assert rows[:2] == [0.0, 0.0]
     assert rows[2] > 0
 
@@ -546,8 +549,8 @@ def test_train_flow_keeps_best_validated_weights(tmp_path: Path) -> None:
         seen.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
         return next(errors)
 
-    found = train_flow(tmp_path, network(), Scenes(), TRAINING, run=RUN, validation=validation)
-    assert [row.validation for row in found.history] == [3.0, 1.0, 2.0, 4.0]
+    actual = train_flow(tmp_path, network(), Scenes(), TRAINING, run=RUN, validation=validation)
+    assert [row.validation for row in actual.history] == [3.0, 1.0, 2.0, 4.0]
     stepper = TrainingStepper(network(), TRAINING)
     stepper.model.load_state_dict(load_file(tmp_path / "best.safetensors"))
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
@@ -569,11 +572,11 @@ def test_train_flow_killed_in_validation_continues_with_it(tmp_path: Path, kille
     stored = json.loads((tmp_path / "run" / "state" / "state.json").read_text())
     assert stored["step"] == killed_at * RUN.every
     source = Scenes()
-    found = train_flow(tmp_path / "run", network(), source, TRAINING, run=RUN, validation=validation)
+    actual = train_flow(tmp_path / "run", network(), source, TRAINING, run=RUN, validation=validation)
     assert len(source.asked) == TRAINING.steps - stored["step"]  # no step is repeated
     calls = 10
-    whole = train_flow(tmp_path / "whole", network(), Scenes(), TRAINING, run=RUN, validation=validation)
-    assert [row.validation for row in found.history] == [row.validation for row in whole.history]
+    full = train_flow(tmp_path / "whole", network(), Scenes(), TRAINING, run=RUN, validation=validation)
+    assert [row.validation for row in actual.history] == [row.validation for row in full.history]
     for file in (WEIGHTS, "best.safetensors"):
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
@@ -595,9 +598,9 @@ def test_train_flow_writes_curves_and_tensorboard(tmp_path: Path, monkeypatch: p
     board.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     run = FlowRun(every=4, tensorboard=True, curves=True)
-    found = train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=run)
+    actual = train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=run)
     assert [(value, step) for name, value, step in written if name == "loss"] == [
-        (row.loss, row.step) for row in found.history
+        (row.loss, row.step) for row in actual.history
     ]
     assert not any(name == "validation" for name, *_ in written)  # nothing validated
     assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
@@ -871,18 +874,18 @@ def test_flow_training_names_bad_values(change: dict[str, Any], message: str) ->
 
 def test_flow_training_learning_rate_follows_schedule() -> None:
     cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
-    rates = [cycle.compute_learning_rate(done / 100) for done in range(101)]
+    rates = [cycle.compute_learning_rate(percent / 100) for percent in range(101)]
     assert rates[0] == pytest.approx(0.04)
     assert max(rates) == rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[55] == pytest.approx(0.505)
     assert rates[100] == pytest.approx(0.01)
     stable = cycle.replace(schedule="stable", decay=0.4)
-    rates = [stable.compute_learning_rate(done / 100) for done in range(101)]
+    rates = [stable.compute_learning_rate(percent / 100) for percent in range(101)]
     assert rates[10:61] == [1.0] * 51
     assert rates[60:] == sorted(rates[60:], reverse=True)
     assert rates[100] == pytest.approx(0.01)
     assert stable.replace(decay=0.0).compute_learning_rate(1.0) == 1.0
     timed = FlowTraining(steps=1000, seconds=50.0)
-    places = ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))
-    assert [timed.compute_completed_fraction(*place) for place in places] == [0.0, 0.1, 0.5, 1.0]
+    positions = ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))
+    assert [timed.compute_completed_fraction(*position) for position in positions] == [0.0, 0.1, 0.5, 1.0]

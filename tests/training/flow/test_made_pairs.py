@@ -39,8 +39,8 @@ def maker(pictures: PicturePack) -> PairGenerator:
 def test_pair_generator_pair_depends_on_number_alone(pictures: PicturePack) -> None:
     maker = PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, second = maker.batch(0, 2), maker.batch(1, 1)
-    for whole, part in zip(together, second, strict=True):
-        assert torch.allclose(whole[1:].float(), part.float(), atol=1e-6)
+    for full, tensor in zip(together, second, strict=True):
+        assert torch.allclose(full[1:].float(), tensor.float(), atol=1e-6)
     other = PairGenerator(SMALL, seed=4, pictures=pictures, style=FEW).batch(0, 2)
     assert not torch.allclose(other.flow, together.flow[:2])
     assert together.frame1.shape == (2, 3, *SMALL)
@@ -49,7 +49,7 @@ def test_pair_generator_pair_depends_on_number_alone(pictures: PicturePack) -> N
 
 
 def test_pair_generator_ahead_equals_direct(pictures: PicturePack) -> None:
-    here, ahead = (
+    origin, ahead = (
         PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW, compressed=0.5, workers=workers)
         for workers in (0, 1)
     )
@@ -58,7 +58,9 @@ def test_pair_generator_ahead_equals_direct(pictures: PicturePack) -> None:
     make = ahead._drawn._make  # what is not announced is drawn by this process
     ahead._drawn._make = lambda index, count: drawn.append(index) or make(index, count)  # type: ignore[func-returns-value]
     for index in (4, 7, 5):
-        assert all(torch.equal(one, two) for one, two in zip(here.batch(index, 1), ahead.batch(index, 1), strict=True))
+        assert all(
+            torch.equal(one, two) for one, two in zip(origin.batch(index, 1), ahead.batch(index, 1), strict=True)
+        )
     assert drawn == [5]
 
 
@@ -67,7 +69,7 @@ def test_pair_generators_share_picture_atlas(pictures: PicturePack) -> None:
     second = PairGenerator(SMALL, seed=3, pictures=first.atlas, style=FEW)
     assert second.atlas is first.atlas
     assert all(torch.equal(one, two) for one, two in zip(first.batch(0, 1), second.batch(0, 1), strict=True))
-    elsewhere = PictureAtlas(*(part.to("meta") for part in (pictures.pictures, pictures.shapes)))
+    elsewhere = PictureAtlas(*(tensor.to("meta") for tensor in (pictures.pictures, pictures.shapes)))
     refuses(r"^pictures: expected an atlas on cpu, got one on meta", PairGenerator, SMALL, pictures=elsewhere)
 
 
@@ -79,10 +81,10 @@ def test_pair_generator_flow_matches_frames(maker: PairGenerator) -> None:
     at = torch.stack(((x + batch.flow[:, 0]) / (width - 1), (y + batch.flow[:, 1]) / (height - 1)), -1) * 2 - 1
     warped = functional.grid_sample(batch.frame2, at, align_corners=True)
     seen = batch.valid & ~batch.occluded
-    away = (warped - batch.frame1).abs().mean(1)
+    distance = (warped - batch.frame1).abs().mean(1)
     still = (batch.frame2 - batch.frame1).abs().mean(1)
     moving = seen & (batch.flow.norm(dim=1) > 2)
-    assert float(away[moving].median()) < 0.4 * float(still[moving].median())
+    assert float(distance[moving].median()) < 0.4 * float(still[moving].median())
     assert 0.02 < float(batch.occluded.float().mean()) < 0.6
 
 
@@ -93,11 +95,11 @@ def test_scene_style_motion_scales_generated_motion() -> None:
     def shift(style: SceneStyle) -> float:
         scenes = sample_scenes(numbers, (368, 496), style=style, **kwargs)
         middle = torch.tensor([0.0, 0.0, 1.0])
-        there = scenes.to_frame[..., :3] @ middle
-        here = torch.linalg.inv(scenes.to_card[:, 0, 0].double()).float() @ middle
-        away = (there[..., :2] / there[..., 2:] - here[..., :2] / here[..., 2:]).norm(dim=-1)
-        live = torch.arange(away.shape[1]) < scenes.counts[:, None]
-        return float(away[live].median())
+        position = scenes.to_frame[..., :3] @ middle
+        origin = torch.linalg.inv(scenes.to_card[:, 0, 0].double()).float() @ middle
+        distance = (position[..., :2] / position[..., 2:] - origin[..., :2] / origin[..., 2:]).norm(dim=-1)
+        live = torch.arange(distance.shape[1]) < scenes.counts[:, None]
+        return float(distance[live].median())
 
     assert (
         2.5
@@ -132,8 +134,8 @@ def drawn(count: int, **style: float) -> Drawn:
 
 def with_a_figure(found: Drawn, plain: Drawn) -> NDArray[np.bool_]:
     """[B]: the body or a limb is not where an object would be."""
-    there: NDArray[np.bool_] = (found.bodies.place != plain.bodies.place)[:, OBJECTS].any((1, 2))
-    return there
+    has_figure: NDArray[np.bool_] = (found.bodies.place != plain.bodies.place)[:, OBJECTS].any((1, 2))
+    return has_figure
 
 
 def test_pair_generator_scenes_of_seed_are_stable() -> None:
@@ -152,8 +154,8 @@ def test_pair_generator_scenes_of_seed_are_stable() -> None:
     assert lively.ids[:, 1, 0].tolist() == [13, 48, 21, 34, 45, 26, 36, 30]
     along = [(-42.706, 11.4387), (13.4728, 9.8655), (49.8952, 75.1028)]
     assert lively.to_frame[[0, 3, 7], 3, :2, 0].numpy() == pytest.approx(np.array(along), rel=1e-4)
-    for found in (usual, lively):
-        assert found.noise[[0, 3, 7]].tolist() == [721827976, 1650216091, 302239393]  # the last that is drawn
+    for actual in (usual, lively):
+        assert actual.noise[[0, 3, 7]].tolist() == [721827976, 1650216091, 302239393]  # the last that is drawn
 
 
 def test_scene_style_thin_draws_more_and_longer_cards() -> None:
@@ -175,33 +177,33 @@ def test_scene_style_thin_draws_more_and_longer_cards() -> None:
 
 
 def test_scene_style_figures_sets_fraction_of_scenes() -> None:
-    plain, found = drawn(400), drawn(400, figures=0.3)
-    there = with_a_figure(found, plain)
-    assert there.mean() == pytest.approx(0.3, abs=0.07)
+    plain, actual = drawn(400), drawn(400, figures=0.3)
+    has_figure = with_a_figure(actual, plain)
+    assert has_figure.mean() == pytest.approx(0.3, abs=0.07)
     assert (drawn(400, figures=1).bodies.place != plain.bodies.place)[:, BODY:12].any(-1).all()
     # All parts are there, however few objects the scene has, and the other objects stay.
     few = plain.bodies.is_present[:, OBJECTS].sum(1) < BODY
-    assert (there & few).any()
-    assert found.bodies.is_present[there, BODY:12].all()
-    assert (found.bodies.is_present == plain.bodies.is_present)[:, :BODY].all()
-    assert (found.bodies.place == plain.bodies.place)[:, :BODY].all()
+    assert (has_figure & few).any()
+    assert actual.bodies.is_present[has_figure, BODY:12].all()
+    assert (actual.bodies.is_present == plain.bodies.is_present)[:, :BODY].all()
+    assert (actual.bodies.place == plain.bodies.place)[:, :BODY].all()
     # Scenes without one are the same bits as in the usual style.
-    assert np.array_equal(found.matrices[~there], plain.matrices[~there])
-    assert np.array_equal(found.paint[~there], plain.paint[~there])
-    assert np.array_equal(found.ids[~there], plain.ids[~there])
+    assert np.array_equal(actual.matrices[~has_figure], plain.matrices[~has_figure])
+    assert np.array_equal(actual.paint[~has_figure], plain.paint[~has_figure])
+    assert np.array_equal(actual.ids[~has_figure], plain.ids[~has_figure])
     for name in ("on", "depth"):
-        assert np.array_equal(getattr(found.bodies, name)[~there], getattr(plain.bodies, name)[~there])
+        assert np.array_equal(getattr(actual.bodies, name)[~has_figure], getattr(plain.bodies, name)[~has_figure])
     for name in ("exposures", "background", "sensor", "noise"):
-        assert torch.equal(getattr(found.scenes, name), getattr(plain.scenes, name))
+        assert torch.equal(getattr(actual.scenes, name), getattr(plain.scenes, name))
 
 
 def test_scene_style_figures_keep_joints_connected() -> None:
-    found = drawn(300, figures=1)
+    actual = drawn(300, figures=1)
     start, end = np.array([-1.0, 0, 1]), np.array([1.0, 0, 1])
-    swung, beside = [], []
+    swung, neighbor = [], []
     for limb, bone in HANGS_ON.items():
-        first, second = (found.matrices[:, frame, limb] for frame in (0, 1))
-        on_bone, then_on_bone = (found.matrices[:, frame, bone] for frame in (0, 1))
+        first, second = (actual.matrices[:, frame, limb] for frame in (0, 1))
+        on_bone, then_on_bone = (actual.matrices[:, frame, bone] for frame in (0, 1))
         joint, tip = (np.linalg.solve(on_bone, (first @ point)[..., None])[..., 0] for point in (start, end))
         if bone == BODY:
             assert np.hypot(joint[:, 0], joint[:, 1]) == pytest.approx(0.8)
@@ -210,30 +212,30 @@ def test_scene_style_figures_keep_joints_connected() -> None:
         assert np.stack((joint[:, 2], tip[:, 2])) == pytest.approx(1)  # both cards lie in one plane
         then = (then_on_bone @ joint[..., None])[..., 0]
         assert second @ start == pytest.approx(then, rel=1e-6, abs=1e-6)
-        here, rigid = second @ end, (then_on_bone @ tip[..., None])[..., 0]
-        swung.append(np.linalg.norm(here[:, :2] / here[:, 2:] - rigid[:, :2] / rigid[:, 2:], axis=-1))
-        beside.append(found.bodies.depth[:, limb] / found.bodies.depth[:, bone] - 1)
-    away = np.stack(swung)
-    assert (away > 0.1).mean() == pytest.approx(0.75, abs=0.05)  # pixels; the others stand
-    assert 4 < np.median(away[away > 0.1]) < 20
+        origin, rigid = second @ end, (then_on_bone @ tip[..., None])[..., 0]
+        swung.append(np.linalg.norm(origin[:, :2] / origin[:, 2:] - rigid[:, :2] / rigid[:, 2:], axis=-1))
+        neighbor.append(actual.bodies.depth[:, limb] / actual.bodies.depth[:, bone] - 1)
+    distance = np.stack(swung)
+    assert (distance > 0.1).mean() == pytest.approx(0.75, abs=0.05)  # pixels; the others stand
+    assert 4 < np.median(distance[distance > 0.1]) < 20
     # Limbs are nearer than the body or farther; lower ones go on in the direction of the upper ones.
-    order = np.sign(np.stack(beside))
-    assert (np.abs(np.stack(beside)) < 0.01).all()
+    order = np.sign(np.stack(neighbor))
+    assert (np.abs(np.stack(neighbor)) < 0.01).all()
     assert (order[: len(UPPER)] < 0).mean() == pytest.approx(0.6, abs=0.05)
     assert (order[len(UPPER) :] == order[: len(LOWER)]).all()
 
 
 def test_scene_style_figures_half_have_one_picture() -> None:
     """The others are of as many as the other things."""
-    found = drawn(200, figures=0.6, smooth=0)
-    there = with_a_figure(found, drawn(200, smooth=0))
-    pictures, colours = found.ids[:, BODY:12, 0], found.paint[:, BODY:12, COLOURS:]
+    actual = drawn(200, figures=0.6, smooth=0)
+    has_figure = with_a_figure(actual, drawn(200, smooth=0))
+    pictures, colours = actual.ids[:, BODY:12, 0], actual.paint[:, BODY:12, COLOURS:]
     one = (pictures == pictures[:, :1]).all(1)
     assert (one == (colours == colours[:, :1]).all((1, 2))).all()
-    assert not one[~there].any()
-    assert one[there].mean() == pytest.approx(0.5, abs=0.12)
-    assert len(np.unique(pictures[there, 0])) > 40
-    shapes = found.ids[there, BODY:12, 1]
+    assert not one[~has_figure].any()
+    assert one[has_figure].mean() == pytest.approx(0.5, abs=0.12)
+    assert len(np.unique(pictures[has_figure, 0])) > 40
+    shapes = actual.ids[has_figure, BODY:12, 1]
     assert (shapes[:, 0] >= 0).all()  # a body is a silhouette, most limbs are bars
     assert (shapes[:, 1:] == SQUARE).mean() == pytest.approx(0.75, abs=0.05)
 
@@ -273,5 +275,5 @@ def test_scene_style_bodies_keep_cards_unchanged() -> None:
     assert 12 <= int(is_solid.any(1).sum()) <= 28
     for number in numbers:
         cards = ~is_solid[number, : lively.counts[number]]
-        kept = lively.to_card[number][:, :, : lively.counts[number]][:, :, cards]
-        assert torch.equal(kept, plain.to_card[number][:, :, : plain.counts[number]])
+        retained = lively.to_card[number][:, :, : lively.counts[number]][:, :, cards]
+        assert torch.equal(retained, plain.to_card[number][:, :, : plain.counts[number]])
