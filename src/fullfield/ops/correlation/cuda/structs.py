@@ -21,7 +21,7 @@ _DECLARED = parse_structures(
     *(_FOLDER / name for name in ("common.cuh", "gradients.cuh", "coords_gradient.cu", "prepare.cu")),
 )
 Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
-    _DECLARED.__getitem__, ("Params", "GradientParams", "CoordsParams", "KernelSource", "PrepareParams")
+    _DECLARED.__getitem__, ("Params", "GradientParams", "CoordsParams", "Source", "PrepareParams")
 )
 
 
