@@ -66,7 +66,7 @@ class Listed(ScanDataset):
 class Wrong:
     """Finds the true pose, changed as told; of pair 2 nothing. Half of its matches are good."""
 
-    method = "wrong"
+    method_name = "wrong"
 
     def __init__(self, turn: float = 1.0, shift: float = 0.1, stop_at: int | None = None) -> None:
         self.turn, self.shift, self.stop_at, self.calls = turn, shift, stop_at, 0

@@ -87,7 +87,7 @@ def test_textured_scene_objects_move_with_layer():
         mine = top == index
         assert int(mine.sum()) > 100
         point = torch.complex(x[mine], y[mine])
-        middle, push, turn = (torch.complex(part[0], part[1]) for part in (layer.middle, layer.push, layer.turn))
+        middle, push, turn = (torch.complex(part[0], part[1]) for part in (layer.middle, layer.translation, layer.turn))
         there = middle + push + (1 + turn) * (point - middle)
         wanted = torch.stack([(there - point).real, (there - point).imag])
         torch.testing.assert_close(scene.flow[:, mine].double(), wanted, rtol=1e-6, atol=1e-5)
@@ -95,7 +95,7 @@ def test_textured_scene_objects_move_with_layer():
         assert 0.7 < layer.growth < 1.5
     assert rigid >= 1  # some only slide, some also turn
     assert rigid < len(layers) - 2
-    directions = sorted(math.atan2(float(layer.push[1]), float(layer.push[0])) for layer in layers[1:])
+    directions = sorted(math.atan2(float(layer.translation[1]), float(layer.translation[0])) for layer in layers[1:])
     assert directions[-1] - directions[0] > math.pi / 2
 
 
@@ -114,7 +114,7 @@ def test_textured_scene_occlusion_equals_loops():
     """Two discs before a background, moved by whole pixels: what is seen is found pixel by pixel."""
     height, width = 40, 50
     floor = disc(0, 0, 1, [1.0, 0.0], 0.1)
-    floor = scenes._Layer(floor.color, None, floor.middle, floor.push, floor.turn)
+    floor = scenes._Layer(floor.color, None, floor.middle, floor.translation, floor.turn)
     layers = [floor, disc(15, 20, 8.3, [9.0, -2.0], 0.5), disc(30, 19, 7.2, [-3.0, 4.0], 0.9)]
     circles = [None, (15, 20, 8.3), (30, 19, 7.2)]
     pushes = [(1, 0), (9, -2), (-3, 4)]
@@ -141,7 +141,7 @@ def test_textured_scene_occlusion_equals_loops():
 def test_textured_scene_edges_are_antialiased():
     """A pixel's brightness is the share of the shape in it: the sums give the discs' areas."""
     black = disc(0, 0, 1, [0.0, 0.0], 0.0)
-    black = scenes._Layer(black.color, None, black.middle, black.push, black.turn)
+    black = scenes._Layer(black.color, None, black.middle, black.translation, black.turn)
     shape = disc(25.3, 24.6, 15.4, [3.37, -1.21], 0.5)
     for second in (False, True):
         frame = scenes._render_frame([black, shape], 50, 60, second=second)

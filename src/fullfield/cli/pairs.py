@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = watch.get_stage_seconds()
     properties = {
         **report.select_attributes(args, "output", "seed", "flow_format", "device", "style", "textures"),
-        **report.select_attributes(written, "made", "kept"),
+        "made": written.written_count,
+        "kept": written.existing_count,
         "size": {"width": args.size[1], "height": args.size[0]},
         "seconds": seconds,
     }

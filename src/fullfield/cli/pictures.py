@@ -96,7 +96,7 @@ def print_picture_report(
     values = {
         "output": args.output,
         "written": format_frames(outcome.written),
-        "existing_count": existing_count,
+        "existing": existing_count,
         "problems": [problem._asdict() for problem in outcome.problems],
         "stopped": outcome.stopped,
         **content,

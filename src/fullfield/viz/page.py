@@ -94,7 +94,7 @@ def _encode_frame(view_frame: ViewFrame, max_width: int) -> dict[str, object]:
     packed: dict[str, object] = {
         "number": view_frame.number,
         "size": [width, height],
-        "view_frame": [small[1], small[0]],
+        "shown": [small[1], small[0]],
     }
     if view_frame.frame is not None:
         picture = frame_to_image(_average_to_size(view_frame.frame.float(), small)).permute(1, 2, 0).numpy()
