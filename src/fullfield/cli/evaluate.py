@@ -109,7 +109,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     folder = Path(args.output or build_default_run_folder(dataset, args.method, scale))
     paths.check_creatable_folder(os.fspath(folder), "--output")
     if not args.score_only:
-        PredictionRun.check_new_or_run_folder(folder)  # before weights are downloaded and kernels compiled
+        PredictionRun.check_folder_is_new_or_run(folder)  # before weights are downloaded and kernels compiled
 
     first = process.rank == 0
     quiet = args.quiet or not first

@@ -72,7 +72,7 @@ class ResultFolder:
             select_binding_settings=_drop_weights_path,
             parameters_advice="give the same --preset and options",
         )
-        self.check_new_or_run_folder(self.folder)
+        self.check_folder_is_new_or_run(self.folder)
         before = self._settings.write_or_check(
             self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock
         )
@@ -93,7 +93,7 @@ class ResultFolder:
         return any(path.is_file() for path in (self.folder / "predictions").rglob("*"))
 
     @staticmethod
-    def check_new_or_run_folder(folder: str | os.PathLike[str]) -> None:
+    def check_folder_is_new_or_run(folder: str | os.PathLike[str]) -> None:
         """Raise InputError for a folder with other files than a run's."""
         path = Path(folder)
         strange = path.is_dir() and any(not path.name.startswith(".") for path in path.iterdir())

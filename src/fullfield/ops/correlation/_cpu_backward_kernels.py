@@ -63,9 +63,9 @@ def _read_taps_from_map(taps_out, source, b, channel, channels, tile):
 
 
 @_helper
-def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes_out):
+def _differentiate_taps(cells, offsets, pitch, window_side, fx, fy, grad, slopes_out):
     """Write the sums over taps of grad * d tap / d x and grad * d tap / d y, 16 lanes each."""
-    side = window - 1
+    side = window_side - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
     sum_x = splat(np.float32(0.0))
     sum_y = splat(np.float32(0.0))
@@ -87,13 +87,26 @@ def _differentiate_taps(cells, offsets, pitch, window, fx, fy, grad, slopes_out)
 
 
 @_jit
-def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scratch, grad, out, first, last):
+def compute_coords_gradients(
+    source_features,
+    target_features,
+    levels,
+    scales,
+    coords,
+    window_side,
+    channel_blocks,
+    scratch,
+    grad,
+    out,
+    first,
+    last,
+):
     """Write the gradient of the coordinates of tiles [first, last) into ``out`` [B, 2, H1, W1].
 
     ``grad`` is the gradient of what ``lookup_tiles`` writes.
     """
     cells, _, _, taps, offsets, lane_x, _, fx, fy = scratch
-    positions = (window - 1) * (window - 1)
+    positions = (window_side - 1) * (window_side - 1)
     tiles = count_tiles(coords)
     total = np.zeros(2 * LANES, np.float32)
     slopes = np.zeros(2 * LANES, np.float32)
@@ -102,10 +115,21 @@ def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scr
         tile = index % tiles
         total[:] = np.float32(0.0)
         for level in range(levels.shape[0]):
-            pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
+            pitch = _fill_tile_products(
+                source_features,
+                target_features,
+                levels,
+                scales,
+                coords,
+                window_side,
+                channel_blocks,
+                index,
+                level,
+                scratch,
+            )
             if pitch > 0:
                 _read_taps_from_map(taps, grad, b, level * positions, positions, tile)
-                _differentiate_taps(cells, offsets, pitch, window, fx, fy, taps, slopes)
+                _differentiate_taps(cells, offsets, pitch, window_side, fx, fy, taps, slopes)
                 for lane in range(2 * LANES):
                     # a lane that sees nothing keeps its zero, whatever its incoming gradient
                     if lane_x[lane % LANES] > -(1 << 30):
@@ -115,11 +139,21 @@ def compute_coords_gradients(f1, f2, levels, scales, coords, window, blocks, scr
 
 @_jit
 def compute_dot_gradients(
-    levels, scales, coords, grad, window, first_stored_tile, scratch, first, last, tile_windows_out, dot_gradients_out
+    levels,
+    scales,
+    coords,
+    grad,
+    window_side,
+    first_stored_tile,
+    scratch,
+    first,
+    last,
+    tile_windows_out,
+    dot_gradients_out,
 ):
     """Write the dot products' gradient of tiles [first, last) into slots counted from ``first_stored_tile``."""
-    side = window - 1
-    slot = (compute_max_box_cells(window) + 2) * LANES
+    side = window_side - 1
+    slot = (compute_max_box_cells(window_side) + 2) * LANES
     tiles = count_tiles(coords)
     _, _, line, taps, offsets, lane_x, lane_y, fx, fy = scratch
     zero = splat(np.float32(0.0))
@@ -129,16 +163,16 @@ def compute_dot_gradients(
         for level in range(levels.shape[0]):
             at = (index - first_stored_tile) * levels.shape[0] + level
             seen = _locate_lane_windows(
-                coords, scales, b, level, tile, window,
+                coords, scales, b, level, tile, window_side,
                 levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
             )  # fmt: skip
             tile_windows_out[at, 0] = _NOTHING
             if seen == 0:
                 continue
             _read_taps_from_map(taps, grad, b, level * side * side, side * side, tile)
-            x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window)
+            x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window_side)
             pitch = _compute_box_row_pitch(columns)
-            if rows * pitch <= compute_max_box_cells(window):
+            if rows * pitch <= compute_max_box_cells(window_side):
                 tile_windows_out[at, 0] = _ONE_BOX
                 tile_windows_out[at, 1] = x0
                 tile_windows_out[at, 2] = y0
@@ -147,8 +181,8 @@ def compute_dot_gradients(
                 tile_windows_out[at, 5] = pitch
             else:
                 tile_windows_out[at, 0] = _SINGLE
-                rows = window
-                pitch = window
+                rows = window_side
+                pitch = window_side
             for cell in range(rows * pitch):
                 store(dot_gradients_out, at * slot + cell * LANES, zero)
             for lane in range(LANES):
@@ -162,7 +196,7 @@ def compute_dot_gradients(
                     tile_windows_out[at, 1 + lane] = lane_x[lane]
                     tile_windows_out[at, 1 + LANES + lane] = lane_y[lane]
             left, right, above, below = compute_bilinear_weights(fx, fy)
-            for row in range(window):
+            for row in range(window_side):
                 for dx in range(side):
                     value = zero
                     if row < side:
@@ -170,88 +204,125 @@ def compute_dot_gradients(
                     if row > 0:
                         value = value + below * load(taps, (dx * side + row - 1) * LANES)
                     store(line, (dx + 1) * LANES, value)
-                for column in range(window):
+                for column in range(window_side):
                     value = right * load(line, column * LANES) + left * load(line, (column + 1) * LANES)
                     scatter_lanes(dot_gradients_out, offsets, at * slot + (row * pitch + column) * LANES, value)
 
 
 @_helper
 def _add_box_gradients(
-    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, tile_window, height, width, needs_f1, needs_f2
+    weights,
+    w,
+    target_features,
+    p,
+    source_block,
+    source_gradient,
+    i1,
+    target_gradient,
+    tile_window,
+    height,
+    width,
+    needs_source_gradient,
+    needs_target_gradient,
 ):
     xs, xe = _clip_range_to_size(tile_window[1], tile_window[3], width)
     ys, ye = _clip_range_to_size(tile_window[2], tile_window[4], height)
     pitch = tile_window[5] * LANES
     w += (ys - tile_window[2]) * pitch + (xs - tile_window[1]) * LANES
     p += (ys * width + xs) * LANES
-    if needs_f1:
+    if needs_source_gradient:
         for channel in range(0, LANES, STEP):
             ADD_PRODUCTS(
-                weights, w, pitch, f2, p + channel, width * LANES, xe - xs, ye - ys, grad_f1, i1 + channel * LANES
-            )  # fmt: skip
-    if needs_f2:
+                weights,
+                w,
+                pitch,
+                target_features,
+                p + channel,
+                width * LANES,
+                xe - xs,
+                ye - ys,
+                source_gradient,
+                i1 + channel * LANES,
+            )
+    if needs_target_gradient:
         for row in range(ye - ys):
-            add_transposed_products(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
+            add_transposed_products(
+                weights, w + row * pitch, source_block, 0, xe - xs, target_gradient, p + row * width * LANES
+            )
 
 
 @_helper
 def _add_window_gradients(
-    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, tile_window, height, width, window, line, needs_f1, needs_f2
+    weights,
+    w,
+    target_features,
+    p,
+    source_block,
+    source_gradient,
+    i1,
+    target_gradient,
+    tile_window,
+    height,
+    width,
+    window_side,
+    line,
+    needs_source_gradient,
+    needs_target_gradient,
 ):
     for lane in range(LANES):
         x = tile_window[1 + lane]
         y = tile_window[1 + LANES + lane]
         if x == -(1 << 30):
             continue
-        xs, xe = _clip_range_to_size(x, window, width)
-        ys, ye = _clip_range_to_size(y, window, height)
-        own = load(f1_block, lane * LANES)
+        xs, xe = _clip_range_to_size(x, window_side, width)
+        ys, ye = _clip_range_to_size(y, window_side, height)
+        own = load(source_block, lane * LANES)
         pulled = splat(np.float32(0.0))
         for row in range(ys, ye):
             cell = p + row * width * LANES
-            at = w + ((row - y) * window - x) * LANES + lane
+            at = w + ((row - y) * window_side - x) * LANES + lane
             for column in range(xs, xe):
                 weight = splat(weights[at + column * LANES])
                 k = cell + column * LANES
-                if needs_f1:
-                    pulled = pulled + weight * load(f2, k)
-                if needs_f2:
-                    store(grad_f2, k, load(grad_f2, k) + weight * own)
-        if needs_f1:
+                if needs_source_gradient:
+                    pulled = pulled + weight * load(target_features, k)
+                if needs_target_gradient:
+                    store(target_gradient, k, load(target_gradient, k) + weight * own)
+        if needs_source_gradient:
             store(line, 0, pulled)
             for channel in range(LANES):
-                grad_f1[i1 + channel * LANES + lane] += line[channel]
+                source_gradient[i1 + channel * LANES + lane] += line[channel]
 
 
 @_jit
 def add_tiles_to_gradients(
-    f1,
-    f2,
+    source_features,
+    target_features,
     levels,
     tile_windows,
     dot_gradients,
-    window,
+    window_side,
     tiles,
-    blocks,
+    channel_blocks,
     first_stored_tile,
     end,
     first,
     last,
-    grad_f1,
-    grad_f2,
+    source_gradient,
+    target_gradient,
 ):
     """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
-    slot = (compute_max_box_cells(window) + 2) * LANES
-    needs_f1 = grad_f1.size > 0
-    needs_f2 = grad_f2.size > 0
+    slot = (compute_max_box_cells(window_side) + 2) * LANES
+    needs_f1 = source_gradient.size > 0
+    needs_f2 = target_gradient.size > 0
     f1_block = np.zeros(_BLOCK, np.float32)
     line = np.zeros(LANES, np.float32)
     for block in range(first, last):
         for index in range(first_stored_tile, end):
-            i1 = (index * blocks + block) * _BLOCK
+            i1 = (index * channel_blocks + block) * _BLOCK
             for channel in range(LANES):
                 for lane in range(LANES):
-                    f1_block[lane * LANES + channel] = f1[i1 + channel * LANES + lane]
+                    f1_block[lane * LANES + channel] = source_features[i1 + channel * LANES + lane]
             for level in range(levels.shape[0]):
                 at = (index - first_stored_tile) * levels.shape[0] + level
                 p = levels[level, 0] + (index // tiles) * levels[level, 4] + block * levels[level, 3]
@@ -259,14 +330,38 @@ def add_tiles_to_gradients(
                 width = levels[level, 2]
                 if tile_windows[at, 0] == _ONE_BOX:
                     _add_box_gradients(
-                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, tile_windows[at], height,
-                        width, needs_f1, needs_f2,
-                    )  # fmt: skip
+                        dot_gradients,
+                        at * slot,
+                        target_features,
+                        p,
+                        f1_block,
+                        source_gradient,
+                        i1,
+                        target_gradient,
+                        tile_windows[at],
+                        height,
+                        width,
+                        needs_f1,
+                        needs_f2,
+                    )
                 elif tile_windows[at, 0] == _SINGLE:
                     _add_window_gradients(
-                        dot_gradients, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, tile_windows[at], height,
-                        width, window, line, needs_f1, needs_f2,
-                    )  # fmt: skip
+                        dot_gradients,
+                        at * slot,
+                        target_features,
+                        p,
+                        f1_block,
+                        source_gradient,
+                        i1,
+                        target_gradient,
+                        tile_windows[at],
+                        height,
+                        width,
+                        window_side,
+                        line,
+                        needs_f1,
+                        needs_f2,
+                    )
 
 
 ENTRY_POINTS = {

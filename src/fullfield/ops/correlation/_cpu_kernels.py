@@ -61,23 +61,23 @@ def compute_bilinear_weights(fx, fy):  # type: ignore[no-untyped-def]
 
 
 @_helper
-def _compute_box_row_products(n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+def _compute_box_row_products(n, a, i, b, j, stride, channel_blocks, out, o):  # type: ignore[no-untyped-def]
     """Compute one row of a bounding box for all lanes, at most MOST positions at a time."""
     for column in range(0, n, MOST):
         at = column * LANES
-        compute_tile_products(min(n - column, MOST), a, i, b, j + at, stride, blocks, out, o + at)
+        compute_tile_products(min(n - column, MOST), a, i, b, j + at, stride, channel_blocks, out, o + at)
 
 
 @_helper
-def _compute_lane_row_products(n, a, b, j, stride, blocks, out):  # type: ignore[no-untyped-def]
+def _compute_lane_row_products(n, a, b, j, stride, channel_blocks, out):  # type: ignore[no-untyped-def]
     """Compute one row of one lane's window, at most MOST positions at a time."""
     for column in range(0, n, MOST):
-        compute_pixel_products(min(n - column, MOST), a, 0, b, j + column * LANES, stride, blocks, out, column)
+        compute_pixel_products(min(n - column, MOST), a, 0, b, j + column * LANES, stride, channel_blocks, out, column)
 
 
 @_helper
 def _locate_lane_windows(
-    coords, scales, b, level, tile, window, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out
+    coords, scales, b, level, tile, window_side, height2, width2, lane_x_out, lane_y_out, fx_out, fy_out
 ):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
@@ -87,7 +87,7 @@ def _locate_lane_windows(
     height1 = coords.shape[2]
     width1 = coords.shape[3]
     top, left = _compute_tile_origin(tile, width1)
-    radius = (window - 2) // 2
+    radius = (window_side - 2) // 2
     seen = 0
     for lane in range(LANES):
         y = top + lane // TILE_WIDTH
@@ -99,14 +99,14 @@ def _locate_lane_windows(
             px = coords[b, 0, y, x] * scales[level]
             py = coords[b, 1, y, x] * scales[level]
             # False for NaN, too.
-            if -window < px < width2 + window and -window < py < height2 + window:
+            if -window_side < px < width2 + window_side and -window_side < py < height2 + window_side:
                 ix = int(np.floor(px))
                 iy = int(np.floor(py))
                 fx_out[lane] = px - np.float32(ix)
                 fy_out[lane] = py - np.float32(iy)
                 ix -= radius
                 iy -= radius
-                if ix < width2 and ix + window > 0 and iy < height2 and iy + window > 0:
+                if ix < width2 and ix + window_side > 0 and iy < height2 and iy + window_side > 0:
                     lane_x_out[lane] = ix
                     lane_y_out[lane] = iy
                     seen += 1
@@ -114,7 +114,7 @@ def _locate_lane_windows(
 
 
 @_helper
-def _compute_bounding_box(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
+def _compute_bounding_box(lane_x, lane_y, window_side):  # type: ignore[no-untyped-def]
     """Return x0, y0, columns, rows of the rectangle around all windows."""
     x0 = 1 << 30
     y0 = 1 << 30
@@ -126,7 +126,7 @@ def _compute_bounding_box(lane_x, lane_y, window):  # type: ignore[no-untyped-de
             y0 = min(y0, lane_y[lane])
             x1 = max(x1, lane_x[lane])
             y1 = max(y1, lane_y[lane])
-    return x0, y0, x1 - x0 + window, y1 - y0 + window
+    return x0, y0, x1 - x0 + window_side, y1 - y0 + window_side
 
 
 compute_max_box_cells = _helper(_compute_max_box_cells)
@@ -144,7 +144,21 @@ def _clip_range_to_size(start, count, size):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _fill_box_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells_out):  # type: ignore[no-untyped-def]
+def _fill_box_products(
+    source_features,
+    source_start,
+    target_features,
+    target_start,
+    plane,
+    channel_blocks,
+    height,
+    width,
+    x0,
+    y0,
+    columns,
+    rows,
+    cells_out,
+):  # type: ignore[no-untyped-def]
     """Fill cells_out[row][column][lane] with every lane's dot products with the bounding box; zero outside the map."""
     pitch = _compute_box_row_pitch(columns)
     zero = splat(np.float32(0.0))
@@ -155,49 +169,121 @@ def _fill_box_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, col
             store(cells_out, cell * LANES, zero)
     for y in range(ys, ye):
         at = ((y - y0) * pitch + xs - x0) * LANES
-        _compute_box_row_products(xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells_out, at)
+        _compute_box_row_products(
+            xe - xs,
+            source_features,
+            source_start,
+            target_features,
+            target_start + (y * width + xs) * LANES,
+            plane,
+            channel_blocks,
+            cells_out,
+            at,
+        )
         store(cells_out, at + (xe - xs) * LANES, zero)
 
 
 @_inlined
 def _fill_lane_products(
-    f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel_scratch, line_scratch, cells_out
+    source_features,
+    source_start,
+    target_features,
+    target_start,
+    plane,
+    channel_blocks,
+    height,
+    width,
+    window_side,
+    lane_x,
+    lane_y,
+    pixel_scratch,
+    line_scratch,
+    cells_out,
 ):  # type: ignore[no-untyped-def]
     """Fill cells_out[row][column][lane] with the dot products of the lanes' own windows."""
     zero = splat(np.float32(0.0))
-    for cell in range(window * window):
+    for cell in range(window_side * window_side):
         store(cells_out, cell * LANES, zero)
     for lane in range(LANES):
         if lane_x[lane] > -(1 << 30):
-            for channel in range(blocks * LANES):
-                pixel_scratch[channel] = f1[i1 + channel * LANES + lane]
-            xs, xe = _clip_range_to_size(lane_x[lane], window, width)
-            ys, ye = _clip_range_to_size(lane_y[lane], window, height)
+            for channel in range(channel_blocks * LANES):
+                pixel_scratch[channel] = source_features[source_start + channel * LANES + lane]
+            xs, xe = _clip_range_to_size(lane_x[lane], window_side, width)
+            ys, ye = _clip_range_to_size(lane_y[lane], window_side, height)
             for y in range(ys, ye):
                 _compute_lane_row_products(
-                    xe - xs, pixel_scratch, f2, i2 + (y * width + xs) * LANES, plane, blocks, line_scratch
+                    xe - xs,
+                    pixel_scratch,
+                    target_features,
+                    target_start + (y * width + xs) * LANES,
+                    plane,
+                    channel_blocks,
+                    line_scratch,
                 )
-                at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
+                at = ((y - lane_y[lane]) * window_side + xs - lane_x[lane]) * LANES + lane
                 for k in range(xe - xs):
                     cells_out[at + k * LANES] = line_scratch[k]
 
 
 @_inlined
 def _fill_window_products(
-    f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells
+    source_features,
+    source_start,
+    target_features,
+    target_start,
+    plane,
+    channel_blocks,
+    height,
+    width,
+    window_side,
+    lane_x,
+    lane_y,
+    pixel,
+    line,
+    offsets,
+    cells,
 ):  # type: ignore[no-untyped-def]
     """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
-    x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window)
+    x0, y0, columns, rows = _compute_bounding_box(lane_x, lane_y, window_side)
     pitch = _compute_box_row_pitch(columns)
-    dense = rows * pitch <= compute_max_box_cells(window)
+    dense = rows * pitch <= compute_max_box_cells(window_side)
     if dense:
-        _fill_box_products(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
+        _fill_box_products(
+            source_features,
+            source_start,
+            target_features,
+            target_start,
+            plane,
+            channel_blocks,
+            height,
+            width,
+            x0,
+            y0,
+            columns,
+            rows,
+            cells,
+        )
     else:
-        pitch = window
-        _fill_lane_products(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells)
+        pitch = window_side
+        _fill_lane_products(
+            source_features,
+            source_start,
+            target_features,
+            target_start,
+            plane,
+            channel_blocks,
+            height,
+            width,
+            window_side,
+            lane_x,
+            lane_y,
+            pixel,
+            line,
+            cells,
+        )
     for lane in range(LANES):
         if lane_x[lane] == -(1 << 30):
-            offsets[lane] = (compute_max_box_cells(window) + MOST) * LANES + lane
+            offsets[lane] = (compute_max_box_cells(window_side) + MOST) * LANES + lane
         elif dense:
             offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
         else:
@@ -206,11 +292,11 @@ def _fill_window_products(
 
 
 @_helper
-def _blend_lane_taps(cells, offsets, pitch, window, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
+def _blend_lane_taps(cells, offsets, pitch, window_side, fx, fy, line_scratch, taps_out):  # type: ignore[no-untyped-def]
     """Blend taps_out[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
-    side = window - 1
+    side = window_side - 1
     left, right, above, below = compute_bilinear_weights(fx, fy)
-    for row in range(window):
+    for row in range(window_side):
         before = gather_lanes(cells, offsets, row * pitch * LANES)
         for dx in range(side):
             value_right = gather_lanes(cells, offsets, (row * pitch + dx + 1) * LANES)
@@ -240,38 +326,68 @@ def _write_taps_to_map(taps, out, b, channel, channels, tile):  # type: ignore[n
 
 
 @_inlined
-def _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch):  # type: ignore[no-untyped-def]
+def _fill_tile_products(
+    source_features, target_features, levels, scales, coords, window_side, channel_blocks, index, level, scratch
+):  # type: ignore[no-untyped-def]
     """Fill the cells of the scratch arrays for one tile and level; return their pitch, 0 if no lane sees the map."""
     cells, pixel, line, _, offsets, lane_x, lane_y, fx, fy = scratch
     tiles = count_tiles(coords)
     b = index // tiles
     height = levels[level, 1]
     width = levels[level, 2]
-    seen = _locate_lane_windows(coords, scales, b, level, index % tiles, window, height, width, lane_x, lane_y, fx, fy)
+    seen = _locate_lane_windows(
+        coords, scales, b, level, index % tiles, window_side, height, width, lane_x, lane_y, fx, fy
+    )
     pitch = 0
     if seen > 0:
         pitch = _fill_window_products(
-            f1, index * blocks * _BLOCK, f2, levels[level, 0] + b * levels[level, 4], levels[level, 3], blocks,
-            height, width, window, lane_x, lane_y, pixel, line, offsets, cells,
-        )  # fmt: skip
+            source_features,
+            index * channel_blocks * _BLOCK,
+            target_features,
+            levels[level, 0] + b * levels[level, 4],
+            levels[level, 3],
+            channel_blocks,
+            height,
+            width,
+            window_side,
+            lane_x,
+            lane_y,
+            pixel,
+            line,
+            offsets,
+            cells,
+        )
     return pitch
 
 
 @_jit
-def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, scratch, out, first, last):  # type: ignore[no-untyped-def]
+def lookup_tiles(
+    source_features, target_features, levels, scales, coords, window_side, channel_blocks, scratch, out, first, last
+):  # type: ignore[no-untyped-def]
     """Write the lookup of tiles [first, last) of all images into ``out`` [B, L * (window - 1)**2, H1, W1].
 
     ``scratch``: see ``cpu._allocate_scratch``.
     """
     cells, _, line, taps, offsets, _, _, fx, fy = scratch
-    positions = (window - 1) * (window - 1)
+    positions = (window_side - 1) * (window_side - 1)
     tiles = count_tiles(coords)
     zero = splat(np.float32(0.0))
     for index in range(first, last):
         for level in range(levels.shape[0]):
-            pitch = _fill_tile_products(f1, f2, levels, scales, coords, window, blocks, index, level, scratch)
+            pitch = _fill_tile_products(
+                source_features,
+                target_features,
+                levels,
+                scales,
+                coords,
+                window_side,
+                channel_blocks,
+                index,
+                level,
+                scratch,
+            )
             if pitch > 0:
-                _blend_lane_taps(cells, offsets, pitch, window, fx, fy, line, taps)
+                _blend_lane_taps(cells, offsets, pitch, window_side, fx, fy, line, taps)
             else:
                 for position in range(positions):
                     store(taps, position * LANES, zero)

@@ -286,13 +286,13 @@ def _apply_gamma_and_noise(values: Tensor, scenes: LayeredScenes, frame: int) ->
     exponent, strength = (setting[:, None, None, None] for setting in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
-    drawn = _hash_words(index ^ _hash_words(scenes.noise.long() & _WORD)[:, None, None, None])
+    drawn = _hash_32_bit_words(index ^ _hash_32_bit_words(scenes.noise.long() & _WORD)[:, None, None, None])
     total = (drawn & 255) + ((drawn >> 8) & 255) + ((drawn >> 16) & 255) + (drawn >> 24)
     noise = (total - 510).float() * (1 / _DEVIATION)
     return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
 
 
-def _hash_words(word: Tensor) -> Tensor:
+def _hash_32_bit_words(word: Tensor) -> Tensor:
     """Mix the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         word = ((word ^ (word >> shift)) * factor) & _WORD

@@ -8,20 +8,22 @@ from torch import Tensor
 from fullfield.training.flow.layered.scene import PictureAtlas
 
 
-def sample_pictures(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+def sample_pictures(atlas: PictureAtlas, picture_indices: Tensor, u: Tensor, v: Tensor, mipmap_level: Tensor) -> Tensor:
     """Return the colours [..., 3], 0 ... 255, of pictures at texels (u, v), between two levels of the atlas."""
-    level = level.clamp(0, atlas.levels - 1)
-    floor = level.floor()
-    which = which.long().remainder(atlas.count)
-    first = _sample_bilinear(atlas, which, u, v, floor.long())
-    second = _sample_bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
-    return torch.lerp(first, second, (level - floor)[..., None])
+    mipmap_level = mipmap_level.clamp(0, atlas.levels - 1)
+    floor = mipmap_level.floor()
+    picture_indices = picture_indices.long().remainder(atlas.count)
+    first = _sample_bilinear(atlas, picture_indices, u, v, floor.long())
+    second = _sample_bilinear(atlas, picture_indices, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
+    return torch.lerp(first, second, (mipmap_level - floor)[..., None])
 
 
-def _sample_bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+def _sample_bilinear(
+    atlas: PictureAtlas, picture_indices: Tensor, u: Tensor, v: Tensor, mipmap_level: Tensor
+) -> Tensor:
     bases = torch.tensor(atlas.compute_level_offsets(), device=u.device)
-    side = atlas.side >> level
-    scale = torch.exp2(-level.float())
+    side = atlas.side >> mipmap_level
+    scale = torch.exp2(-mipmap_level.float())
     columns: list[Tensor] = []
     rows: list[Tensor] = []
     fractions: list[Tensor] = []
@@ -37,7 +39,7 @@ def _sample_bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, l
     total = torch.zeros((), dtype=torch.float32, device=u.device)
     for down in (0, 1):
         for right in (0, 1):
-            index = bases[level] + (which * side + rows[down]) * side + columns[right]
+            index = bases[mipmap_level] + (picture_indices * side + rows[down]) * side + columns[right]
             weight = (fractions[0] if right else 1 - fractions[0]) * (fractions[1] if down else 1 - fractions[1])
             total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
     return total

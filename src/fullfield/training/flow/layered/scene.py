@@ -140,10 +140,10 @@ class LayeredScenes(NamedTuple):
         if self.meshes is not None:
             _check_mesh_placement(self.meshes, device)
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> LayeredScenes:
         """Return the scenes with every tensor changed."""
-        placement = None if self.meshes is None else MeshPlacement(*(change(tensor) for tensor in self.meshes))
-        tensors = {name: change(getattr(self, name)) for name in self._fields if name != "meshes"}
+        placement = None if self.meshes is None else MeshPlacement(*(function(tensor) for tensor in self.meshes))
+        tensors = {name: function(getattr(self, name)) for name in self._fields if name != "meshes"}
         return LayeredScenes(**tensors, meshes=placement)
 
     def to(self, device: torch.device | str) -> LayeredScenes:
