@@ -74,7 +74,7 @@ def test_contrastive_loss_gradients_reach_descriptors() -> None:
         (1, torch.zeros(30, 7), "second: expected shape"),
         (2, torch.zeros(0, 2, dtype=torch.int64), "matches: expected at least one"),
         (2, torch.zeros(3, 2), "matches: expected dtype int64"),
-        (3, torch.zeros(4, 3), "moved: expected shape"),
+        (3, torch.zeros(4, 3), "moved_first_points: expected shape"),
     ],
 )
 def test_contrastive_loss_names_bad_input(number: int, value: Tensor, message: str) -> None:

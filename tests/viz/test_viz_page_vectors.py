@@ -18,7 +18,7 @@ from fullfield.viz.page import ViewFrame, build_html_page
 pytestmark = pytest.mark.unit
 
 
-def read_flow_layers(parts: dict[str, Tensor], width: int) -> np.ndarray:
+def read_page_vectors(parts: dict[str, Tensor], width: int) -> np.ndarray:
     """The vectors [2, H, W] that the page's script reads; NaN where they are unknown."""
     text = build_html_page("shot", [ViewFrame(1, None, parts)], max_motion=4.0, width=width)
     data = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
@@ -40,7 +40,7 @@ def test_view_page_keeps_unknown_vectors_when_reduced(width: int) -> None:
     flow = constant(3, -2)
     flow[:, :, 16:] = float("nan")
     flow[:, :8, 2] = float("nan")
-    vectors = read_flow_layers({"forward": flow}, width)
+    vectors = read_page_vectors({"forward": flow}, width)
     assert vectors.shape == (2, width // 2, width)
     assert np.isnan(vectors[:, :, width // 2 :]).all()
     known = vectors[:, :, : width // 2]
@@ -51,13 +51,13 @@ def test_view_page_keeps_unknown_vectors_when_reduced(width: int) -> None:
 def test_view_page_shows_filled_vectors_as_unknown() -> None:
     valid = torch.ones(16, 32)
     valid[:, 20:] = 0
-    vectors = read_flow_layers({"forward": constant(1, 1), "valid": valid}, 32)
+    vectors = read_page_vectors({"forward": constant(1, 1), "valid": valid}, 32)
     assert np.isnan(vectors[:, :, 20:]).all()
     assert not np.isnan(vectors[:, :, :20]).any()
 
 
 @pytest.mark.parametrize("length", [2047.0, 3000.5, 65000.0])
 def test_view_page_keeps_long_vectors(length: float) -> None:
-    vectors = read_flow_layers({"forward": constant(length, -2 * length)}, 32)
+    vectors = read_page_vectors({"forward": constant(length, -2 * length)}, 32)
     assert np.allclose(vectors[0], length, rtol=1e-4)
     assert np.allclose(vectors[1], -2 * length, rtol=1e-4)

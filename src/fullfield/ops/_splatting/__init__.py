@@ -28,7 +28,7 @@ def predict_next_flow(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     return cpu.predict_next_flow(flow) if cpu.is_supported(flow) else reference.predict_next_flow(flow)
 
 
-def fill_unknown_vectors(flow: Tensor, is_known: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
+def fill_unknown_vectors(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
     """Fill unknown vectors with the mean of their known neighbours, ring by ring from the rim inwards.
 
     The result is zero if no vector is known. Each pixel is in one ring.
@@ -37,11 +37,9 @@ def fill_unknown_vectors(flow: Tensor, is_known: Tensor) -> Tensor:  # [2, H, W]
         InputError: if the shapes or devices do not fit.
     """
     _check.check_tensor(flow, "flow", (2, "H", "W"))
-    _check.check_tensor(is_known, "is_known", flow.shape[1:], device=flow.device)
+    _check.check_tensor(valid, "valid", flow.shape[1:], device=flow.device)
     return (
-        cpu.fill_unknown_vectors(flow, is_known)
-        if cpu.is_supported(flow)
-        else reference.fill_unknown_vectors(flow, is_known)
+        cpu.fill_unknown_vectors(flow, valid) if cpu.is_supported(flow) else reference.fill_unknown_vectors(flow, valid)
     )
 
 
