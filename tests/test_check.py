@@ -33,7 +33,7 @@ def test_check_commands_run_alone_tests_first_on_gpu(check: ModuleType, monkeypa
 
 def test_check_stages_compile_kernels_before_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ROOT / "src" / "fullfield"
-    made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
+    made = [path for path in source.rglob("*.py") if 'KernelModule(f"{__package__}.' in path.read_text("utf-8")]
     assert sorted(sum(check.KERNELS, ())) == sorted(
         ".".join(path.relative_to(source).with_suffix("").parts) for path in made
     )

@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "rotation": ("truth", lambda: poses.relative_rotation_error(EYE, create_meta(4, 4))),
     "moment": ("points", lambda: poses.compute_mean_outer_product(create_meta(5, 3))),
     "by moment": (
-        "moment",
+        "mean_outer_product",
         lambda: poses.compute_rmse_by_mean_outer_product(EYE, EYE, create_meta(4, 4, dtype=torch.float64)),
     ),
     "information": ("information", lambda: poses.rmse_by_information(EYE, EYE, create_meta(6, 6))),

@@ -47,10 +47,10 @@ KERNELS = (
 )
 COMPILE = """
 import importlib, sys
-from fullfield._kernels.numba_cache import Kernels
+from fullfield._kernels.numba_cache import KernelModule
 for name in sys.argv[1:]:
     for value in vars(importlib.import_module(f"fullfield.{name}")).values():
-        if isinstance(value, Kernels):
+        if isinstance(value, KernelModule):
             value()
 """
 

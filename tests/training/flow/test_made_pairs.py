@@ -191,7 +191,7 @@ def test_scene_style_figures_sets_fraction_of_scenes() -> None:
     assert np.array_equal(actual.matrices[~has_figure], plain.matrices[~has_figure])
     assert np.array_equal(actual.paint[~has_figure], plain.paint[~has_figure])
     assert np.array_equal(actual.ids[~has_figure], plain.ids[~has_figure])
-    for name in ("on", "depth"):
+    for name in ("is_present", "depth"):
         assert np.array_equal(getattr(actual.bodies, name)[~has_figure], getattr(plain.bodies, name)[~has_figure])
     for name in ("exposures", "background", "sensor", "noise"):
         assert torch.equal(getattr(actual.scenes, name), getattr(plain.scenes, name))
