@@ -17,7 +17,7 @@ from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators.estimation import build_estimator
-from fullfield.io import read_frame, read_vectors, write_image
+from fullfield.io import read_frame, read_flow_layers, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
@@ -185,7 +185,7 @@ def test_estimate_result_names_method_and_parameters(tmp_path: Path) -> None:
 def test_flow_exr_holds_occlusion_and_confidence(tmp_path: Path) -> None:
     flow = estimate(SCENE.frame1, SCENE.frame2, reliability=True, **FAST)
     flow.save(tmp_path / "a.exr")
-    assert read_vectors(tmp_path / "a.exr").keys() == {"forward", "occlusion.forward", "confidence.forward"}
+    assert read_flow_layers(tmp_path / "a.exr").keys() == {"forward", "occlusion.forward", "confidence.forward"}
     loaded = Flow.load(tmp_path / "a.exr")
     loaded.save(tmp_path / "again.exr")
     for stored in (loaded, Flow.load(tmp_path / "again.exr")):

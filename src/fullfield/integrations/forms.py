@@ -77,9 +77,9 @@ def describe_result_difference(compute_both_results: Callable[[], tuple[Tensor, 
             original_result, own_result = compute_both_results()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
             return f"it raised {type(error).__name__} ({error}) on a trial pair"
-    if foreign.shape != own.shape:
-        return f"on a trial pair it returned {list(foreign.shape)}, ours {list(own.shape)}"
-    off = float((foreign - own).abs().max() / own.abs().max().clamp(min=1e-6))
+    if original_result.shape != own_result.shape:
+        return f"on a trial pair it returned {list(original_result.shape)}, ours {list(own_result.shape)}"
+    off = float((original_result - own_result).abs().max() / own_result.abs().max().clamp(min=1e-6))
     return None if off <= _TOLERANCE else f"on a trial pair its values differ by up to {off:.2g} times the largest"
 
 
