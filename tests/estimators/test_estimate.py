@@ -17,7 +17,7 @@ from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator
 from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators.estimation import build_estimator
-from fullfield.io import read_frame, read_flow_layers, write_image
+from fullfield.io import read_flow_layers, read_frame, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
