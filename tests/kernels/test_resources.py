@@ -157,7 +157,9 @@ def of_geometries(arch: str) -> Limits:
     sources |= {neighbors.generate_tree_search_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
     sources |= {describing.build_descriptor_source(INPUTS, KERNEL): 80}
     sources |= {triplets.generate_triplets_source(*where): 48 for where in product((False, True), repeat=2)}
-    sources |= {pooling.generate_pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
+    sources |= {
+        pooling.generate_pooling_source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)
+    }
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
     # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
     for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call

@@ -109,7 +109,7 @@ def find_surface_ends(scan: Scan) -> Flags:
     there as well, but only half as far, because of the neighbours on the other faces.
     """
     points = torch.from_numpy(np.ascontiguousarray(scan.points))
-    neighbors = radius_search(points, _END_RADIUS, points, sort=False)
+    neighbors = radius_search(points, _END_RADIUS, points, sort_indices=False)
     columns, counts = neighbors.indices.numpy(), np.diff(neighbors.offsets.numpy())
     rows = np.repeat(np.arange(len(counts)), counts)
     sums = np.stack([np.bincount(rows, column[columns], len(counts)) for column in scan.points.T], 1)

@@ -24,7 +24,7 @@ _Params = _launching.parse_structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
-def build_descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> Source:
+def build_descriptor_source(inputs: int, kernel: tuple[int, int, int]) -> KernelSource:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel

@@ -407,32 +407,32 @@ def _draw_unrelated_forests_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     )
 
 
-def _draw_symmetric_hall_windows_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_symmetric_hall_windows_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a hall that is the same after half a turn; they coincide in the right pose or the other one."""
-    width, depth, height = draw.uniform((6.0, 3.0, 2.5), (12.0, 5.0, 4.0))
+    width, depth, height = rng.uniform((6.0, 3.0, 2.5), (12.0, 5.0, 4.0))
     center, pieces = np.array([width / 2, depth / 2, 0.0]), list[Floats]()
-    for _ in range(draw.integers(3, 7)):
-        corner = draw.uniform((0.0, 0.0, 0.0), (width - 1.0, depth - 1.0, 0.0))
-        pieces += list_box_faces(corner, draw.uniform((0.2, 0.2, 0.2), (1.0, 0.8, 1.6)), draw.uniform(0, np.pi))
-    scene = list_room_faces(draw, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
-    sampler, ends = create_face_sampler(scene), draw.uniform(0.75, 1.0, 2) * width
-    source, target = sampler(draw, draw_point_count(draw)), sampler(draw, draw_point_count(draw))
-    along = target[:, 0] if draw.random() < 0.5 else width - target[:, 0]
+    for _ in range(rng.integers(3, 7)):
+        corner = rng.uniform((0.0, 0.0, 0.0), (width - 1.0, depth - 1.0, 0.0))
+        pieces += list_box_faces(corner, rng.uniform((0.2, 0.2, 0.2), (1.0, 0.8, 1.6)), rng.uniform(0, np.pi))
+    scene = list_room_faces(rng, width, depth, height) + pieces + rotate_and_lift_faces(pieces, np.pi, center)
+    sampler, ends = create_face_sampler(scene), rng.uniform(0.75, 1.0, 2) * width
+    source, target = sampler(rng, draw_point_count(rng)), sampler(rng, draw_point_count(rng))
+    along = target[:, 0] if rng.random() < 0.5 else width - target[:, 0]
     return source[source[:, 0] <= ends[0]], target[along <= ends[1]]
 
 
-def _draw_tunnel_rings_pair(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_tunnel_rings_pair(rng: RandomGenerator) -> tuple[Floats, Floats]:
     """Return windows of a tunnel with a floor, in which rings stand out at equal distances."""
-    radius, pitch, count = draw.uniform(1.2, 3.0), draw.uniform(0.6, 2.5), int(draw.integers(4, 9))
-    depth, share, floor = draw.uniform(0.06, 0.3), draw.uniform(0.1, 0.4), -draw.uniform(0.3, 0.8) * radius
+    radius, pitch, count = rng.uniform(1.2, 3.0), rng.uniform(0.6, 2.5), int(rng.integers(4, 9))
+    depth, share, floor = rng.uniform(0.06, 0.3), rng.uniform(0.1, 0.4), -rng.uniform(0.3, 0.8) * radius
     length, clouds = count * pitch, list[Floats]()
-    for start in (0.0, draw.choice((0.0, draw.uniform(0.0, 0.5) * length))):
-        points = draw_point_count(draw)
-        x, angle = start + length * draw.random(points), draw.uniform(0, 2 * np.pi, points)
+    for start in (0.0, rng.choice((0.0, rng.uniform(0.0, 0.5) * length))):
+        points = draw_point_count(rng)
+        x, angle = start + length * rng.random(points), rng.uniform(0, 2 * np.pi, points)
         distance = radius - depth * (x % pitch < share * pitch)
         wall = np.column_stack((x, distance * np.cos(angle), distance * np.sin(angle)))
         half = np.sqrt(radius**2 - floor**2)
-        y = draw.uniform(-half, half, points // 4)
+        y = rng.uniform(-half, half, points // 4)
         clouds.append(np.vstack((wall, np.column_stack((x[: points // 4], y, np.full(points // 4, floor))))))
     return clouds[0], clouds[1]
 

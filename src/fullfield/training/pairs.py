@@ -313,9 +313,9 @@ def cut_overlapping_pair(
             turn = _draw_rotation(rng)
             cloud = _bend_points_by_waves(view / edge, rng) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
-            cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
+            cloud = cloud - centre + rng.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_one_per_cell(cloud, 0.5)]
-            sides.append(CloudSide(fine, select_one_per_cell(fine, 1.0)))
+            sides.append(PairCloud(fine, select_one_per_cell(fine, 1.0)))
             pose = np.eye(4)
             pose[:3, :3], pose[:3, 3] = turn, -centre
             poses.append(pose)
