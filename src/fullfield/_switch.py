@@ -23,7 +23,7 @@ class SharedSwitch:
         """True if any thread is inside."""
         return self._inside > 0
 
-    def reset_in_forked_child(self) -> None:
+    def forget_threads_in_forked_child(self) -> None:
         """Forget threads that are inside, in a forked child, which has none of them; the setting stays."""
         self._lock = threading.Lock()
         self._inside = 0

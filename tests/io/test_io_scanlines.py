@@ -18,7 +18,7 @@ from fullfield.io.oiio import (
     open_source,
     read_metadata,
     write_and_verify_picture,
-    write_and_verify_scanlines,
+    write_and_verify_uncompressed_exr,
 )
 from fullfield.io.scanlines import HEAD, NamedPlane, Scanlines, pack_channels_into_scanlines
 from fullfield.io.transfer import encode_srgb_in_place
@@ -53,7 +53,7 @@ def test_write_and_verify_scanlines_equals_openimageio(
     lines = pack_channels_into_scanlines(channels, half)
     assert lines.names == tuple(sorted(names))
     notes = {"compression": "none", "fullfield/y": "up"}
-    write_and_verify_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
+    write_and_verify_uncompressed_exr(tmp_path / "ours.exr", lines, Header(notes, window))
     stored = [-plane if name.endswith("v") else plane for name, plane in zip(names, found, strict=True)]
     pixels = np.stack(stored, axis=-1).astype(np.float16 if half else np.float32)
     write_and_verify_picture(tmp_path / "theirs.exr", "openexr", pixels, names, Header(notes, window))
@@ -65,7 +65,7 @@ def test_write_and_verify_scanlines_keeps_frame_metadata(tmp_path: Path) -> None
     plate = tmp_path / "plate.exr"
     write_and_verify_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
     kept = read_metadata(plate)
-    write_and_verify_scanlines(
+    write_and_verify_uncompressed_exr(
         tmp_path / "mv.exr",
         pack_channels_into_scanlines([NamedPlane("u", np.ones((4, 5), np.float32))], False),
         Header(metadata=kept),
@@ -107,7 +107,7 @@ def test_write_and_verify_scanlines_refuses_file_changed_meanwhile(
 
     monkeypatch.setattr(Path, "open", harmed)
     with pytest.raises(OSError, match="something else than was written"):
-        write_and_verify_scanlines(tmp_path / "mv.exr", lines)
+        write_and_verify_uncompressed_exr(tmp_path / "mv.exr", lines)
 
 
 def test_pack_lines_reuses_fitting_buffer_only() -> None:

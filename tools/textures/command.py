@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             found = "a file" if Path(folder).exists() else "nothing of that name"
             raise InputError(f"{option} {folder}: expected a folder, got {found}")
     if args.archives is not None:
-        paths.check_creatable_folder(args.archives, "--archives")
+        paths.check_folder_exists_or_creatable(args.archives, "--archives")
     if args.no_packages and args.pictures is None and args.cutouts is None:
         raise InputError("--no-packages: no pictures left; name a folder with --pictures or --cutouts")
 

@@ -14,7 +14,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.options import (
     add_compression_options,
-    add_vector_options,
+    add_vector_encoding_options,
     build_vector_reading,
     get_compression_arguments,
     get_vector_arguments,
@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
-    add_vector_options(parser)
+    add_vector_encoding_options(parser)
     add_compression_options(parser)
     report.add_report_options(parser)
 
@@ -97,7 +97,7 @@ def _list_input_output_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
     numbers = [number for number in select_frames(frame_files, args.frames) if number in frame_files.files]
     sources = {number: frame_files.path(number) for number in numbers}
     paths.get_checked_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
-    pattern = paths.parse_output_pattern(args.output, name, suffixes[0])
+    pattern = paths.parse_creatable_pattern(args.output, name, suffixes[0])
     paths.get_checked_suffix(args.output, name, suffixes)
     outputs = {number: pattern.format_path(number) for number in numbers}
     taken = {Path(path).resolve() for path in sources.values()}

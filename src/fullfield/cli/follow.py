@@ -222,7 +222,7 @@ def _check_files_and_build_outputs(args: argparse.Namespace) -> dict[int, Output
         for option, name in zip(("--output", "--st-map"), names, strict=True):
             if name is not None:
                 paths.get_checked_suffix(name, option, (".exr",))
-                paths.parse_output_pattern(name, option, ".exr")
+                paths.parse_creatable_pattern(name, option, ".exr")
         half = "half" if args.half else None
         outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
     return outputs
@@ -234,7 +234,7 @@ def _compare_with_files(
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
-        job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
     finally:
         plates.close()
     if not args.quiet:

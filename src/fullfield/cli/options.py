@@ -139,7 +139,7 @@ def refuse_layer_options_without_flow(args: argparse.Namespace, prefix: str, pat
             raise InputError(f"--{prefix}-{name}: describes {source}, which is absent")
 
 
-def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
+def add_vector_encoding_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
     """Add the options that say how the vectors of a renderer are stored; with a prefix for one of several flows."""
     group = parser.add_argument_group(f"reading the vectors of {source}")
     names = "U,V" if prefix else "U,V[,U,V]"
@@ -165,7 +165,7 @@ def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> N
 
 
 def get_vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return the arguments of ``read_flow`` for the options of :func:`add_vector_options`, without layer and part."""
+    """Return the arguments of ``read_flow`` for :func:`add_vector_encoding_options`, without layer and part."""
     options = {"channels": "channels", "y_axis": "y_axis", "encoding": "encoding", "scale": "vector_scale"}
     values = {name: getattr(args, f"{prefix.replace('-', '_')}{option}", None) for name, option in options.items()}
     return {name: value for name, value in values.items() if value is not None}
@@ -265,7 +265,7 @@ def _parse_last_number(path: str) -> int:
     return int(numbers[-1]) if numbers else 0
 
 
-def add_four_values_option(group: Any) -> None:
+def add_double_size_truth_option(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
         "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"
@@ -311,7 +311,7 @@ def read_truth(
     return truth, valid
 
 
-def count_truth_values_per_pixel(truth: Tensor) -> int:
+def count_truth_vectors_per_pixel(truth: Tensor) -> int:
     """Return the number of values that the truth has for a pixel."""
     return 4 if truth.ndim == 4 else 1
 

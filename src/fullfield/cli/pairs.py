@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
         paths.check_input_file(args.textures, "--textures")
-    paths.check_creatable_folder(args.output, "--output")
+    paths.check_folder_exists_or_creatable(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator

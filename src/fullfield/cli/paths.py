@@ -72,7 +72,7 @@ def check_folder_and_remove_abandoned_files(folder: Path, option: str) -> None:
         remove_abandoned_temporary_files(folder)
 
 
-def parse_output_pattern(text: str, option: str, suffix: str) -> FramePattern:
+def parse_creatable_pattern(text: str, option: str, suffix: str) -> FramePattern:
     """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
     if not has_number_field(text):
         raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
@@ -81,7 +81,7 @@ def parse_output_pattern(text: str, option: str, suffix: str) -> FramePattern:
     return pattern
 
 
-def check_creatable_folder(name: str, option: str) -> None:
+def check_folder_exists_or_creatable(name: str, option: str) -> None:
     """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
@@ -100,7 +100,7 @@ def refuse_replacing_unrecorded_files(outputs: Iterable[tuple[str, str | None]])
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_get_notes_path(path)).find_records_of_current_file(os.path.realpath(path)):
+        if not Records(_get_notes_folder(path)).find_records_of_current_file(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
@@ -110,12 +110,12 @@ def record_written_file(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
-    return Journal(_get_notes_path(path), "pairs").record_file_when_written(
+    return Journal(_get_notes_folder(path), "pairs").record_file_when_written(
         os.path.realpath(path), {"version": __version__}
     )
 
 
-def _get_notes_path(path: str) -> Path:
+def _get_notes_folder(path: str) -> Path:
     return Path(os.path.realpath(path)).parent / ".fullfield"
 
 

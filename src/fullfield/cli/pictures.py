@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.methods import DEVICE_HELP
-from fullfield.cli.options import add_vector_options
+from fullfield.cli.options import add_vector_encoding_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import VIDEO_CODECS, VIDEO_WRITE_SUFFIXES
 from fullfield.sequences.names import format_frames, has_number_field
@@ -40,7 +40,7 @@ def add_warp_and_retime_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")
-    add_vector_options(parser)
+    add_vector_encoding_options(parser)
     report.add_report_options(parser, progress=True)
 
 
@@ -50,7 +50,7 @@ def check_flow_and_output_names(args: argparse.Namespace) -> None:
         paths.check_input_file(args.flow, "--flow")
     paths.get_checked_suffix(args.output, "--output", SUFFIXES)
     if has_number_field(args.output):
-        paths.parse_output_pattern(args.output, "--output", ".exr")
+        paths.parse_creatable_pattern(args.output, "--output", ".exr")
     else:
         paths.check_output_file(args.output, "--output")
     is_video = args.output.lower().endswith(VIDEO_WRITE_SUFFIXES)
@@ -76,7 +76,7 @@ def write_outstanding_pictures(args: argparse.Namespace, command: str, job: Pict
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import write_job_pictures
 
-    settled, plan = job.compare_with_files(overwrite=args.overwrite)
+    settled, plan = job.plan_missing_frames(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
         report.print_plan(job.numbers, plan)
     with ProgressBar(command, quiet=args.quiet) as progress:

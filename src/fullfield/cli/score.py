@@ -16,10 +16,10 @@ from fullfield.cli import paths, report
 from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
-    add_four_values_option,
+    add_double_size_truth_option,
     add_layer_options,
-    add_vector_options,
-    count_truth_values_per_pixel,
+    add_vector_encoding_options,
+    count_truth_vectors_per_pixel,
     get_layer_arguments,
     get_vector_arguments,
     read_truth,
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
     for prefix in ("pred", "truth"):
         add_layer_options(parser, prefix, prefix.upper())
-        add_vector_options(parser, f"{prefix}-", prefix.upper())
+        add_vector_encoding_options(parser, f"{prefix}-", prefix.upper())
     masks = parser.add_argument_group(
         "masks (picture, .npy, .npz, FILE:CHANNEL or channel of TRUTH; a folder of them if PRED and TRUTH are folders)"
     )
@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     scoring.add_argument(
         "--truth-scale", type=parse_positive_number, default=1.0, help="multiply the true vectors by X"
     )
-    add_four_values_option(scoring)
+    add_double_size_truth_option(scoring)
     scoring.add_argument("--averaging", choices=("pooled", "per_image"), help="mean over pixels or images [pooled]")
     scoring.add_argument("--max-epe", type=parse_positive_number, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     for files in images:
         pred, truth, valid, occluded, absent = _load_scoring_inputs(files, args)
         missing, outside = missing + absent.missing, outside + absent.outside
-        value_count = count_truth_values_per_pixel(truth)
+        value_count = count_truth_vectors_per_pixel(truth)
         if values_each and value_count != values_each:
             raise InputError(f"{files.truth}: holds {value_count} values a pixel, previous files {values_each}")
         if not values_each and value_count == 4 and not args.four_values:

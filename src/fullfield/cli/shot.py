@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _read_first_frame_size(plates) if devices[0].startswith("cuda") else None
         choice.load_weights_and_kernels(size, lambda *_: None, quiet=args.quiet)
-        job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.plan_missing_frames(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _write_planned_frames(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.write_shot_pictures(args, job, progress)
     _print_result(args, choice, job, devices, plan, outcome, pictures)
@@ -238,7 +238,7 @@ def _check_files_and_build_output(args: argparse.Namespace) -> tuple[FrameFiles,
             continue
         if option == "--st-map":
             paths.get_checked_suffix(pattern, option, (".exr",))
-        paths.parse_output_pattern(pattern, option, suffix)
+        paths.parse_creatable_pattern(pattern, option, suffix)
     _check_outputs_name_no_plate(args, frame_files)
     y_axis = args.y_axis or "up"
     return frame_files, Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)

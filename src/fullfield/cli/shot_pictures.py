@@ -57,7 +57,7 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
         paths.check_outputs_are_distinct([("--viz", args.viz)], inputs)
         files = [args.viz]
     else:
-        pattern = paths.parse_output_pattern(args.viz, "--viz", suffix)
+        pattern = paths.parse_creatable_pattern(args.viz, "--viz", suffix)
         outputs = [FramePattern.parse(text) for text in (args.output, args.st_map) if text]
         taken = {os.path.realpath(path) for path in frame_files.files.values()}
         number = next(iter(frame_files.files), 1)

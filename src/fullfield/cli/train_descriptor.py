@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         paths.check_input_file(pose, "--scans")
     if args.start not in (None, "learned"):
         paths.check_input_file(args.start, "--start")
-    paths.check_creatable_folder(args.output, "--output")
+    paths.check_folder_exists_or_creatable(args.output, "--output")
 
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor

@@ -148,7 +148,7 @@ def _add_run_options(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    paths.check_creatable_folder(args.output, "--output")
+    paths.check_folder_exists_or_creatable(args.output, "--output")
     if args.after is not None and not Path(args.after).is_dir():
         raise InputError(f"--after {args.after}: no such folder")
     if args.init is not None and args.after is not None:

@@ -15,10 +15,10 @@ from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
     READING_WORDS,
-    add_four_values_option,
+    add_double_size_truth_option,
     add_frame_reading_options,
     add_layer_options,
-    count_truth_values_per_pixel,
+    count_truth_vectors_per_pixel,
     get_layer_arguments,
     list_used_frame_reading_options,
     read_truth,
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_layer_options(parser, "flow", "FLOW")
     add_layer_options(parser, "truth", "--truth")
-    add_four_values_option(parser)
+    add_double_size_truth_option(parser)
     add_frame_reading_options(parser)
     report.add_report_options(parser)
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
         **scene.compute_scale_range_px(args.kind),
-        "truth_values": None if truth is None else count_truth_values_per_pixel(truth),
+        "truth_values": None if truth is None else count_truth_vectors_per_pixel(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
     report.print_report(
@@ -122,7 +122,7 @@ def _read_truth(args: argparse.Namespace, flow: Tensor, display_box: Box | None)
     if display_box is not None and has_exr_suffix(args.truth):
         choice["window"] = display_box
     truth, valid = read_truth(args.truth, flow, args.flow, has_four_values=args.four_values, **choice)
-    if count_truth_values_per_pixel(truth) == 4 and not args.four_values:
+    if count_truth_vectors_per_pixel(truth) == 4 and not args.four_values:
         report.print_note(f"{args.truth}: {FOUR_VALUES}")
     return truth, valid
 

@@ -85,7 +85,7 @@ def _build_flownet_change(name: str, module: Any, function: Compared, backend: s
     return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
-def _recognize_cost_volume(
+def _build_cost_volume_replacement(
     name: str,
     original: Any,
     location: str,
@@ -122,5 +122,5 @@ def _check_correlations_equal(
     check_results_equal(subject, original_class, _OPERATOR, compute_both_results)
 
 
-RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _recognize_cost_volume}
+RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _build_cost_volume_replacement}
 """Recogniser of the name under which IRR-PWC's method reaches its function."""

@@ -28,7 +28,7 @@ from fullfield.io.oiio import (
     check_name_is_utf8,
     detect_format_and_size,
     group_channels_by_layer,
-    list_inherited_metadata,
+    list_metadata_without_colour,
     open_source,
     write_and_verify_picture,
 )
@@ -137,7 +137,7 @@ class FrameReader:
             return self._assemble_frame(where, pixels, None, None, ())
         with open_source(where) as source:
             part, colour = find_colour_channels(source, self.part, self.layer)
-            metadata = list_inherited_metadata(source, part.index)
+            metadata = list_metadata_without_colour(source, part.index)
             if kind == "openexr":
                 pixels = _read_display_pixels(source, part, colour, self)
                 return self._assemble_frame(where, pixels, source, part.window, metadata)

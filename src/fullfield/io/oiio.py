@@ -78,7 +78,7 @@ one_thread_a_file = SharedSwitch(_limit_to_one_thread)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
-stop_thread_pools_at_forks(one_thread_a_file.reset_in_forked_child)
+stop_thread_pools_at_forks(one_thread_a_file.forget_threads_in_forked_child)
 
 
 def detect_format_and_size(path: Path) -> tuple[str, int]:
@@ -324,7 +324,7 @@ def check_png_is_complete(path: Path) -> None:
                     f"{path}: truncated PNG file: chunk {chunk} says {length} bytes, the file has "
                     f"{max(size - file.tell() - 4, 0)} left"
                 )
-            body, checksum = _read_png_chunk(file, length, zlib.crc32(name))
+            body, checksum = _read_png_chunk_start_and_checksum(file, length, zlib.crc32(name))
             if file.read(4) != struct.pack(">I", checksum):
                 chunk = join_to_one_line(name.decode("latin-1"))
                 raise InputError(f"{path}: corrupt PNG file: wrong checksum in chunk {chunk}")
@@ -342,7 +342,7 @@ def check_png_is_complete(path: Path) -> None:
     check_inflated_size(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
 
 
-def _read_png_chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
+def _read_png_chunk_start_and_checksum(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
     """Read the body of a chunk; return its first bytes and the checksum continued over all of it."""
     body = b""
     while length > 0:
@@ -406,7 +406,7 @@ def write_and_verify_picture(
     _verify_last_row(path, kind, pixels.nbytes)
 
 
-def write_and_verify_scanlines(path: Path, lines: Scanlines, header: Header | None = None) -> None:
+def write_and_verify_uncompressed_exr(path: Path, lines: Scanlines, header: Header | None = None) -> None:
     """Write an OpenEXR that is not packed, the same file as :func:`write_and_verify_picture` makes of these channels.
 
     OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
@@ -516,10 +516,10 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if detect_format_and_size(where)[0] not in _KINDS:
         return ()
     with open_source(where) as source:
-        return list_inherited_metadata(source, part)
+        return list_metadata_without_colour(source, part)
 
 
-def list_inherited_metadata(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_metadata_without_colour(source: ImageSource, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()

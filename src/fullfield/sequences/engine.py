@@ -29,7 +29,7 @@ from fullfield.sequences.plates import (
     copy_to_pinned_memory,
     crop_to_display_window,
     merge_plate_windows,
-    place_frame_in_box,
+    pad_frame_to_box,
 )
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.settings import ShotSettings
@@ -101,7 +101,7 @@ class ShotEngine:
         self._events: list[tuple[Any, Any]] = []
 
     @property
-    def estimator_or_refiner(self) -> Estimator:
+    def final_estimator(self) -> Estimator:
         """Estimator whose method and parameters describe the flows."""
         return self._estimator if self._refiner is None else self._refiner
 
@@ -237,32 +237,32 @@ class ShotEngine:
             other = number + offset
             if plates.has_frame(other) is None:
                 result.shot_ends.append(direction)
-                self._add_occluded_zero_flow(result, direction, size)
+                self._add_placeholder_flow(result, direction, size)
                 continue
-            flow = self._get_flow_and_record_changes(number, other, result)
+            flow = self._get_flow_or_estimate_with_changes(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing(direction, flow)
-                self._add_occluded_zero_flow(result, direction, size)
+                self._add_placeholder_flow(result, direction, size)
                 continue
             partner = self._frames[other]
             if isinstance(partner, Plate):
                 result.add_input(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
-            for direction in sorted(self._list_computable_directions(result)):
-                self._refine_direction(result, direction, number, number + settings.offsets[direction])
+            for direction in sorted(self._list_directions_with_flow(result)):
+                self._refine_estimated_direction(result, direction, number, number + settings.offsets[direction])
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
-            for direction in self._list_computable_directions(result):
+            for direction in self._list_directions_with_flow(result):
                 self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
         valid = self._get_valid_mask_on_grid(number, self._get_pixel_grid_frame(number))
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
         return result
 
-    def _list_computable_directions(self, result: FrameResult) -> list[str]:
+    def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
         return [name for name in self._settings.offsets if name not in (*result.shot_ends, *result.missing)]
 
-    def _refine_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
+    def _refine_estimated_direction(self, result: FrameResult, direction: str, number: int, other: int) -> None:
         pair = (number, other, self._get_pixel_grid_frame(number))
         if pair not in self._refined:
             self._refined[pair] = self._refine_flow(result.tensors[direction], result, number, other)
@@ -273,7 +273,7 @@ class ShotEngine:
             result.tensors[direction] = flow
 
     def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_flow_and_record_changes(other, number, result)
+        refiner, backward = self._refiner, self._get_flow_or_estimate_with_changes(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
         first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
@@ -281,7 +281,7 @@ class ShotEngine:
             refined = self._run_and_time_estimation(lambda: refiner.refine(first, second, flow[None], backward[None]))
             return self._interpolate_unknown_vectors(refined, number, self._get_pixel_grid_frame(number))
         except InputError as error:
-            return _create_frame_problem([self._plates.path(n) for n in (number, other)], error)
+            return _attribute_error_to_frame([self._plates.path(n) for n in (number, other)], error)
 
     def _get_pair_with_equal_channels(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
@@ -290,7 +290,7 @@ class ShotEngine:
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._get_flow_and_record_changes(other, number, result)
+        backward = self._get_flow_or_estimate_with_changes(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
@@ -312,13 +312,13 @@ class ShotEngine:
             if getattr(self._settings, name):
                 result.tensors[f"{name}.{direction}"] = plane
 
-    def _add_occluded_zero_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
+    def _add_placeholder_flow(self, result: FrameResult, direction: str, size: Sequence[int]) -> None:
         """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         result.tensors[direction] = zero
         self._add_requested_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _get_flow_and_record_changes(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_flow_or_estimate_with_changes(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
         pair = (first, second, self._get_pixel_grid_frame(result.number))
         if pair not in self._flows:
@@ -352,7 +352,7 @@ class ShotEngine:
                 flow = self._interpolate_unknown_vectors(flow, first, grid_frame_number)
             _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
-            return _create_frame_problem(paths, error)
+            return _attribute_error_to_frame(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
@@ -420,7 +420,7 @@ class ShotEngine:
     def _get_frame_and_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> tuple[Tensor, Tensor | None]:
         """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
         if (number, grid_frame_number) not in self._in_box:
-            frame, valid = place_frame_in_box(
+            frame, valid = pad_frame_to_box(
                 self._get_plate_or_raise(number), self._merge_input_windows(grid_frame_number).data
             )
             on_device = None if valid is None else valid.to(self._device)
@@ -503,7 +503,7 @@ def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
     return item[0].frame.nbytes
 
 
-def _create_frame_problem(paths: Sequence[str], error: InputError) -> Problem:
+def _attribute_error_to_frame(paths: Sequence[str], error: InputError) -> Problem:
     """Return what is wrong with one of two frames: the second where the message starts with its name."""
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):

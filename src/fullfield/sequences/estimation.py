@@ -112,7 +112,7 @@ def estimate_sequence(
     try:
         engine = ShotEngine(plates, plates.numbers, estimator, settings)
         for result in engine:
-            yield _build_frame_flows(result, engine.estimator_or_refiner)
+            yield _build_frame_flows(result, engine.final_estimator)
     finally:
         plates.close()
 

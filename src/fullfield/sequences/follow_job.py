@@ -42,8 +42,8 @@ class FollowJob:
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         device: where to compute.
         threads: PyTorch's threads; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`compare_with_files` sets it.
-        existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`compare_with_files`).
+        provenance: what the record of every frame says about this job; :meth:`plan_missing_frames` sets it.
+        existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`plan_missing_frames`).
 
     >>> files = find_frame_files("plate.%04d.exr")  # doctest: +SKIP
     >>> job = FollowJob(files, tuple(files.files), 1001, Output("ref.%04d.exr"))  # doctest: +SKIP
@@ -77,7 +77,7 @@ class FollowJob:
         device = resolve_device(self.device)
         return build_prepared_estimator(self.method, self.config, self.backend, device, threads=self.threads)
 
-    def compare_with_files(
+    def plan_missing_frames(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[FollowJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
@@ -161,14 +161,14 @@ def run_follow(
     run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`FollowJob.compare_with_files`).
+        job: a settled job (:meth:`FollowJob.plan_missing_frames`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
 
     >>> estimator, plates = job.build_estimator(), job.open_plates()  # doctest: +SKIP
-    >>> job, plan = job.compare_with_files(estimator, plates)  # doctest: +SKIP
+    >>> job, plan = job.plan_missing_frames(estimator, plates)  # doctest: +SKIP
     >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
     start_s = time.perf_counter()

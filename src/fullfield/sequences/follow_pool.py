@@ -69,7 +69,7 @@ def run_follow_on_devices(
     The files are those that one device writes. When a process dies, another one repeats its side.
 
     Args:
-        tasks: settled jobs (:meth:`FollowJob.compare_with_files`), and the frames that each has to write.
+        tasks: settled jobs (:meth:`FollowJob.plan_missing_frames`), and the frames that each has to write.
         devices: one process computes on each.
         report: receives the number of every finished frame.
 

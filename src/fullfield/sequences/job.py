@@ -54,7 +54,7 @@ class ShotJob:
         method, config, backend: the estimator, as :func:`fullfield.estimate` takes it.
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         threads: PyTorch's threads in each process; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`compare_with_files` sets it.
+        provenance: what the record of every frame says about this job; :meth:`plan_missing_frames` sets it.
     """
 
     frame_files: FrameFiles
@@ -79,7 +79,7 @@ class ShotJob:
             self.method, self.config, self.backend, settings.torch_device, scale=settings.scale, threads=self.threads
         )
 
-    def compare_with_files(
+    def plan_missing_frames(
         self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
     ) -> tuple[ShotJob, WritePlan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.

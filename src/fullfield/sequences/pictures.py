@@ -144,7 +144,7 @@ class PictureJob(ABC):
         output: pattern of the pictures, or one file.
         numbers: every frame that gets a picture, ascending.
         device: where to compute.
-        provenance: what the record of every picture says about this job; :meth:`compare_with_files` sets it.
+        provenance: what the record of every picture says about this job; :meth:`plan_missing_frames` sets it.
     """
 
     flow: StoredFlow
@@ -196,7 +196,7 @@ class PictureJob(ABC):
         """Return the name of a picture."""
         return FramePattern.parse(self.output).format_path(number) if self.has_records else self.output
 
-    def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
+    def plan_missing_frames(self, *, overwrite: bool = False) -> tuple[PictureJob, WritePlan]:
         """Check the output; return the settled job, and which pictures it has to write.
 
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
@@ -258,7 +258,7 @@ def write_job_pictures(
     """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
 
     Args:
-        job: a settled job (:meth:`PictureJob.compare_with_files`).
+        job: a settled job (:meth:`PictureJob.plan_missing_frames`).
         numbers: frames to write.
         codec: encoding of a video; see :class:`fullfield.io.VideoWriter`.
         report: receives the number of every finished frame, from any thread.

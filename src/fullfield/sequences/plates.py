@@ -388,7 +388,7 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def place_frame_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
+def pad_frame_to_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
     """Return the frame in the box (x, y, width, height), and where it is known; elsewhere it is filled."""
     if plate.window is None or plate.window.data == box:
         return plate.frame, plate.valid

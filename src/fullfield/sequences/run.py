@@ -44,7 +44,7 @@ def run_shot(
     full disk, a folder that was removed), the run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`ShotJob.compare_with_files`).
+        job: a settled job (:meth:`ShotJob.plan_missing_frames`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.

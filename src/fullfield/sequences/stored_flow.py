@@ -47,7 +47,7 @@ class StoredFlow:
     Args:
         source: a pattern such as ``mv.%04d.exr``, or one file.
         scale: size of the flow relative to the pictures that it is applied to, such as ``1/2`` for flow of proxies.
-        reading: how the vectors of a renderer are stored; by default as this package writes them.
+        read_options: how the vectors of a renderer are stored; by default as this package writes them.
 
     Attributes:
         numbers: frames with a file, ascending.

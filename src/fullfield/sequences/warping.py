@@ -87,7 +87,7 @@ def warp_shot(
     >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
     """
     job = build_warp_job(source, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.compare_with_files(overwrite=overwrite)
+    settled, plan = job.plan_missing_frames(overwrite=overwrite)
     return write_job_pictures(settled, plan.missing, report=report)
 
 
@@ -172,7 +172,7 @@ class WarpJob(PictureJob):
             inputs["mask"] = checksums.get_or_compute_checksum(mask)
         if self._chain_reference is not None:
             return {**inputs, "flow": self._compute_chain_digest(self._chain_reference, number, checksums)}
-        return {**inputs, "flow": self._compute_flow_checksum(number, checksums)}
+        return {**inputs, "flow": self._compute_flow_file_checksum(number, checksums)}
 
     @property
     def rate(self) -> float:
@@ -184,7 +184,7 @@ class WarpJob(PictureJob):
         """Frame from which the flow to neighbouring frames is added up; None if each file has all its flow."""
         return self.settings.reference if self.flow.reference is None else None
 
-    def _compute_flow_checksum(self, number: int, checksums: ChecksumCache) -> str | None:
+    def _compute_flow_file_checksum(self, number: int, checksums: ChecksumCache) -> str | None:
         return checksums.get_or_compute_checksum(self.flow.path(number)) if number in self.flow else None
 
     def _compute_chain_digest(self, reference: int, number: int, checksums: ChecksumCache) -> str:
@@ -195,7 +195,7 @@ class WarpJob(PictureJob):
         while start not in digests:
             start -= step
         for n in range(start + step, number + step, step):
-            digests[n] = hash_json_values([digests[n - step], self._compute_flow_checksum(n, checksums)])
+            digests[n] = hash_json_values([digests[n - step], self._compute_flow_file_checksum(n, checksums)])
         return digests[number]
 
     def _get_picture_number(self, number: int) -> int:

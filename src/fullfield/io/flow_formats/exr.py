@@ -26,7 +26,7 @@ from fullfield.io.oiio import (
     group_channels_by_layer,
     open_source,
     write_and_verify_picture,
-    write_and_verify_scanlines,
+    write_and_verify_uncompressed_exr,
 )
 from fullfield.io.scanlines import NamedPlane, Scanlines, pack_channels_into_scanlines
 from fullfield.io.windows import FrameWindow, Window, resolve_window_to_box
@@ -162,7 +162,7 @@ def write_compressed_lines(path: Path, lines: Scanlines, compression: str | None
     selected = choose_compression(compression, lines.planes)
     header = header._replace(attributes={"compression": selected, **header.attributes})
     if selected == "none":
-        write_and_verify_scanlines(path, lines, header)
+        write_and_verify_uncompressed_exr(path, lines, header)
     else:
         write_and_verify_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
 

@@ -14,7 +14,7 @@ NORMS = ("layer", "batch", "instance")
 Step = tuple[int, int, int]
 
 
-def _check_and_freeze_lists(config: Any, list_fields: tuple[str, ...], count_fields: tuple[str, ...]) -> None:
+def _check_fields_and_freeze_lists(config: Any, list_fields: tuple[str, ...], count_fields: tuple[str, ...]) -> None:
     check_number(config.grid, "grid", above=0.0)
     check_choice(config.norm, "norm", NORMS)
     for name in list_fields:
@@ -57,7 +57,7 @@ class PointResNetConfig(Config):
 
     def __post_init__(self) -> None:
         check_choice(self.block, "block", BLOCKS)
-        _check_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "classes"))
+        _check_fields_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "classes"))
 
     @classmethod
     def resnet18(cls, **changes: Any) -> PointResNetConfig:
@@ -107,7 +107,7 @@ class PointUNetConfig(Config):
     """True if features are scaled to length 1, as for descriptors."""
 
     def __post_init__(self) -> None:
-        _check_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "out_channels"))
+        _check_fields_and_freeze_lists(self, ("blocks", "channels"), ("in_channels", "out_channels"))
         require(isinstance(self.unit_length, bool), "unit_length", "True or False", self.unit_length)
 
     def count_levels(self) -> int:

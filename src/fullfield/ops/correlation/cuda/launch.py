@@ -83,7 +83,7 @@ def choose_config(request: LookupRequest) -> KernelConfig:
     return shapes.choose_forward_config(request, _launching.get_device_gpu_properties(request.device))
 
 
-def count_source_pixels(request: LookupRequest) -> int:
+def count_fmap1_pixels(request: LookupRequest) -> int:
     """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
@@ -95,7 +95,7 @@ def allocate_pair_state(request: LookupRequest, like: Tensor) -> tuple[Tensor, .
     of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
     """
     config = choose_config(request)
-    pixels = count_source_pixels(request)
+    pixels = count_fmap1_pixels(request)
     padded = request.batch * shapes.count_padded_pixels(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
@@ -172,7 +172,7 @@ def list_common_sources(request: LookupRequest) -> list[KernelSource]:
     dtype, scaled = CODES[request.dtype], shapes.is_scaled_to_float16(request, config)
     pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.generate_prepare_source(config, pooled, scaled, False)]
-    usual = shapes.fit_lookup_config(config, 0, False, device.shared, count_source_pixels(request))
+    usual = shapes.fit_lookup_config(config, 0, False, device.shared, count_fmap1_pixels(request))
     if usual is not None:
         sources.append(shapes.generate_lookup_source(usual, 0, False))
     if request.grad:
@@ -254,11 +254,11 @@ class CudaPair(PreparedPair):
 
     # ---- forward
 
-    def _build_lookup_launch(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
+    def _cache_lookup_launch_if_supported(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
         launch = None
         if dtype in CODES:
             code = CODES[dtype]
-            pixels = count_source_pixels(self.request)
+            pixels = count_fmap1_pixels(self.request)
             config = shapes.fit_lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 launch = _LookupLaunch(self.request, config, code, channels_last, self.state)
@@ -272,7 +272,7 @@ class CudaPair(PreparedPair):
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
-        call = self._launches[kind] if kind in self._launches else self._build_lookup_launch(*kind)
+        call = self._launches[kind] if kind in self._launches else self._cache_lookup_launch_if_supported(*kind)
         if call is None:  # no kernel writes this kind
             return convert_lookup_output(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format

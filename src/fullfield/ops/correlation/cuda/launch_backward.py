@@ -153,10 +153,10 @@ class FeatureGradients:
             sums.layout = layout
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
-            self._launch_collect_and_multiply(sums, FIRST_LOOKUP, stream)
+            self._launch_collect_then_multiply_pending(sums, FIRST_LOOKUP, stream)
             sums.empty = False
         else:
-            self._launch_collect_and_multiply(sums, ADD, stream)
+            self._launch_collect_then_multiply_pending(sums, ADD, stream)
 
     def finish_gradients(self, sums: GradientSums) -> GradientAccumulators:
         """Multiply out what is left; return the gradients as views [B, C, H, W]."""
@@ -164,7 +164,7 @@ class FeatureGradients:
         stream = raw_stream(self.device.index)
         self._record_stream(stream, sums)
         if not sums.empty:
-            self._launch_collect_and_multiply(sums, END, stream)
+            self._launch_collect_then_multiply_pending(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         first = self._view_unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
@@ -195,7 +195,7 @@ class FeatureGradients:
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
     @staticmethod
-    def _launch_collect_and_multiply(sums: GradientSums, mode: int, stream: int) -> None:
+    def _launch_collect_then_multiply_pending(sums: GradientSums, mode: int, stream: int) -> None:
         if sums.collect is None or sums.multiply is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         sums.params.mode = mode
