@@ -51,7 +51,7 @@ _MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near,
 _MIN_COSINE = 0.8  # of normals that agree
 _MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
 _REACHES = (3.0, 3.0, 2.5, 2.0, 2.0, 2.0)
-_MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.02, 0.6
+_MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.1, 0.6
 """Points whose constraints are measured, the weakest one over that of the best pose, and confirmed share without it."""
 _MIN_DISTANCE = 3.0  # RMS between where two poses bring the points
 
