@@ -195,7 +195,7 @@ def test_read_flow_y_axis_overrides_header(tmp_path: Path) -> None:
 
 
 def test_write_vectors_refuses_tensor_without_name(tmp_path: Path) -> None:
-    message = "^parts: expected tensors by the names of their layers, got float32 tensor"
+    message = "^layers: expected tensors by the names of their layers, got float32 tensor"
     refuses(message, write_flow_layers, tmp_path / "a.exr", torch.zeros(2, *SIZE))
 
 

@@ -37,7 +37,7 @@ def test_sequences_page_runs(
     assert len(list(tmp_path.glob("mv.*.exr"))) == 6
     assert len(list(tmp_path.glob("paint_on.*.exr"))) == 4
     assert len(list(tmp_path.glob("slow.*.exr"))) == 13
-    (view,) = blocks("sequences.md")[1].splitlines()
+    (view,) = (line for block in blocks("compositors.md") for line in block.splitlines() if " view " in line)
     assert main(shlex.split(view)[1:]) == 0
     assert (tmp_path / "shot.html").read_text("utf-8").count("data:image/jpeg") == 6
     code = blocks("sequences.md", "python")[0]
