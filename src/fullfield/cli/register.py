@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 NOT_REGISTERED = 3
 """The exit code where no pose is accepted."""
 
-CHECKOUT_DESCRIPTOR = "weights/descriptor.safetensors"
-"""Weights of the published descriptor in a checkout."""
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 
 EPILOG = """\
@@ -316,7 +314,8 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
-    from fullfield.models.weights import can_fetch_weights
+    from fullfield.models.weights import can_fetch_weights, get_weights_entry
+    from fullfield.registration.learned import PUBLISHED
     from fullfield.registration.scan import choose_voxel, compute_median_point, take_finite_points
 
     if args.voxel is not None and result.cause not in ("scale", "place"):
@@ -327,7 +326,8 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"
     if result.cause not in ("overlap", "contradiction"):
         return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
-    published = "--descriptor learned" if can_fetch_weights("descriptor") else f"--weights {CHECKOUT_DESCRIPTOR}"
+    in_checkout = f"--weights weights/{get_weights_entry(PUBLISHED).file}"
+    published = "--descriptor learned" if can_fetch_weights(PUBLISHED) else in_checkout
     options = {"descriptor": published, "init": "--init with a rough pose"}
     words = [options[name] for name in result.untried]
     if "init" in result.untried:

@@ -81,7 +81,7 @@ class FrameResult:
 
     number: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    """By the names of :func:`fullfield.io.write_flow_layers`; an end of the shot has zero vectors."""
+    """Named as the layers of :func:`fullfield.io.write_flow_layers`; an end of the shot has zero vectors."""
     problems: list[Problem] = field(default_factory=list)
     shot_ends: list[str] = field(default_factory=list)
     """Directions in which there is no frame: the shot ends there."""
