@@ -24,7 +24,7 @@ pairs = PairGenerator(SIZE, seed=1, pictures=create_procedural_pictures(8, 128, 
 # Train with checkpoints and a schedule. ``fullfield flow --weights`` reads the resulting weights.
 config = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 16, 16), channels=16, updates=2)
 training = FlowTraining(steps=4, batch=1, learning_rate=1e-3)
-trained = train_flow("runs/mine", SEARAFT(config).train(), pairs, training, run=FlowRun(every=2))
+trained = train_flow("runs/mine", SEARAFT(config).train(), pairs, training, run=FlowRun(checkpoint_every=2))
 for line in trained.history:
     print(f"step {line.step}: {line.error:.2f} px")
 

@@ -60,7 +60,7 @@ def noisy(path: Path, count: int) -> Path:
 def test_video_writer_round_trip(tmp_path: Path, suffix: str) -> None:
     source = open_video(str(film(tmp_path / f"a{suffix}")))
     assert (source.width, source.height, source.is_live) == (64, 48, False)
-    assert source.rate == pytest.approx(25.0)
+    assert source.frame_rate == pytest.approx(25.0)
     for number, (frame, picture) in enumerate(zip(source, pictures(6), strict=True)):
         assert frame.time == pytest.approx(number / 25, abs=1e-3)
         rgb, luma = frame.read_rgb(), frame.read_luma()
@@ -204,7 +204,7 @@ def test_video_writer_failure_keeps_old_file(tmp_path: Path) -> None:
 
 def test_open_video_of_real_file(data_dir: Path) -> None:
     source = open_video(str(data_dir / "video" / "bbb_1080p_2s.mp4"))
-    assert (source.width, source.height, source.rate) == (1920, 1080, 24.0)
+    assert (source.width, source.height, source.frame_rate) == (1920, 1080, 24.0)
     times = [frame.time for frame in source]
     assert times == pytest.approx([n / 24 for n in range(50)], abs=1e-3), "the first frame is at 0"
     source.close()
@@ -334,7 +334,7 @@ def test_open_video_impossible_rate_is_none(
     (tmp_path / "a.mkv").write_bytes(b"stands for a film")
     container = SimpleNamespace(streams=SimpleNamespace(video=[stream]), demux=lambda _: iter(()))
     monkeypatch.setattr(av, "open", lambda *_, **__: container)
-    assert open_video(str(tmp_path / "a.mkv")).rate == expected
+    assert open_video(str(tmp_path / "a.mkv")).frame_rate == expected
 
 
 def test_open_video_refuses_sound_only(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_open_video_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cv2, "VideoCapture", Camera)
     seconds = iter((7.0, 7.5, 9.0))
     source = CameraSource("camera:1", clock=lambda: next(seconds))
-    assert (source.width, source.height, source.rate, source.is_live) == (64, 48, None, True)
+    assert (source.width, source.height, source.frame_rate, source.is_live) == (64, 48, None, True)
     for frame, picture, at in zip(source, pictures(3), (0.0, 0.5, 2.0), strict=True):
         assert frame.time == at
         assert torch.equal(frame.read_rgb(), picture)

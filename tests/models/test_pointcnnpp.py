@@ -92,7 +92,7 @@ def test_point_unet_prepare_halves_density_per_level() -> None:
     assert pyramid.sizes[0] == SIZES
     assert [len(p) for p in pyramid.points] == [sum(s) for s in pyramid.sizes]
     assert len(pyramid.points[0]) > len(pyramid.points[1]) > len(pyramid.points[2]) > 0
-    for level, kept in enumerate(pyramid.kept):
+    for level, kept in enumerate(pyramid.kept_indices):
         assert torch.equal(pyramid.points[level + 1], pyramid.points[level][kept])
         cells = (pyramid.points[level + 1][: pyramid.sizes[level + 1][0]] / (0.05 * 2 ** (level + 1))).floor()
         assert len(cells.unique(dim=0)) == len(cells)

@@ -179,7 +179,8 @@ def test_warp_hide_occluded_follows_reading_options() -> None:
     write_flow_layers("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
     reading = FlowReadOptions(scale=2.0)
     plain, masked = (
-        StoredFlow("mv.1.exr", read_options=reading).read_flow(1, "forward", hide_occluded=on) for on in (False, True)
+        StoredFlow("mv.1.exr", read_options=reading).read_flow_with_unknown_as_nan(1, "forward", hide_occluded=on)
+        for on in (False, True)
     )
     assert plain[0].unique().tolist() == [6]
     assert torch.equal(masked.isnan().all(0), hidden > 0.5)

@@ -210,7 +210,8 @@ def test_open_plates_reads_multi_picture_files(tmp_path: Path, monkeypatch: pyte
         frame = plates.read(number).frame
         assert frame.shape == (3, 8, 12)
         assert float(frame.mean()) == pytest.approx(level / 255, abs=0.01)
-    assert plates.has_frame(4) is None
+    assert [plates.has_frame(number) for number in (0, 3, 4)] == [False, True, False]
+    assert not plates.is_in_range(4)
     assert open_plates(name, "2-3").numbers == [2, 3]
     pictures[0].save("one.png")
     refuses("one.png: is one frame", open_plates, "one.png")

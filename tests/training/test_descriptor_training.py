@@ -36,7 +36,7 @@ TINY = DescriptorTraining(
 
 def trained(folder: Path, clouds: Any = (), **more: Any) -> bytes:
     """The file of weights of a run."""
-    train_descriptor(folder, TINY, clouds, every=2, **more)
+    train_descriptor(folder, TINY, clouds, checkpoint_every=2, **more)
     return (folder / "weights.safetensors").read_bytes()
 
 
@@ -133,7 +133,7 @@ def test_train_descriptor_is_deterministic(whole: Path, tmp_path: Path, room: np
     repeated = trained(tmp_path / "again", [room], workers=2)
     assert torch.equal(before, torch.random.get_rng_state())
     assert repeated == (whole / "weights.safetensors").read_bytes()
-    other = train_descriptor(tmp_path / "other", TINY.replace(seed=1), [room], every=2)
+    other = train_descriptor(tmp_path / "other", TINY.replace(seed=1), [room], checkpoint_every=2)
     other.descriptor.save(tmp_path / "other.safetensors")
     assert (tmp_path / "other.safetensors").read_bytes() != repeated
 
@@ -205,7 +205,7 @@ def test_train_descriptor_stores_no_nonfinite_weights(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(descriptor, "_train_step", spoiled)
     with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; use a lower one"):
-        train_descriptor(tmp_path, TINY, every=1)
+        train_descriptor(tmp_path, TINY, checkpoint_every=1)
     assert not (tmp_path / "weights.safetensors").exists()
 
 
@@ -312,7 +312,7 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_train_descriptor_on_gpu(tmp_path: Path) -> None:
-    actual = train_descriptor(tmp_path, TINY, device="cuda", every=4)
+    actual = train_descriptor(tmp_path, TINY, device="cuda", checkpoint_every=4)
     assert np.isfinite(actual.history[-1].loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 

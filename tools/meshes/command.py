@@ -22,7 +22,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("-o", "--output", metavar="PACK", required=True, help="zip file to write")
     parser.add_argument("--pack", metavar="PACK", required=True, help="pack to add the meshes to")
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, add the meshes and report."""
     paths.check_output_file(args.output, "--output")
     paths.get_checked_suffix(args.output, "--output", (".zip",))

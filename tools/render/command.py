@@ -27,7 +27,7 @@ A render that was stopped continues with the same command. The folder of the sho
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("scene", metavar="SCENE", help=f"a .blend file, or {OWN_SCENE}: fullfield's own scene")
     parser.add_argument("-o", "--output", metavar="SHOT", required=True, help="folder of the shot")
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, render, compute the flow, report."""
     own = args.scene == OWN_SCENE
     if not own:

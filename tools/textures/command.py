@@ -22,7 +22,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", metavar="PACK", help="zip file to write")
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, build the pack and report; or print a licence list."""
     if args.list is not None:
         return _list(args)

@@ -17,14 +17,14 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("action", choices=("pack", "unpack"), help="what to do")
     parser.add_argument("source", metavar="SOURCE", help="folder of the run, or of its packed form")
     parser.add_argument("target", metavar="TARGET", help="new or empty folder")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Pack or unpack a run, and print what was written."""
     if args.action == "pack":
         for path in pack_run(args.source, args.target):

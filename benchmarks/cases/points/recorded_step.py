@@ -256,7 +256,7 @@ class _Memory:
     @staticmethod
     def _list_arrays(features: Tensor, pyramid: PointPyramid, triplets: Sequence[Triplets]) -> list[Tensor]:
         """Return everything whose length depends on the number of points."""
-        return [features, *pyramid.kept, *(array for one in triplets for array in one)]
+        return [features, *pyramid.kept_indices, *(array for one in triplets for array in one)]
 
     def is_compatible(self, features: Tensor, pyramid: PointPyramid, targets: Sequence[Tensor]) -> bool:
         """Return whether a batch can be loaded."""

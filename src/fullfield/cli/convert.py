@@ -36,7 +36,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield convert``."""
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI), or mv.%%04d.exr")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}; for a shot a pattern")
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Convert one flow, or those of a shot, and report."""
     pairs = _list_input_output_pairs(args)
     packing = get_compression_arguments(args)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield demo``."""
     parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, default="640x360", help="size of the frames")
@@ -65,7 +65,7 @@ def _round_to_8_bits(frame: Tensor) -> Tensor:
     return (frame.clamp(0, 1) * 255).round() / 255
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Generate the scene, estimate, score and draw."""
     watch = report.Stopwatch()
     choice = methods.choose_method(args)

@@ -54,12 +54,12 @@ _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
 """Operators whose backends on GPUs are listed after those of correlation."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield doctor``."""
     report.add_report_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Collect all findings, even if some fail, and try the main job."""
     packages = {name: _call_and_return_result_or_error(partial(import_module, name))[1] for name in _PACKAGES}
     cache, cache_problem = _call_and_return_result_or_error(_check_and_describe_kernel_cache)

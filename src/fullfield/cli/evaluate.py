@@ -41,7 +41,7 @@ A run that was stopped continues with the same command.
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield evaluate``."""
     methods.add_method_options(parser, is_positional=True, extra_names=evaluate_scans.METHODS)
     parser.add_argument(
@@ -66,12 +66,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     scoring.add_argument(
         "--submission", metavar="FOLDER", help="also write the layout of Sintel's, KITTI's or Spring's site"
     )
-    evaluate_scans.add_options(parser)
+    evaluate_scans.add_arguments(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
     methods.limit_cpu_threads(args.threads)
 
@@ -89,7 +89,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
         weights = methods.get_option_value(args, "--weights") if args.method == "learned" else None
         others = (option for option in _list_used_flow_only_options(args) if weights is None or option != "--weights")
         evaluate_scans.refuse_used_options(others, f"MODEL {args.method} registers point clouds")
-        return evaluate_scans.run(args, process, weights)
+        return evaluate_scans.run_command(args, process, weights)
     evaluate_scans.refuse_used_options(evaluate_scans.list_used_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import ReducedSizeEstimator, parse_scale, scale_size
     from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission

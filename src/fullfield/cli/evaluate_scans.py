@@ -59,7 +59,7 @@ _OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of registration; without one on the command line its name is not in the result."""
     search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
     for option, kind, metavar, words in _OPTIONS:
@@ -80,7 +80,7 @@ def refuse_used_options(options: Iterable[str], reason: str) -> None:
         raise InputError(f"{option}: {reason}; leave it out")
 
 
-def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = None) -> int:
+def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | None = None) -> int:
     """Register what is missing, score and report.
 
     ``weights`` is the file of MODEL learned; None for the one in the package.

@@ -30,7 +30,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield export``."""
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--method", type=_parse_method, metavar="NAME", default=METHODS["auto"].network, help="network")
@@ -52,7 +52,7 @@ def _parse_method(text: str) -> str:
     return name
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Load the network, export it and report."""
     paths.get_checked_suffix(args.output, "-o", SUFFIXES)
     paths.check_output_file(args.output, "-o")

@@ -53,7 +53,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield flow``."""
     parser.add_argument("frame1", metavar="A", help="first frame, whose pixels move")
     parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size")
@@ -104,7 +104,7 @@ def _require_two_frames(args: argparse.Namespace) -> None:
         raise InputError("B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
     watch = report.Stopwatch()
     _require_two_frames(args)

@@ -47,7 +47,7 @@ The same command continues a run that was stopped.
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield follow``."""
     parser.add_argument("plates", metavar="PLATES", help="plate.%%04d.exr, plate.####.exr, a folder, a glob or a video")
     parser.add_argument(
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_parameter_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, follow every reference, report."""
     choice = methods.choose_method(args)
     outputs = _check_files_and_build_outputs(args)

@@ -47,7 +47,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield live``."""
     parser.add_argument("source", metavar="SOURCE", help=f"video file, {CAMERA}0 or the address of a stream")
     parser.add_argument(
@@ -88,7 +88,7 @@ def _check_options(args: argparse.Namespace) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the options, estimate until the source ends or the user stops, and report."""
     choice = methods.choose_method(args)
     _check_options(args)
@@ -247,7 +247,7 @@ class _PictureOutputs:
             window = _PreviewWindow(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
-            writer = io.VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
+            writer = io.VideoWriter(args.viz, source.width, source.height, source.frame_rate or 30.0)
             stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
@@ -337,7 +337,7 @@ def _compute_and_show(
     elif source.is_live:
         frames = iterate_with_arrival_times(source, clock)
     else:
-        own = source.rate or 25.0
+        own = source.frame_rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
         frames = iterate_frames_at_rate(
             source, clock, time.sleep, 1 / own, speed, partial(_print_when_next_frame_is_due, args)
@@ -391,7 +391,7 @@ def _print_result(
             "dropped": counts["flows"] - picture_outputs.drawn_count,
             "max_motion": picture_outputs.colors.max_motion,
         }
-    rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
+    rate = "" if source.frame_rate is None else f" at {source.frame_rate:.4g} frames a second"
     description = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
     text = f"{report.escape_control_characters(args.source)}: {description}: {format_statistics(statistics)}"
     if args.viz is not None and picture is not None:
@@ -399,7 +399,7 @@ def _print_result(
         status = words if picture_outputs.drawn_count else "not written, there was no flow"
         text += f"\n{report.escape_control_characters(args.viz)}: {status}"
     requested = "source" if args.rate is None else args.rate
-    rates = {"source": source.rate, "requested": requested}
+    rates = {"source": source.frame_rate, "requested": requested}
     properties = {
         "source": args.source,
         "size": report.select_attributes(source, "width", "height"),

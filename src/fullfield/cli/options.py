@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 def add_command(command_parsers: Any, name: str, module: ModuleType) -> None:
     """Add the verb that a module defines.
 
-    Its docstring is the help: a line for the list of verbs, and the description. It has ``add_options(parser)``,
-    perhaps ``EPILOG`` with examples and ``USAGE``, and ``run(args) -> int`` unless it only has verbs of its own, which
-    define it.
+    Its docstring is the help: a line for the list of verbs, and the description. It has ``add_arguments(parser)``,
+    perhaps ``EPILOG`` with examples and ``USAGE``, and ``run_command(args) -> int`` unless it only has verbs of its
+    own, which define it.
     """
     summary, _, description = (module.__doc__ or "").partition("\n\n")
     line = summary[:1].lower() + summary[1:].removesuffix(".")
@@ -43,8 +43,8 @@ def add_command(command_parsers: Any, name: str, module: ModuleType) -> None:
     parser = command_parsers.add_parser(
         name, help=line, description=" ".join(description.split()), epilog=epilog, usage=usage
     )
-    parser.set_defaults(run=getattr(module, "run", None))
-    module.add_options(parser)
+    parser.set_defaults(run=getattr(module, "run_command", None))
+    module.add_arguments(parser)
 
 
 def add_config_options(group: Any, config: type[Config]) -> list[str]:

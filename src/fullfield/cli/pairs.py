@@ -26,7 +26,7 @@ The same command continues a run that was stopped; with a larger --count it adds
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
     parser.add_argument("--count", type=argtypes.parse_positive_integer, default=20, help="number of pairs")
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
         paths.check_input_file(args.textures, "--textures")

@@ -43,7 +43,7 @@ Exits with 3 when no pose can be accepted, and says why.
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield register``."""
     parser.add_argument(
         "clouds", nargs="+", metavar="CLOUD", help=f"SRC and DST, or several: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)"
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(output, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, read, register, write and report."""
     watch = report.Stopwatch()
     _check_file_options(args)

@@ -18,7 +18,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob, a video")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pictures.add_warp_and_retime_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
     pictures.check_flow_and_output_names(args)
 

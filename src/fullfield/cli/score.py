@@ -68,7 +68,7 @@ class ImageFiles(NamedTuple):
     invalid: str | None
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield score``."""
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder")
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
@@ -97,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(output)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Score, report, and check ``--max-epe``."""
     images = _list_image_files(args)
     _check_options(args, folders=Path(args.pred).is_dir())

@@ -57,7 +57,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield shot``."""
     parser.add_argument("plates", metavar="PLATES", help="plate.%%04d.exr, plate.####.exr, a folder, a glob or a video")
     parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
     output.add_argument("--st-map", metavar="FILES", help="also write ST maps: st.%%04d.exr")
     add_compression_options(output, has_half_option=False)
-    shot_pictures.add_options(parser)
+    shot_pictures.add_arguments(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--step",
@@ -105,7 +105,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_parameter_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, settle the job, estimate missing frames, report."""
     if args.others:
         names = 1 + len(args.others)
@@ -168,7 +168,7 @@ def _write_planned_frames(
 
     if not args.quiet:
         report.print_plan(job.numbers, plan)
-    missing = [number for number in plan.missing if plates.has_frame(number) is False]
+    missing = [number for number in plan.missing if plates.is_in_range(number) and not plates.has_frame(number)]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"

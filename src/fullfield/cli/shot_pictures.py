@@ -27,7 +27,7 @@ _MAPS = ("occlusion", "confidence")
 _RATE = 24.0  # frames a second of a video where the plates have no rate
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the pictures."""
     group = parser.add_argument_group("pictures")
     suffixes = " ".join(VIDEO_WRITE_SUFFIXES)

@@ -14,7 +14,7 @@ from fullfield.cli.options import add_command
 _KINDS = {"descriptor": train_descriptor, "flow": train_flow}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train``."""
     kinds = parser.add_subparsers(dest="what", metavar="|".join(_KINDS), required=True)
     for name, module in _KINDS.items():

@@ -22,7 +22,7 @@ The same command continues a run that was stopped.
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train descriptor``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check, train, report."""
     for path, option in [(p, "--clouds") for p in args.clouds] + [(p, "--scans") for s in args.scans for p in s[:2]]:
         paths.check_input_file(path, option)
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             **{name: getattr(args, name) for name in fields},
         )
         args.device = methods.resolve_auto_device(args.device)
-        options = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
+        options = {"device": args.device, "workers": args.workers, "checkpoint_every": args.every, "progress": progress}
         trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
     watch.add_lap("train")
     last = trained.history[-1]

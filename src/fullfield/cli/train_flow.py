@@ -52,7 +52,7 @@ The same command continues a run that was stopped.
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     parser.add_argument("--network", metavar="NAME", required=True, help="fullfield-s, raft, sea-raft-s ...")
@@ -146,7 +146,7 @@ def _add_run_options(group: Any) -> None:
     group.add_argument("--threads", type=argtypes.parse_thread_count, help="CPU threads [all]")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check, train, report."""
     paths.check_folder_exists_or_creatable(args.output, "--output")
     if args.after is not None and not Path(args.after).is_dir():
@@ -183,9 +183,12 @@ def run(args: argparse.Namespace) -> int:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _PairGeneratorFactory(args, device)
     model, source = _build_network(args, device), _build_pair_source(args, device, generators)
-    pause = None if args.pause is None else 60 * args.pause
-    same = report.select_attributes(args, "every", "after", "curves", "tensorboard")
-    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_describe_inputs_of_training(args))
+    settings = FlowRun(
+        checkpoint_every=args.every,
+        pause_after_s=None if args.pause is None else 60 * args.pause,
+        recipe=_describe_inputs_of_training(args),
+        **report.select_attributes(args, "validate_every", "after", "curves", "tensorboard"),
+    )
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
     validate = None if validation is None else _wrap_validation_with_progress_bar(validation, quiet=args.quiet)

@@ -36,7 +36,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield view``."""
     parser.add_argument("flow", metavar="FLOW", help="stored flow of a shot: mv.%%04d.exr")
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those the flow was computed from]")
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Write the page and report it."""
     from fullfield.viz.page import build_html_page
 

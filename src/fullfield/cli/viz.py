@@ -42,7 +42,7 @@ KINDS = tuple(scenes.NEEDS)
 _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield viz``."""
     parser.add_argument("flow", metavar="FLOW", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, read the flow and draw it."""
     from fullfield.io.flow import read_flow_window
 

@@ -21,7 +21,7 @@ examples:
 _SIZE = (48, 64)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warm``."""
     parser.add_argument("--size", type=argtypes.parse_wxh_as_height_width, help="size of the frames, for a GPU")
     methods.add_method_options(parser)
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_parameter_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Prepare the method, estimate the flow of two pictures of noise with all options, and report."""
     choice = methods.choose_method(args)
     watch = report.Stopwatch()

@@ -26,7 +26,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warp``."""
     parser.add_argument(
         "image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob, a video"
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pictures.add_warp_and_retime_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_command(args: argparse.Namespace) -> int:
     """Check the arguments, warp and write the pictures, report."""
     if not is_frame_sequence_name(args.image):
         paths.check_input_file(args.image, "IMAGE")

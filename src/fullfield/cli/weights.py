@@ -23,7 +23,7 @@ examples:
 """
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield weights``."""
     tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, run, summary in (

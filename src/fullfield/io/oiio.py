@@ -472,18 +472,18 @@ def _build_write_error(path: Path, reason: str, expected_bytes: int) -> OSError:
     return OSError(errno.EIO, reason, str(path))
 
 
-def _verify_last_row(path: Path, kind: str, data_bytes: int, lines: Scanlines | None = None) -> None:
-    """Read the last row of a file of ``data_bytes`` of pixels, and compare it with ``lines`` where they are given."""
+def _verify_last_row(path: Path, file_format: str, pixel_bytes: int, expected_lines: Scanlines | None = None) -> None:
+    """Read the last row of a file of ``pixel_bytes``, and compare it with ``expected_lines`` where they are given."""
     try:
         with open_source(path) as source:
             part = source.get_first_part()
-            if kind == "png":  # whose checksums were looked at
+            if file_format == "png":  # whose checksums were looked at
                 return
             matches = source.read_last_row_of_first_channel(part).reshape(-1)
     except InputError as error:
-        raise _build_write_error(path, _INCOMPLETE, data_bytes) from error
-    if lines is not None:
-        row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
+        raise _build_write_error(path, _INCOMPLETE, pixel_bytes) from error
+    if expected_lines is not None:
+        row = expected_lines.planes[-1, expected_lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(matches, row, equal_nan=True):
             raise OSError(errno.EIO, "the file holds something else than was written", str(path))
 

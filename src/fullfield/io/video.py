@@ -60,7 +60,7 @@ class VideoSource(Protocol):
 
     width: int
     height: int
-    rate: float | None
+    frame_rate: float | None
     """Frames a second, where the source says so."""
     is_live: bool
     """True where frames arrive at their own times (camera, network), False where they are read on request (file)."""
@@ -209,7 +209,7 @@ class FileSource:
         self.pixel_aspect = Fraction(self._stream.sample_aspect_ratio or 1)
         """Width of a pixel as it is shown, relative to its height."""
         rate = float(self._stream.average_rate or self._stream.guessed_rate or 0)
-        self.rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
+        self.frame_rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
         self._demuxed: Iterator[Any] = iter(self._container.demux(self._stream))
         self._first_packets: list[Any] = []
         self._first_frames: list[Any] = []
@@ -234,7 +234,7 @@ class FileSource:
             self._first_error = error
 
     def __iter__(self) -> Iterator[VideoFrame]:
-        interval = 1 / (self.rate or 25.0)
+        interval = 1 / (self.frame_rate or 25.0)
         last, shift, is_warned = -interval, 0.0, False
         for number, frame in enumerate(self._raise_as_input_errors(self._iterate_decoded_frames(), "frame")):
             # A stream without time stamps runs at its rate.
@@ -319,7 +319,7 @@ class FileSource:
                 start, end = min(start, stamp), max(end, stamp + (packet.duration or 0))
         declared, measured = self._compute_header_and_packet_seconds(start, end)
         is_asf = self._container.format.name == "asf"
-        slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
+        slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.frame_rate or 25.0)
         if declared - measured > max(slack, _SHORTER * declared):
             warnings.warn(
                 f"{self._path}: its header says {declared:.2f} s, but {measured:.2f} s are there ({number} frames); "
@@ -336,8 +336,8 @@ class FileSource:
         unit = float(self._stream.time_base)
         if math.isinf(start):
             start = end = 0
-        if self._container.format.name == "avi" and self.rate:  # FFmpeg shortens the duration to the bytes there
-            return float(self._stream.frames / self.rate), end * unit
+        if self._container.format.name == "avi" and self.frame_rate:  # FFmpeg shortens the duration to the bytes there
+            return float(self._stream.frames / self.frame_rate), end * unit
         if self._stream.duration:
             return self._stream.duration * unit, (end - start) * unit
         tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
@@ -389,7 +389,7 @@ class CameraSource:
             int(self._camera.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
         )
         rate = float(self._camera.get(cv2.CAP_PROP_FPS))
-        self.rate = rate if rate > 0 else None
+        self.frame_rate = rate if rate > 0 else None
 
     def __iter__(self) -> Iterator[VideoFrame]:
         first: float | None = None
@@ -423,16 +423,16 @@ class VideoWriter:
     Args:
         path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
         width, height: of the pictures. An odd side gets one more row or column, since codecs want even ones.
-        rate: frames a second that players are told; the pictures keep their own times.
+        frame_rate: frames a second that players are told; the pictures keep their own times.
         codec: ``h264``, or for editing ``prores`` (422 HQ; ``.mov`` or ``.mkv``) and ``dnxhr`` (HQX; ``.mov``).
         pixel_aspect: width of a pixel as players show it, relative to its height.
 
-    >>> with VideoWriter("clip.mp4", 64, 48, rate=25) as video:  # doctest: +SKIP
+    >>> with VideoWriter("clip.mp4", 64, 48, frame_rate=25) as video:  # doctest: +SKIP
     ...     video.write(torch.zeros(3, 48, 64, dtype=torch.uint8), 0.0)
     """
 
     def __init__(
-        self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264", pixel_aspect: float = 1.0
+        self, path: PathLike, width: int, height: int, frame_rate: float, codec: str = "h264", pixel_aspect: float = 1.0
     ) -> None:
         check_codec_matches_suffix(path, codec)
         encoders, pixel_format, options = _ENCODINGS[codec]
@@ -444,7 +444,7 @@ class VideoWriter:
             encoder = next((name for name in encoders if name in av.codecs_available), None)
             if encoder is None:
                 raise InputError(f"{path}: this FFmpeg writes none of {', '.join(encoders)}; install av from PyPI")
-            self._stream = self._container.add_stream(encoder, rate=Fraction(rate).limit_denominator(1001))
+            self._stream = self._container.add_stream(encoder, rate=Fraction(frame_rate).limit_denominator(1001))
             self._stream.width, self._stream.height = width + width % 2, height + height % 2
             self._stream.pix_fmt = pixel_format
             aspect = Fraction(pixel_aspect).limit_denominator(255)

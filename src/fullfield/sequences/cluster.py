@@ -26,7 +26,7 @@ class ShotActor:
     def __init__(self, job: ShotJob) -> None:
         self._job = job
         warnings.filterwarnings("ignore", ".* NaN or infinite")  # whoever started the cluster warns once
-        self._estimator = job.build_estimator()
+        self._estimator = job.build_prepared_estimator()
 
     def write_chunk(self, chunk: list[int]) -> tuple[str, Any]:
         """Write a chunk; return its outcome, or why it was refused."""

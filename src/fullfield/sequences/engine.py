@@ -151,7 +151,7 @@ class ShotEngine:
     # ---- reading
 
     def _read_plate(self, number: int) -> tuple[Plate, GreyPicture]:
-        if self._plates.has_frame(number) is False:
+        if self._plates.is_in_range(number) and not self._plates.has_frame(number):
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
             plate = self._plates.read(number)
@@ -235,7 +235,7 @@ class ShotEngine:
         size = plate.frame.shape[-2:] if result.window is None else result.window.data[3:1:-1]
         for direction, offset in settings.offsets.items():
             other = number + offset
-            if plates.has_frame(other) is None:
+            if not plates.is_in_range(other):
                 result.shot_ends.append(direction)
                 self._add_placeholder_flow(result, direction, size)
                 continue

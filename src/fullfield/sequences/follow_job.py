@@ -72,7 +72,7 @@ class FollowJob:
             raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
         return plates
 
-    def build_estimator(self) -> Estimator:
+    def build_prepared_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         device = resolve_device(self.device)
         return build_prepared_estimator(self.method, self.config, self.backend, device, threads=self.threads)
@@ -141,7 +141,7 @@ class _InputDigests:
                 files = self._read.get(current)
                 if files is None:
                     get, plates = checksums.get_or_compute_checksum, self._plates
-                    files = get(plates.get_file(current)), get(plates.get_mask_file(current))
+                    files = get(plates.get_containing_file(current)), get(plates.get_mask_file(current))
                 self._digests[current] = hash_json_values([before, *files])
             before = self._digests[current]
         return {"plates": self._digests.get(number)}
@@ -167,7 +167,7 @@ def run_follow(
         plates: plates of the job; they are closed at the end.
         report: receives the number of every finished frame, from any thread.
 
-    >>> estimator, plates = job.build_estimator(), job.open_plates()  # doctest: +SKIP
+    >>> estimator, plates = job.build_prepared_estimator(), job.open_plates()  # doctest: +SKIP
     >>> job, plan = job.plan_missing_frames(estimator, plates)  # doctest: +SKIP
     >>> outcome = run_follow(job, plan.missing, estimator, plates)  # doctest: +SKIP
     """
@@ -233,7 +233,7 @@ def run_follow(
 
 def _record_plate_versions(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:
     """Record the versions of a plate and its mask, so that later runs need not read them for a comparison."""
-    files = ((plates.get_file(number), plate.identity), (plates.get_mask_file(number), plate.mask_identity))
+    files = ((plates.get_containing_file(number), plate.identity), (plates.get_mask_file(number), plate.mask_identity))
     for path, identity in files:
         if path is not None and identity is not None:
             journal.record_input_once(path, identity)

@@ -159,5 +159,5 @@ def _follow_received_sides(device: str, threads: int, pipe: ParentPipe) -> None:
     while True:
         job, numbers = pipe.receive()
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
-        estimator = estimator or job.build_estimator()
+        estimator = estimator or job.build_prepared_estimator()
         pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report_frame))

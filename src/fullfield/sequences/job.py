@@ -72,7 +72,7 @@ class ShotJob:
         """Open the plates in this process."""
         return open_frame_files(self.frame_files, self.numbers, **self.reading)
 
-    def build_estimator(self) -> Estimator:
+    def build_prepared_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
         settings = self.settings
         return build_prepared_estimator(
@@ -90,7 +90,9 @@ class ShotJob:
         def compute_input_checksums(number: int, checksums: ChecksumCache) -> dict[str, str | None]:
             frames = self.settings.list_input_frames(plates, number)
             get = checksums.get_or_compute_checksum
-            inputs = {str(n - number): get(plates.get_file(n) if plates.has_frame(n) else None) for n in frames}
+            inputs = {
+                str(n - number): get(plates.get_containing_file(n) if plates.has_frame(n) else None) for n in frames
+            }
             masks = {n: plates.get_mask_file(n) for n in frames if plates.has_frame(n)}
             return inputs | {f"mask {n - number}": get(mask) for n, mask in masks.items() if mask is not None}
 

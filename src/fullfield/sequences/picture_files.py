@@ -31,20 +31,20 @@ class PictureFiles:
     Attributes:
         numbers: frames that exist, ascending.
         readers: number of threads that may read at once; with 1, frames are read in ascending order.
-        rate: frames a second.
+        frame_rate: frames a second.
     """
 
     def __init__(self, source: str, mask: str | None = None) -> None:
         self._frame_files, self._mask = find_frame_files(source), mask
         self.text, self.is_video = source, self._frame_files.video is not None
         self.has_own_range = self._frame_files.requested is not None
-        self.rate = _RATE
+        self.frame_rate = _RATE
         if self.is_video:
             if mask is not None:
                 raise InputError(f"mask: expected None for a video, got {mask}")
             self._plates = open_frame_files(self._frame_files, None)
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
-            self.rate = read_frame_rate(source)
+            self.frame_rate = read_frame_rate(source)
         else:
             self.numbers, self.readers = list(self._frame_files.files), choose_reader_count()
 
@@ -91,7 +91,7 @@ def read_frame_rate(video: str) -> float:
         source = io.open_video(video)
     except (InputError, OSError):
         return _RATE
-    rate: float = getattr(source, "rate", None) or _RATE
+    rate: float = getattr(source, "frame_rate", None) or _RATE
     source.close()
     return rate
 

@@ -188,7 +188,7 @@ class PictureJob(ABC):
         return has_number_field(self.output)
 
     @property
-    def rate(self) -> float:
+    def frame_rate(self) -> float:
         """Frames a second of a video that is written."""
         return 24.0
 
@@ -248,8 +248,8 @@ class VideoOutput:
         if self._writer is None:
             height, width = pixels.shape[-2:]
             aspect = 1.0 if picture.window is None else picture.window.pixel_aspect
-            self._writer = VideoWriter(self._job.output, width, height, self._job.rate, self._codec, aspect)
-        self._writer.write(pixels, (number - self._job.numbers[0]) / self._job.rate)
+            self._writer = VideoWriter(self._job.output, width, height, self._job.frame_rate, self._codec, aspect)
+        self._writer.write(pixels, (number - self._job.numbers[0]) / self._job.frame_rate)
 
 
 def write_job_pictures(

@@ -64,14 +64,19 @@ class Plates(Protocol):
         """Return the name of a frame, for messages."""
         raise NotImplementedError
 
-    def has_frame(self, number: int) -> bool | None:
-        """Return whether the shot has the frame; None past its ends."""
+    def has_frame(self, number: int) -> bool:
+        """Return whether the shot has the frame."""
+        raise NotImplementedError
+
+    def is_in_range(self, number: int) -> bool:
+        """Return whether the number lies between the ends of the shot, whether there is a frame or not."""
+        raise NotImplementedError
 
     def read(self, number: int) -> Plate:
         """Read a frame."""
         raise NotImplementedError
 
-    def get_file(self, _number: int) -> str | None:
+    def get_containing_file(self, _number: int) -> str | None:
         """Return the file of a frame; None where it is in none."""
         return None
 
@@ -81,7 +86,7 @@ class Plates(Protocol):
 
     def read_file_stamp(self, number: int) -> Stamp | None:
         """Return size and times of the frame's file; None where it is in none."""
-        path = self.get_file(number)
+        path = self.get_containing_file(number)
         return None if path is None else read_stamp(path)
 
     def pop_nonfinite_messages(self) -> dict[int, str]:
@@ -208,10 +213,13 @@ class FilePlates(Plates):
     def path(self, number: int) -> str:
         return self._frame_files.path(number)
 
-    def has_frame(self, number: int) -> bool | None:
-        return number in self._frame_files.files if self._ends[0] <= number <= self._ends[1] else None
+    def has_frame(self, number: int) -> bool:
+        return number in self._frame_files.files
 
-    def get_file(self, number: int) -> str | None:
+    def is_in_range(self, number: int) -> bool:
+        return self._ends[0] <= number <= self._ends[1]
+
+    def get_containing_file(self, number: int) -> str | None:
         return self.path(number)
 
     def get_mask_file(self, number: int) -> str | None:
@@ -274,8 +282,10 @@ class ListedPlates(Plates):
             self._frames[number - 1] if self.has_frame(number) else None, f"frame {number}"
         )
 
-    def has_frame(self, number: int) -> bool | None:
-        return True if 1 <= number <= len(self._frames) else None
+    def has_frame(self, number: int) -> bool:
+        return 1 <= number <= len(self._frames)
+
+    is_in_range = has_frame
 
     def read(self, number: int) -> Plate:
         if not self.has_frame(number):
@@ -305,12 +315,14 @@ class StackPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
-    def get_file(self, _number: int) -> str | None:
+    def get_containing_file(self, _number: int) -> str | None:
         return self._path
 
-    def has_frame(self, number: int) -> bool | None:
-        low, high = min(1, self.numbers[0]), max(self._count, self.numbers[-1])
-        return 1 <= number <= self._count if low <= number <= high else None
+    def has_frame(self, number: int) -> bool:
+        return 1 <= number <= self._count
+
+    def is_in_range(self, number: int) -> bool:
+        return min(1, self.numbers[0]) <= number <= max(self._count, self.numbers[-1])
 
     def read(self, number: int) -> Plate:
         stamp = read_stamp(self._path)
@@ -354,12 +366,14 @@ class VideoPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
-    def get_file(self, _number: int) -> str | None:
+    def get_containing_file(self, _number: int) -> str | None:
         return self._path
 
-    def has_frame(self, number: int) -> bool | None:
-        low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
-        return 1 <= number <= self._length if low <= number <= high else None
+    def has_frame(self, number: int) -> bool:
+        return 1 <= number <= self._length
+
+    def is_in_range(self, number: int) -> bool:
+        return min(1, self.numbers[0]) <= number <= max(self._length, self.numbers[-1])
 
     def read(self, number: int) -> Plate:
         with self._lock:

@@ -204,7 +204,7 @@ def _run_worker_process(job: ShotJob, connection: Connection) -> None:
 
 
 def _write_received_chunks(job: ShotJob, pipe: ParentPipe) -> None:
-    estimator = job.build_estimator()
+    estimator = job.build_prepared_estimator()
 
     def request_frames() -> list[int]:
         pipe.send("request")

@@ -202,9 +202,9 @@ class RetimeJob(PictureJob):
             self.plates.close()
 
     @property
-    def rate(self) -> float:
+    def frame_rate(self) -> float:
         """Frames a second of a video that is written."""
-        return super().rate if self.plates is None else self.plates.rate
+        return super().frame_rate if self.plates is None else self.plates.frame_rate
 
     def _locate_between_plates(self, number: int) -> tuple[int, Fraction]:
         """Return the plate at or before an output frame, and how far the frame is from it to the next one."""
@@ -235,7 +235,7 @@ class RetimeJob(PictureJob):
         kind, number = key
         if self.plates is not None and kind in ("plate", "grey"):
             return self.plates.read(number) if kind == "plate" else self.plates.read_shrunk_grey(number)
-        return self.flow.read_flow(number, kind)
+        return self.flow.read_flow_with_unknown_as_nan(number, kind)
 
     def _compute_picture(
         self, number: int, device: torch.device, reader: InputReader, outcome: Outcome

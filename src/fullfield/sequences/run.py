@@ -56,7 +56,7 @@ def run_shot(
     existing = set(job.numbers) - set(numbers)
 
     def read_stored_flow(first: int, second: int) -> Tensor | None:
-        exists = first in existing and bool(plates.has_frame(first))
+        exists = first in existing and plates.has_frame(first)
         return output.read_stored_flow(first, second, settings.offsets) if exists else None
 
     def request_further() -> Sequence[int]:
@@ -218,7 +218,7 @@ class FlowFileWriter:
                 del self._watched[number]
         with self._stages.measure("write"):
             for number, identity in result.inputs.items():
-                path = self._plates.get_file(number)
+                path = self._plates.get_containing_file(number)
                 if path is not None and identity is not None:
                     self._journal.record_input_once(path, identity)
             for number, identity in result.masks.items():

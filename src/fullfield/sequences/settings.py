@@ -67,4 +67,4 @@ class ShotSettings:
     def list_input_frames(self, plates: Plates, number: int) -> list[int]:
         """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
         partners = [number + offset for offset in self.offsets.values()]
-        return [number, *sorted(partner for partner in partners if plates.has_frame(partner) is not None)]
+        return [number, *sorted(partner for partner in partners if plates.is_in_range(partner))]

@@ -109,7 +109,7 @@ class StoredFlow:
                 "--direction both, or choose other frames"
             )
 
-    def read_flow(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
+    def read_flow_with_unknown_as_nan(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
         """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN.
 
         Where the frame was not known, the vectors come from their surroundings.

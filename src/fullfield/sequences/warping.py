@@ -175,9 +175,9 @@ class WarpJob(PictureJob):
         return {**inputs, "flow": self._compute_flow_file_checksum(number, checksums)}
 
     @property
-    def rate(self) -> float:
+    def frame_rate(self) -> float:
         """Frames a second of a video that is written."""
-        return super().rate if self.plates is None else self.plates.rate
+        return super().frame_rate if self.plates is None else self.plates.frame_rate
 
     @property
     def _chain_reference(self) -> int | None:
@@ -248,7 +248,7 @@ class WarpJob(PictureJob):
         if kind == "picture":
             number, mask = value
             return read_all_channels(self.source, mask) if self.plates is None else self.plates.read(number)
-        return self.flow.read_flow(value, kind, hide_occluded=self.settings.hide_occluded)
+        return self.flow.read_flow_with_unknown_as_nan(value, kind, hide_occluded=self.settings.hide_occluded)
 
     def _get_input_path(self, key: tuple[str, Any]) -> str:
         if key[0] != "picture":

@@ -138,7 +138,7 @@ def train_descriptor(
     *,
     device: str | torch.device = AUTO,
     workers: int = 1,
-    every: int = 500,
+    checkpoint_every: int = 500,
     progress: Progress | None = None,
 ) -> TrainedDescriptor:
     """Train a descriptor on pairs cut from ``clouds`` and from synthetic scenes; a stopped run continues.
@@ -154,7 +154,7 @@ def train_descriptor(
             part is cut from each.
         device: of the network; ``"auto"`` is the first GPU with kernels, else the CPU. Pairs are cut on the CPU.
         workers: that cut pairs: a thread, or so many processes.
-        every: steps between checkpoints.
+        checkpoint_every: steps between checkpoints.
         progress: called with the done share and a line.
 
     Raises:
@@ -166,7 +166,7 @@ def train_descriptor(
     training = training or DescriptorTraining()
     target_device = resolve_device(device)
     _check.check_number(workers, "workers", integer=True, low=1, high=1024)
-    _check.check_number(every, "every", integer=True, low=1)
+    _check.check_number(checkpoint_every, "checkpoint_every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
         (_load_finite_points(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
     ]
@@ -213,7 +213,7 @@ def train_descriptor(
             fraction = training.compute_completed_fraction(step, seconds)
             if progress is not None:
                 progress(fraction, f"step {step}, loss {losses[-1]:.3f}")
-            if step % every == 0 or fraction >= 1.0:
+            if step % checkpoint_every == 0 or fraction >= 1.0:
                 check(step)
                 unseen = [pair.result().to(target_device) for pair in coming]
                 history.append(

@@ -417,7 +417,7 @@ def test_point_pyramid_prepare_on_gpu_equals_reference() -> None:
     steps = [(0, 1, 5), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3), (4, 4, 3)]
     actual, right = (PointPyramid.build(p, 0.05, 5, steps, offsets=offsets) for p in (points.cuda(), points))
     assert actual.sizes == right.sizes
-    for one, two in zip(actual.kept, right.kept, strict=True):
+    for one, two in zip(actual.kept_indices, right.kept_indices, strict=True):
         assert torch.equal(one.cpu(), two)
     assert all(alike(actual.geometries[step], right.geometries[step]) for step in steps)
 

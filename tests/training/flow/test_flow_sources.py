@@ -257,7 +257,7 @@ def test_train_flow_on_mixture_continues_stopped_run(dataset: Pairs, tmp_path: P
         augmented = AugmentedPairs(DatasetPairs(dataset, (28, 36)), Augmentation.usual((24, 32)), 1)
         training = FlowTraining(steps=6, batch=3, average=0.5, learning_rate=1e-3)
         mixture = Mixture([(augmented, 2.0), (scenes, 1.0)])
-        train_flow(tmp_path / folder, network(), mixture, training, run=FlowRun(every=2))
+        train_flow(tmp_path / folder, network(), mixture, training, run=FlowRun(checkpoint_every=2))
         return (tmp_path / folder / "weights.safetensors").read_bytes()
 
     whole = go("whole", Scenes())

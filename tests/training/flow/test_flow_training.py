@@ -41,7 +41,7 @@ from fullfield.training.flow.stepping import AveragedWeights, TrainingObjective,
 from refusals import refuses
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
-RUN = FlowRun(every=2, read=3)
+RUN = FlowRun(checkpoint_every=2, read_loss_every=3)
 WEIGHTS = "weights.safetensors"
 
 
@@ -214,7 +214,7 @@ def test_stepper_nonfinite_step_changes_nothing() -> None:
 
 
 def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
-    run = FlowRun(every=50, read=10)
+    run = FlowRun(checkpoint_every=50, read_loss_every=10)
     some = spoilt(*range(4, 20), *range(21, 36))
     trained(tmp_path / "some", source=some, training=TRAINING.replace(steps=40), run=run)
     rows = list(csv.DictReader((tmp_path / "some" / "history.csv").open()))
@@ -228,7 +228,7 @@ def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
 
 def test_train_flow_without_finite_step_stops(tmp_path: Path) -> None:
     """Twenty steps in a row are never reached here; the checkpoint before stays as it was."""
-    run = FlowRun(every=4, read=2)
+    run = FlowRun(checkpoint_every=4, read_loss_every=2)
     with pytest.raises(DivergedError, match=r"^learning_rate: .* in every step since the last checkpoint until step 4"):
         trained(tmp_path / "none", source=spoilt(*range(4)), training=TRAINING.replace(steps=4), run=run)
     assert not (tmp_path / "none" / "weights.safetensors").exists()
@@ -337,7 +337,7 @@ def test_train_flow_continues_every_kind_of_run(
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "stopped", network(kind, **more), source=until(5), training=training)
     assert trained(tmp_path / "stopped", resumed, training=training) == weights
-    paused = FlowRun(every=2, read=1, pause=1e-6)
+    paused = FlowRun(checkpoint_every=2, read_loss_every=1, pause_after_s=1e-6)
     while train_flow(tmp_path / "paused", network(kind, **more), Scenes(), training, run=paused).completed < 1:
         pass
     assert (tmp_path / "paused" / WEIGHTS).read_bytes() == weights
@@ -370,7 +370,7 @@ torch.set_num_threads(1)
 from flow_parts import Scenes, network
 from fullfield.training.flow import FlowRun, FlowTraining, train_flow
 training = FlowTraining(steps={steps}, batch=2, learning_rate=5e-3, average=0.9, seed=3)
-train_flow(sys.argv[1], network(**{network}), Scenes(), training, run=FlowRun(every=2, read=3))
+train_flow(sys.argv[1], network(**{network}), Scenes(), training, run=FlowRun(checkpoint_every=2, read_loss_every=3))
 """
 
 
@@ -472,7 +472,12 @@ def test_train_flow_stops_after_time_limit(tmp_path: Path) -> None:
     seen: list[float] = []
     begin = time.perf_counter()
     actual = train_flow(
-        tmp_path, network(), Scenes(), training, run=FlowRun(every=10**6, read=5), progress=lambda d, _: seen.append(d)
+        tmp_path,
+        network(),
+        Scenes(),
+        training,
+        run=FlowRun(checkpoint_every=10**6, read_loss_every=5),
+        progress=lambda d, _: seen.append(d),
     )
     assert time.perf_counter() - begin < 20
     assert actual.completed == 1.0
@@ -486,7 +491,7 @@ def test_train_flow_speed_excludes_validation(tmp_path: Path) -> None:
         time.sleep(0.4)
         return 1.0
 
-    run = FlowRun(every=4, read=2)
+    run = FlowRun(checkpoint_every=4, read_loss_every=2)
     history = train_flow(tmp_path, network(), Scenes(), TRAINING, run=run, validation=slow).history
     assert history[1].seconds - history[0].seconds > 0.4
     assert history[1].pairs_per_second > 2 * 4 * TRAINING.batch
@@ -500,7 +505,7 @@ def restored(folder: Path, stepper: TrainingStepper) -> dict[str, Any]:
 
 
 def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paused = FlowRun(every=100, read=2, pause=1e-6)
+    paused = FlowRun(checkpoint_every=100, read_loss_every=2, pause_after_s=1e-6)
     actual = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
     assert actual.completed < 1
     assert actual.history[-1].step in (2, 3)
@@ -534,7 +539,7 @@ def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytes
 
 def test_train_flow_counts_occluded_pixels_later(tmp_path: Path) -> None:
     hidden = Scenes(change=lambda _, batch: batch._replace(occluded=torch.ones_like(batch.occluded)))
-    actual = train_flow(tmp_path, network(), hidden, TRAINING.replace(visible=0.5), run=FlowRun(every=2))
+    actual = train_flow(tmp_path, network(), hidden, TRAINING.replace(visible=0.5), run=FlowRun(checkpoint_every=2))
     rows = [row.loss for row in actual.history]
     assert rows[:2] == [0.0, 0.0]
     assert rows[2] > 0
@@ -570,7 +575,7 @@ def test_train_flow_killed_in_validation_continues_with_it(tmp_path: Path, kille
     with pytest.raises(KeyboardInterrupt):
         train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=RUN, validation=validation)
     stored = json.loads((tmp_path / "run" / "state" / "state.json").read_text())
-    assert stored["step"] == killed_at * RUN.every
+    assert stored["step"] == killed_at * RUN.checkpoint_every
     source = Scenes()
     actual = train_flow(tmp_path / "run", network(), source, TRAINING, run=RUN, validation=validation)
     assert len(source.asked) == TRAINING.steps - stored["step"]  # no step is repeated
@@ -597,7 +602,7 @@ def test_train_flow_writes_curves_and_tensorboard(tmp_path: Path, monkeypatch: p
     board = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
-    run = FlowRun(every=4, tensorboard=True, curves=True)
+    run = FlowRun(checkpoint_every=4, tensorboard=True, curves=True)
     actual = train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=run)
     assert [(value, step) for name, value, step in written if name == "loss"] == [
         (row.loss, row.step) for row in actual.history
@@ -619,7 +624,7 @@ def test_train_flow_restores_lost_files_of_finished_run(tmp_path: Path) -> None:
     (tmp_path / WEIGHTS).write_bytes(weights[:100])
     (tmp_path / "history.csv").unlink()
     source = Scenes()
-    assert trained(tmp_path, source=source, run=FlowRun(every=2, read=3, curves=True)) == weights
+    assert trained(tmp_path, source=source, run=FlowRun(checkpoint_every=2, read_loss_every=3, curves=True)) == weights
     assert not source.asked
     assert (tmp_path / "history.csv").exists()
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"

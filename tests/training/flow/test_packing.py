@@ -32,7 +32,9 @@ TRAINING = FlowTraining(steps=40, batch=2, schedule="stable", decay=0.0, learnin
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train_flow(folder, network(width=64), Scenes(), TRAINING, run=FlowRun(every=20, recipe={"network": "tiny"}))
+    train_flow(
+        folder, network(width=64), Scenes(), TRAINING, run=FlowRun(checkpoint_every=20, recipe={"network": "tiny"})
+    )
     return folder
 
 
@@ -94,7 +96,7 @@ def test_train_flow_continues_from_unpacked_run(run: Path, tmp_path: Path) -> No
     more = TRAINING.replace(steps=24, warmup=0.0)
     losses = {}
     for name, after in (("exact", run), ("packed", copy)):
-        options = FlowRun(every=4, read=4, after=after)
+        options = FlowRun(checkpoint_every=4, read_loss_every=4, after=after)
         trained = train_flow(tmp_path / name, network(width=64), Scenes(), more, run=options)
         losses[name] = [row.loss for row in trained.history]
     noise = max(abs(a / b - 1) for a, b in zip(losses["exact"], losses["exact"][1:], strict=False))

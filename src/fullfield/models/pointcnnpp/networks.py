@@ -25,7 +25,7 @@ class PointPyramid:
 
     points: tuple[Tensor, ...]
     """Points [N, 3] of every level, the input first. Level l + 1 keeps one point per cell of side grid · 2^(l + 1)."""
-    kept: tuple[Tensor, ...]
+    kept_indices: tuple[Tensor, ...]
     """Indices of the points that the next level keeps, int64 and ascending, for every level but the last."""
     sizes: tuple[tuple[int, ...], ...]
     """Number of points of each cloud, for every level."""
@@ -84,7 +84,7 @@ class PointPyramid:
         return replace(
             self,
             points=tuple(p.to(target) for p in self.points),
-            kept=tuple(k.to(target) for k in self.kept),
+            kept_indices=tuple(indices.to(target) for indices in self.kept_indices),
             geometries={step: geometry.to(target) for step, geometry in self.geometries.items()},
         )
 
@@ -169,7 +169,7 @@ class ResidualPointBlock(nn.Module):
         inner = self.first(features, pyramid, relu=True)
         if self.middle is not None:
             inner = self.middle(inner, pyramid, relu=True)
-        own = features if self.source == self.target else features.index_select(0, pyramid.kept[self.source])
+        own = features if self.source == self.target else features.index_select(0, pyramid.kept_indices[self.source])
         own = own if self.shortcut is None else self.shortcut(own, pyramid)
         out: Tensor = self.last(inner, pyramid, own, relu=True)
         return out

@@ -58,9 +58,9 @@ def convert_counts_to_offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
-def split_rows_into_chunks(row_offsets: Tensor, max_entries: int) -> list[tuple[int, int, int, int]]:
-    """Return (first row, last, first entry, last) of chunks of about ``max_entries`` entries; a row is never cut."""
-    count, step = row_offsets.numel() - 1, max(1, max_entries)
+def split_rows_into_chunks(row_offsets: Tensor, entries_per_chunk: int) -> list[tuple[int, int, int, int]]:
+    """Return (first row, last, first entry, last) of chunks of about that many entries; a row is never cut."""
+    count, step = row_offsets.numel() - 1, max(1, entries_per_chunk)
     marks = torch.arange(step, int(row_offsets[-1]) + step, step, device=row_offsets.device)
     cuts = torch.searchsorted(row_offsets, marks, right=True).sub_(1).clamp_(max=count).tolist()
     edges = sorted({0, *cuts, count})

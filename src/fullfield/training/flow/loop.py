@@ -82,13 +82,13 @@ class BatchPrefetcher:
 class FlowRun:
     """Options of a run that do not change what a step does."""
 
-    every: int = 1000
+    checkpoint_every: int = 1000
     """Steps between checkpoints."""
-    validate: int = 1
+    validate_every: int = 1
     """Checkpoints between validations."""
-    read: int = 25
+    read_loss_every: int = 25
     """Steps between looks at the loss, each of which waits for the device."""
-    pause: float | None = None
+    pause_after_s: float | None = None
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     after: str | os.PathLike[str] | None = None
     """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
@@ -100,10 +100,10 @@ class FlowRun:
     """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "validate", "read"):
+        for name in ("checkpoint_every", "validate_every", "read_loss_every"):
             _check.check_number(getattr(self, name), name, integer=True, low=1)
-        if self.pause is not None:
-            _check.check_number(self.pause, "pause", above=0.0)
+        if self.pause_after_s is not None:
+            _check.check_number(self.pause_after_s, "pause_after_s", above=0.0)
 
 
 class TrainedFlow(NamedTuple):
@@ -321,15 +321,15 @@ class _TrainingLoop:
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             if completed < 1.0:
                 self.ahead.start_fetching_batch(self.batches + step)
-            is_due = step % run.every == 0 or completed >= 1.0
-            if not (is_due or step % run.read == 0 or step == first_step + _SETTLED):
+            is_due = step % run.checkpoint_every == 0 or completed >= 1.0
+            if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
             reading = self.stepper.read_means()
             self.readings.append(reading)
             check_steps_finite(reading, step, training)
             seconds = clock.read_seconds(step)
             completed = training.compute_completed_fraction(step, seconds)
-            paused = run.pause is not None and clock.elapsed_s >= run.pause
+            paused = run.pause_after_s is not None and clock.elapsed_s >= run.pause_after_s
             # Steps in float16 may overflow until the loss's scale has settled.
             is_due = is_due or paused or completed >= 1.0
             if is_due and training.precision != "float16":
@@ -363,7 +363,7 @@ class _TrainingLoop:
         self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, math.nan))
         if self.run_folder is None:
             return
-        self.validation_due = self.validation is not None and (last or self.rows % self.run.validate == 0)
+        self.validation_due = self.validation is not None and (last or self.rows % self.run.validate_every == 0)
         self.run_folder.save_checkpoint(
             self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_notes()
         )

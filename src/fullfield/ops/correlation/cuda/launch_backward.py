@@ -143,7 +143,7 @@ class FeatureGradients:
         """Add one lookup's gradient."""
         if self._collected == 0:
             return
-        self._record_stream(stream, sums)
+        self._record_use_on_stream(stream, sums)
         params, layout = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
         if layout != sums.layout:
             params.grad_type = CODES[layout[0]]
@@ -162,7 +162,7 @@ class FeatureGradients:
         """Multiply out what is left; return the gradients as views [B, C, H, W]."""
         r = self.request
         stream = raw_stream(self.device.index)
-        self._record_stream(stream, sums)
+        self._record_use_on_stream(stream, sums)
         if not sums.empty:
             self._launch_collect_then_multiply_pending(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
@@ -182,7 +182,7 @@ class FeatureGradients:
         padded = flat.view(self.request.batch, *size, self._config.padded_channels)
         return padded[..., : self.request.channels].permute(0, 3, 1, 2)
 
-    def _record_stream(self, stream: int, sums: GradientSums) -> None:
+    def _record_use_on_stream(self, stream: int, sums: GradientSums) -> None:
         if stream != sums.stream:
             current = torch.cuda.current_stream(self.device.index)
             for tensor in sums.memory:
