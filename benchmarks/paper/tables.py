@@ -217,8 +217,10 @@ class Measured:
                     "paper's is RAFT's CUDA extension."
                 )
             results = [run.result for run in self._used.values() if run.on_gpu and run.result is not None]
-            if any(result["runtime"].get("alone") is False for result in results):
-                notes.append("Some times were taken with scoring beside the estimation; --alone takes them without.")
+            if any(result["runtime"].get("sequential") is False for result in results):
+                notes.append(
+                    "Some times were taken with scoring beside the estimation; --sequential takes them without."
+                )
         if self._left:
             notes.append(f"Not used, since another run has the same place: {', '.join(self._left)}.")
         return notes

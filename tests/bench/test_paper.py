@@ -29,7 +29,7 @@ def store(
     gib: float | None = 4.0,
     scores: dict[str, float] | None = None,
     failure: str | None = None,
-    alone: bool = True,
+    sequential: bool = True,
     pairs: int = 332,
     **parameters: Any,
 ) -> Path:
@@ -47,7 +47,7 @@ def store(
         "config": config,
         "averaging": "pooled",
         "scores": scores,
-        "runtime": {"mean_s": seconds, "std_s": 0.25, "median_s": seconds, "alone": alone},
+        "runtime": {"mean_s": seconds, "std_s": 0.25, "median_s": seconds, "sequential": sequential},
         "peak_bytes": None if gib is None else int(gib * 2**30),
         "backends": [used],
     }

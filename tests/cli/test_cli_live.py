@@ -138,7 +138,7 @@ def test_live_reports_missing_frames(cli: Any, scene: Path) -> None:
 class Stopping:
     """A source that goes on for ever; Ctrl-C comes while the third flow is shown."""
 
-    width, height, rate, is_live = 32, 24, None, True
+    width, height, frame_rate, is_live = 32, 24, None, True
 
     class Frame:
         time = 0.0

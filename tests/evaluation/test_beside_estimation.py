@@ -171,7 +171,7 @@ def test_evaluate_alone_overlaps_no_work(pairs: FlowDataset, tmp_path: Path, mon
     monkeypatch.setattr(PredictionRun, "save_prediction", slowly)
     monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
     monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
-    assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
+    assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(sequential=True))["runtime"]["sequential"]
 
 
 def test_predict_estimates_next_pair_before_storing_last(
@@ -192,7 +192,7 @@ def test_predict_estimates_next_pair_before_storing_last(
     monkeypatch.setattr(PredictionRun, "save_prediction", waiting)
     monkeypatch.setattr(finishing, "can_score_on_other_threads", lambda _: True)
     result = evaluate(Second(), pairs, tmp_path / "run")
-    assert not result["runtime"]["alone"]
+    assert not result["runtime"]["sequential"]
     assert result["scores"] == by_hand(pairs)
 
 

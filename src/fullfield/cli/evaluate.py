@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     running.add_argument("-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL]")
     running.add_argument("--scale", default="1", metavar="1/N", help="reduce the frames to this fraction first")
     running.add_argument("--warm-start", action="store_true", help="start each pair from the flow of the previous one")
-    running.add_argument("--alone", action="store_true", help="run nothing alongside, to measure undisturbed times")
+    running.add_argument(
+        "--sequential", action="store_true", help="run nothing alongside, to measure undisturbed times"
+    )
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument(
@@ -116,7 +118,9 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
     words = {**methods.map_arguments_to_options(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, rename_arguments_in_errors(**words):
         device = _choose_process_device(args.device, choice.device)
-        settings = EvaluationSettings(device=device, warm_start=args.warm_start, alone=args.alone, process=process)
+        settings = EvaluationSettings(
+            device=device, warm_start=args.warm_start, sequential=args.sequential, process=process
+        )
         if args.score_only:
             result = score(
                 dataset, _load_run_to_score(args, folder, scale), averaging=args.averaging, settings=settings
@@ -147,7 +151,7 @@ def _run_evaluation(args: argparse.Namespace, process: ProcessRank) -> int:
 
 def _list_used_flow_only_options(args: argparse.Namespace) -> list[str]:
     """Return the options on the command line that only flow has."""
-    usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
+    usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "sequential": False}
     usual |= {"averaging": "pooled", "max_epe": None, "submission": None}
     names = report.map_arguments_to_options(args)
     return [
@@ -197,7 +201,7 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Pr
     from fullfield._ledger.notes import check_entry_kinds
     from fullfield.evaluation.run import CONFIG, PredictionRun
 
-    estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
+    estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--sequential", args.sequential)]
     options = [*methods.list_used_parameter_options(args), *(option for option, value in estimation if value)]
     if options:
         raise InputError(f"{options[0]}: nothing is estimated with --score-only; leave it out")

@@ -47,7 +47,7 @@ class EvaluationSettings:
     Attributes:
         device: device of the estimator and the scores; ``auto`` is the first GPU with kernels, else the CPU.
         warm_start: whether each pair of a sequence starts from the previous flow, moved along itself.
-        alone: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
+        sequential: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
         process: rank of this process and their number; each takes its part of the pairs.
         progress: receives the fraction done and the pair's name.
 
@@ -56,7 +56,7 @@ class EvaluationSettings:
 
     device: str = AUTO
     warm_start: bool = False
-    alone: bool = False
+    sequential: bool = False
     process: ProcessRank = field(default_factory=ProcessRank)
     progress: Progress | None = None
 
@@ -124,8 +124,8 @@ def predict(
 ) -> dict[str, float]:
     """Estimate and store the flow of every pair that ``run`` does not hold yet; with ``averaging`` score it as well.
 
-    Reading and writing overlap with the estimation unless ``settings.alone``; on a GPU so do scoring and the copy of
-    the next pair. A pair's seconds are those of the estimator until the flow is finished, with the frames on the
+    Reading and writing overlap with the estimation unless ``settings.sequential``; on a GPU so do scoring and the copy
+    of the next pair. A pair's seconds are those of the estimator until the flow is finished, with the frames on the
     device. The first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of
     a size, with nothing else running.
 
@@ -148,7 +148,7 @@ def predict(
     scorer = None if averaging is None else PairScorer(dataset, run, averaging, device)
     start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    overlapping = not settings.alone
+    overlapping = not settings.sequential
     read = read_pairs_ahead(
         dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping
     )
@@ -175,7 +175,7 @@ def predict(
                 partial(_estimate_with_retry, run, estimator, frame1, frame2, start, free_memory),
                 tuple(frame1.shape),
             )
-            if settings.alone:
+            if settings.sequential:
                 finish.wait_until_stored()
             if size not in peaks:
                 free_memory()
@@ -186,7 +186,11 @@ def predict(
             busy += seconds
             before = (loaded.index, flow) if settings.warm_start else None
             info: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
-            info |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": settings.alone}
+            info |= {
+                "backend": estimator.backend,
+                "threads": torch.get_num_threads(),
+                "sequential": settings.sequential,
+            }
             finish(loaded.index, record.name, flow, loaded.truth, info)
             del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
@@ -260,7 +264,7 @@ def evaluate(
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
         ``classes``, over the pairs with truth, both None where no pair has any; ``runtime`` (seconds a pair: mean,
-        std, median, min, max, and whether all were ``alone``); ``peak_bytes`` (CUDA memory, None on a CPU);
+        std, median, min, max, and whether all were ``sequential``); ``peak_bytes`` (CUDA memory, None on a CPU);
         ``backends`` and numbers of CPU ``threads`` that were used; and of this call alone ``this_call``: pairs
         ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
 
@@ -331,7 +335,10 @@ def _summarize_runtime(dataset: FlowDataset, run: PredictionRun) -> dict[str, An
     peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
     return {
         "config": run.config,
-        "runtime": {**summarize_runtime(seconds), "alone": all(pair_info.get("alone", False) for pair_info in info)},
+        "runtime": {
+            **summarize_runtime(seconds),
+            "sequential": all(pair_info.get("sequential", False) for pair_info in info),
+        },
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(pair_info["backend"]) for pair_info in info}),
         "threads": sorted({int(pair_info["threads"]) for pair_info in info}),
