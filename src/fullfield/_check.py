@@ -51,6 +51,14 @@ def require(condition: bool, name: str, expected: str, actual: object) -> None:
         )
 
 
+def check_path(value: object, name: str = "path") -> str:
+    """Return a path as text, as it was given; InputError for anything but a str or an ``os.PathLike`` of one."""
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise InputError(f"{name}: expected a path, got {describe_value(value)}")
+    return path
+
+
 def check_tensor(
     value: Any,
     name: str,

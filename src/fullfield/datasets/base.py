@@ -50,7 +50,7 @@ class PairSequence(Sequence[Sample], Generic[RecordType, Sample]):
 
     def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[RecordType]) -> None:
         self.name = name
-        self.root = Path(root)
+        self.root = Path(_check.check_path(root, "root"))
         if not records:
             raise InputError(f"{root}: expected pairs of {self.pair_kind} of {name}, found none")
         self.records = tuple(records)

@@ -53,7 +53,7 @@ class Sintel(FlowDataset):
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training", render: str = "clean") -> None:
         _check.check_choice(split, "split", self.SPLITS)
         _check.check_choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
-        base = Path(root)
+        base = Path(_check.check_path(root, "root"))
         frames = require_folder(base, split, render, description="Sintel's frames")
         flow = require_folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
         maps = [None if flow is None else get_folder_if_exists(base, split, name) for name in ("occlusions", "invalid")]
@@ -79,7 +79,7 @@ class _KITTI(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training") -> None:
         _check.check_choice(split, "split", self.SPLITS)
-        base = Path(root)
+        base = Path(_check.check_path(root, "root"))
         frames_name = next(
             (name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0]
         )
@@ -183,7 +183,7 @@ class Spring(FlowDataset):
         _check.check_choice(split, "split", self.SPLITS)
         _check.check_choice(camera, "camera", self.CAMERAS)
         _check.check_choice(direction, "direction", self.DIRECTIONS)
-        scenes = require_folder(Path(root), split, description="Spring's sequences")
+        scenes = require_folder(root, split, description="Spring's sequences")
         stem = f"flow_{direction}_{camera}"
         records = []
         for scene in require_nonempty(list_subfolders(scenes), scenes, "a folder for each sequence"):
@@ -224,8 +224,8 @@ class HD1K(FlowDataset):
     encoding: Encoding | None = "kitti"
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        frames = require_folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
-        truth = require_folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
+        frames = require_folder(root, "hd1k_input", "image_2", description="HD1K's frames")
+        truth = require_folder(root, "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
         records = []
         for first, second in list_consecutive_pairs(list_files_with_suffix(frames, (".png",))):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
@@ -257,7 +257,7 @@ class FlyingChairs(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "all") -> None:
         _check.check_choice(split, "split", self.SPLITS)
-        base = Path(root)
+        base = Path(_check.check_path(root, "root"))
         data = base / "data" if (base / "data").is_dir() else base
         if not data.is_dir():
             raise InputError(f"{data}: expected the folder of FlyingChairs, but it does not exist")
@@ -321,8 +321,8 @@ class FlyingThings3D(FlowDataset):
         _check.check_choice(render, "render", self.RENDERS)
         _check.check_choice(camera, "camera", self.CAMERAS)
         _check.check_choice(direction, "direction", self.DIRECTIONS)
-        passes = require_folder(Path(root), f"frames_{render}pass", split, description="FlyingThings3D's frames")
-        flows = require_folder(Path(root), "optical_flow", split, description="FlyingThings3D's true flow")
+        passes = require_folder(root, f"frames_{render}pass", split, description="FlyingThings3D's frames")
+        flows = require_folder(root, "optical_flow", split, description="FlyingThings3D's true flow")
         records = []
         for letter in require_nonempty(list_subfolders(passes), passes, "the folders A, B, C"):
             for scene in list_subfolders(letter):
@@ -365,7 +365,7 @@ class Middlebury(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = require_folder(Path(root), description="Middlebury's scenes")
+        base = require_folder(root, description="Middlebury's scenes")
         truth = base / "other-gt-flow"
         frames = base
         if truth.is_dir():
@@ -408,7 +408,7 @@ class KubricNK(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, resolution: str = "8k") -> None:
         _check.check_choice(resolution, "resolution", self.RESOLUTIONS)
-        base = require_folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
+        base = require_folder(root, resolution, description=f"Kubric-NK at {resolution}")
         records = []
         for scene in require_nonempty(list_subfolders(base), base, "a folder for each scene"):
             frames = [path for path in list_files_with_suffix(scene, (".png",)) if path.name.startswith("rgba_")]

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fullfield._check import InputError
+from fullfield._check import InputError, check_path
 
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
-def require_folder(root: Path, *parts: str, description: str) -> Path:
+def require_folder(root: str | os.PathLike[str], *parts: str, description: str) -> Path:
     """Return ``root/parts``, which must be a folder."""
-    path = root.joinpath(*parts)
+    path = Path(check_path(root, "root"), *parts)
     if not path.is_dir():
         missing = next(p for p in (*reversed(path.parents), path) if not p.is_dir())
         kind = "is a file" if missing.exists() else "does not exist"

@@ -57,7 +57,7 @@ class Pairs(FlowDataset):
     doubled = None
 
     def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
-        base = require_folder(Path(root), description="your pairs")
+        base = require_folder(root, description="your pairs")
         listing = base / LIST
         if listing.is_file():
             records = _read_pairs_from_list(listing)
@@ -132,7 +132,7 @@ class SyntheticPairs(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = require_folder(Path(root), description="synthetic pairs")
+        base = require_folder(root, description="synthetic pairs")
         flows = list_files_with_suffix(require_folder(base, "flow", description="true flow"), _FLOW)
         count = _read_manifest_pair_count(base / MANIFEST)
         if len(flows) != count:
@@ -186,7 +186,7 @@ class Rendered(FlowDataset):
     doubled = True
 
     def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
-        base = require_folder(Path(root), description="the rendered shots")
+        base = require_folder(root, description="the rendered shots")
         if (base / "frames").is_dir():
             raise InputError(f"{base}: is a shot, with frames in it; expected the folder that holds the shots")
         records = []

@@ -121,7 +121,7 @@ class ScanPairs(ScanDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = layout.require_folder(Path(root), description="your pairs of clouds")
+        base = layout.require_folder(root, description="your pairs of clouds")
         listing = base / LIST
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
@@ -167,7 +167,7 @@ class KITTIOdometry(ScanDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
         _check.check_choice(split, "split", SEQUENCES)
-        base = Path(root)
+        base = Path(_check.check_path(root, "root"))
         top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
         layout.require_folder(top, "sequences", description="KITTI's odometry sequences")
         records = [record for number in SEQUENCES[split] for record in _iterate_sequence_pairs(top, f"{number:02d}")]

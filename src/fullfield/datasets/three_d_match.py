@@ -55,7 +55,7 @@ class ThreeDMatch(ScanDataset):
         if split is not None:
             _check.check_choice(split, "split", SCENES)
         self._lists, self._split = _BENCHMARKS[benchmark], split
-        top = layout.require_folder(Path(root), description="3DMatch")
+        top = layout.require_folder(root, description="3DMatch")
         self._require_clouds_of_listed_scenes(top)
         records = [
             record for scene, log in self._iterate_scene_lists(top) for record in _iterate_log_pairs(top / scene, log)

@@ -115,6 +115,8 @@ def build_or_check_estimator(
     explicit: dict[str, Any] = {"preset": preset, "config": config, "weights": weights, "updates": updates}
     explicit |= {"cascade": cascade, "precision": precision, "backend": backend}
     parameters = {name: value for name, value in explicit.items() if value is not None}
+    if weights is not None:
+        _check.check_path(weights, "weights")
     if isinstance(method, str):
         return build_estimator(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")

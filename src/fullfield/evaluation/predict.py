@@ -273,6 +273,7 @@ def evaluate(
         torch.OutOfMemoryError: the device's memory is too small. If that happens in the estimator, or while it is
             prepared, a note is left in the run's folder.
     """
+    _check.check_path(folder, "folder")
     settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
     with record_memory_failure(estimator, dataset, folder, settings):
@@ -369,6 +370,7 @@ def write_submission(dataset: FlowDataset, run: PredictionRun, folder: str | os.
 
     >>> files = write_submission(KITTI2015("/data/kitti2015", split="testing"), run, "upload")  # doctest: +SKIP
     """
+    _check.check_path(folder, "folder")
     layout = get_submission_layout(dataset)
     lacking = [record.name for record in dataset.records if run.read_info_if_complete(record.name) is None]
     if lacking:

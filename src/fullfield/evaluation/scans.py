@@ -225,6 +225,7 @@ def evaluate_scans(
     >>> result = evaluate_scans(Registrar(), open_scans("3dmatch", "/data/3dmatch"), "runs/3dmatch")  # doctest: +SKIP
     >>> result["scores"]["rr"]  # doctest: +SKIP
     """
+    _check.check_path(folder, "folder")
     settings = settings or EvaluationSettings()
     is_cpu = settings.device in (AUTO, "cpu")
     _check.require(is_cpu, "device", "cpu, where point clouds are registered", repr(settings.device))

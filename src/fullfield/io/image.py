@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, require
+from fullfield._check import InputError, check_choice, check_path, require
 from fullfield._check import check_has_values as held
 from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, refuse_integers_without_white
 from fullfield.io.files import PathLike, check_display_window_size, write_atomically
@@ -128,7 +128,7 @@ class FrameReader:
         """Read a frame; errors are those of :func:`read_frame`."""
         check_choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_argument(self.window)
-        where = Path(path)
+        where = Path(check_path(path))
         kind, _ = detect_format_and_size(where)
         if kind == "pfm":
             _refuse_parts_and_layers_of_pfm(where, self.part, self.layer)
@@ -178,7 +178,7 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     >>> both = frame_window("a.exr").union(frame_window("b.exr")).data  # doctest: +SKIP
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
-    where = Path(path)
+    where = Path(check_path(path))
     kind, _ = detect_format_and_size(where)
     if kind == "pfm":
         _refuse_parts_and_layers_of_pfm(where, part, layer)
@@ -345,7 +345,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         InputError: an unknown suffix, or an image of another shape or type or with NaN or infinite values.
         OSError: the file cannot be written; what stood there before stays.
     """
-    where = Path(path)
+    where = Path(check_path(path))
     suffix = where.suffix.lower()
     if suffix not in IMAGE_WRITE_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from fullfield._check import check_path
+
 FRAME_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".dpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm",
     ".hdr", ".bmp", ".tga",
@@ -54,7 +56,7 @@ DIRECTIONS = ("forward", "backward")
 
 def has_exr_suffix(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is named as an OpenEXR."""
-    return os.fspath(path).lower().endswith(".exr")
+    return check_path(path).lower().endswith(".exr")
 
 
 OCIO_CONFIG = "ocio://studio-config-latest"

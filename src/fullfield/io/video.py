@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
 import struct
 import sys
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice
+from fullfield._check import InputError, check_choice, check_path
 from fullfield.io.files import PathLike, check_pixel_count, describe_error, require_nonempty_file, write_atomically
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
@@ -77,7 +76,7 @@ def open_video(source: PathLike) -> VideoSource:
     Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
     where the library that reads it is not installed.
     """
-    name = os.fspath(source)
+    name = check_path(source, "source")
     return CameraSource(name) if name.startswith(CAMERA) else FileSource(name)
 
 
@@ -409,7 +408,7 @@ class CameraSource:
 def check_codec_matches_suffix(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
     check_choice(codec, "codec", VIDEO_CODECS)
-    suffix = Path(path).suffix.lower()
+    suffix = Path(check_path(path)).suffix.lower()
     if (codec != "h264" and suffix == ".mp4") or (codec == "dnxhr" and suffix != ".mov"):
         expected = "h264 or prores" if suffix == ".mkv" else "h264"
         raise InputError(f"codec: expected {expected} for {path}, got {codec}; write .mov")

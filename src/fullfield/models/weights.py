@@ -446,7 +446,7 @@ def find_weights_origin(model: str, source: str | os.PathLike[str] | WeightsEntr
     if isinstance(source, WeightsEntry):
         entry = source
     else:
-        name = os.fspath(source)
+        name = _check.check_path(source, "weights")
         if name == RANDOM:
             return WeightsOrigin(RANDOM)
         path = Path(name)

@@ -100,9 +100,10 @@ def build_retime_job(
 ) -> RetimeJob:
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
-    pictures = PictureFiles(os.fspath(plates), settings.mask)
-    sources = pictures.select_frames(frames)
+    plates, output = _check.check_path(plates, "plates"), _check.check_path(output, "output")
     stored = StoredFlow.from_source(flow)
+    pictures = PictureFiles(plates, settings.mask)
+    sources = pictures.select_frames(frames)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
     exact_factor = Fraction(settings.factor).limit_denominator(10_000)
@@ -120,8 +121,7 @@ def build_retime_job(
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require_directions("forward", "backward")
         _require_flow_files(stored, _list_interpolated_plates(consecutive, len(numbers), exact_factor))
-    name, mask = os.fspath(output), settings.mask
-    return RetimeJob(stored, name, numbers, device, plates=pictures, factor=exact_factor, mask=mask)
+    return RetimeJob(stored, output, numbers, device, plates=pictures, factor=exact_factor, mask=settings.mask)
 
 
 def _list_interpolated_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:

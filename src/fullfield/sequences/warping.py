@@ -101,20 +101,20 @@ def build_warp_job(
     device: str = "auto",
 ) -> WarpJob:
     """Return the job of :func:`warp_shot`, checked against the stored flow."""
+    name, output = _check.check_path(source, "source"), _check.check_path(output, "output")
     settings = WarpSettings() if settings is None else settings
-    if settings.reference is not None and has_video_suffix(os.fspath(output)):
-        raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {os.fspath(output)}")
-    name = os.fspath(source)
+    if settings.reference is not None and has_video_suffix(output):
+        raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {output}")
+    stored = StoredFlow.from_source(flow)
     plates = PictureFiles(name, settings.mask) if is_frame_sequence_name(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
-    stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         if settings.reference not in (None, stored.reference):
             raise InputError(f"reference: expected {stored.reference}, as in {stored.source}, got {settings.reference}")
         numbers = stored.numbers if frames is None else select_frames(find_frame_files(stored.source), frames, "frames")
         settings = replace(settings, reference=stored.reference, direction="backward", hide_occluded=True)
-        return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
+        return WarpJob(stored, output, tuple(numbers), device, source=name, plates=plates, settings=settings)
     reference = settings.reference
     if reference is None and plates is None and len(stored.numbers) > 1:
         raise InputError(f"reference: expected the number of the frame that {name} belongs to, got None")
@@ -126,7 +126,7 @@ def build_warp_job(
     else:
         numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
     stored.require_directions(*_list_required_directions(settings, numbers))
-    return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
+    return WarpJob(stored, output, tuple(numbers), device, source=name, plates=plates, settings=settings)
 
 
 def _list_required_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str]:

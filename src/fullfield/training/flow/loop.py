@@ -102,6 +102,8 @@ class FlowRun:
     def __post_init__(self) -> None:
         for name in ("checkpoint_every", "validate_every", "read_loss_every"):
             _check.check_number(getattr(self, name), name, integer=True, low=1)
+        if self.after is not None:
+            _check.check_path(self.after, "after")
         if self.pause_after_s is not None:
             _check.check_number(self.pause_after_s, "pause_after_s", above=0.0)
 
@@ -144,6 +146,7 @@ def train_flow(
     Raises:
         InputError: for what cannot be used, a folder of another run, or losses that are not finite.
     """
+    _check.check_path(folder, "folder")
     training, run = training or FlowTraining(), run or FlowRun()
     first = next(model.parameters(), None)
     if first is None:
