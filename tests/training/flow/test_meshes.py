@@ -305,6 +305,20 @@ def test_create_procedural_meshes_are_closed_in_unit_sphere() -> None:
         assert materials.max() < MATERIALS
 
 
+def test_create_procedural_meshes_of_bars_are_closed_and_face_outwards() -> None:
+    store, more = create_procedural_meshes(1, barred=8), create_procedural_meshes(2, barred=9)
+    count = int(store.table.vertex_counts[1:].sum())
+    assert torch.equal(store.vertices[-count:], more.vertices[-count - int(more.table.vertex_counts[-1]) :][:count])
+    for index in range(1, 9):
+        (points,), faces, _ = mesh_of(store, index)
+        assert 0.99 < float(np.linalg.norm(points, axis=-1).max()) < 1.001
+        corners = points[0].astype(np.float64)[faces]
+        edges = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), 1)
+        assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
+        volume = np.einsum("fi,fi->f", corners[:, 0], np.cross(corners[:, 1], corners[:, 2])).sum() / 6
+        assert volume > 0, "triangles face inwards"
+
+
 @pytest.fixture(scope="module")
 def pictures() -> PicturePack:
     return create_procedural_pictures(4, 32, shapes=4)._replace(meshes=create_procedural_meshes(5))

@@ -1,8 +1,12 @@
-"""Procedural meshes: superquadrics, tori, bent tubes, lumps, spiky balls and boxes, drawn from a seed."""
+"""Procedural meshes, drawn from a seed: superquadrics, tori, bent tubes, lumps, spiky balls, and objects of thin bars.
+
+The bars are legs, rungs, posts and branches that move with the body that they are fixed to, as in furniture and tools.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +18,19 @@ from fullfield.training.flow.scene_draw import Floats
 _ALONG, _AROUND = 28, 20  # cells of a surface, which has two triangles a cell
 
 
-def create_procedural_meshes(count: int = 48, seed: int = 0) -> MeshStore:
-    """Return ``count`` closed meshes of about a thousand triangles, without clips; the first do not depend on it."""
+def create_procedural_meshes(count: int = 48, barred: int = 0, seed: int = 0) -> MeshStore:
+    """Return closed meshes without clips; each depends on the seed and its own number alone.
+
+    Args:
+        count: meshes of about a thousand triangles, smooth ones.
+        barred: meshes of bars and boards, some hundred triangles, after them.
+        seed: of everything.
+    """
     meshes = []
-    for index in range(count):
-        stream = RandomStream(seed, index, 2)
-        points, faces = _SHAPES[index % len(_SHAPES)](stream)
+    for index in range(count + barred):
+        shapes, number, purpose = (_SHAPES, index, 2) if index < count else (_BARRED_SHAPES, index - count, 3)
+        stream = RandomStream(seed, number, purpose)
+        points, faces = shapes[number % len(shapes)](stream)
         points = points - (points.max(0) + points.min(0)) / 2
         points = points / np.linalg.norm(points, axis=1).max()
         materials = np.floor(np.arange(len(faces)) * MATERIALS / len(faces)).astype(np.uint8)
@@ -107,4 +118,102 @@ def _draw_spiky_sphere(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]
     return _build_sphere(stream, lambda at: 1 + height * np.exp(sharpness * ((at @ spikes.T).max(1) - 1)))
 
 
+Bar = tuple[Floats, float, float]
+"""Both ends [2, 3] of a bar, and half its sides: across in the horizontal plane, and along the third direction."""
+
+
+def _build_bars(bars: Sequence[Bar]) -> tuple[Floats, NDArray[np.int64]]:
+    """Return vertices and triangles of bars of a rectangular section."""
+    quads = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
+    cuboid = np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+    points = []
+    for ends, half_width, half_height in bars:
+        along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
+        upright = abs(along[1]) > 0.9
+        width = np.cross([1.0, 0.0, 0.0] if upright else [0.0, 1.0, 0.0], along)
+        width /= np.linalg.norm(width)
+        height = np.cross(along, width)
+        sides = [sign * half_width * width + other * half_height * height for sign in (-1, 1) for other in (-1, 1)]
+        points += [end + side for end in ends for side in sides]
+    faces = np.concatenate([cuboid + 8 * index for index in range(len(bars))])
+    return np.array(points), faces
+
+
+def _connect(start: Sequence[float] | Floats, end: Sequence[float] | Floats, width: float, height: float = 0) -> Bar:
+    """Return the bar between two points, square unless a ``height`` is given."""
+    return np.array([start, end], np.float64), width, height or width
+
+
+def _draw_furniture(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
+    """Return a chair, bench, stool or table: a board on legs, some with rungs, a back of posts and slats, and arms."""
+    between = stream.draw_between
+    width, depth, leg, board = between(0.3, 1.2), between(0.3, 0.7), between(0.5, 1.4), between(0.015, 0.1)
+    thickness, splay, rung = between(0.012, 0.06), between(0.85, 1.35), between(0.2, 0.8)
+    bars = [_connect([-width, 0, 0], [width, 0, 0], depth, board)]
+    corners = [(side * width * 0.93, back * depth * 0.93) for side, back in ((-1, -1), (-1, 1), (1, 1), (1, -1))]
+    feet = [np.array([x * splay, -leg, z * splay]) for x, z in corners]
+    for (x, z), foot in zip(corners, feet, strict=True):
+        bars.append(_connect([x, 0, z], foot, thickness))
+    if between(0, 1) < 0.6:
+        joints = [np.array([x, 0, z]) * rung + foot * (1 - rung) for (x, z), foot in zip(corners, feet, strict=True)]
+        sides = [pair for pair in pairwise([*joints, joints[0]]) if between(0, 1) < 0.7]
+        bars += [_connect(start, end, 0.7 * thickness) for start, end in sides]
+    if between(0, 1) < 0.65:
+        high, tilt = between(0.5, 1.3), between(-0.1, 0.35)
+        posts = [np.array([side * width * 0.93, 0, -depth]) for side in (-1, 1)]
+        tops = [post + np.array([0, high, -tilt]) for post in posts]
+        bars += [_connect(post, top, thickness) for post, top in zip(posts, tops, strict=True)]
+        slats, upright, slat = stream.draw_integer(1, 5), between(0, 1) < 0.4, between(0.02, 0.12)
+        for position in (np.arange(slats) + 1) / (slats + 0.5):
+            if upright:
+                low = posts[0] + (posts[1] - posts[0]) * min(position, 0.95)
+                bars.append(_connect(low, low + tops[0] - posts[0], slat, thickness / 2))
+            else:
+                ends = [post + (top - post) * min(position, 1.0) for post, top in zip(posts, tops, strict=True)]
+                bars.append(_connect(ends[0], ends[1], thickness / 2, 1.5 * slat))
+        if between(0, 1) < 0.3:
+            for side in (-1, 1):
+                elbow = np.array([side * width, 0.4 * high, 0.8 * depth])
+                bars.append(_connect([side * width, 0.4 * high, -depth], elbow, thickness))
+                bars.append(_connect(elbow, elbow * [1, 0, 1], thickness))
+    return _build_bars(bars)
+
+
+def _draw_lattice(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
+    """Return a ladder, fence, shelf or scaffold: rails and the rungs between them, some in two storeys or depths."""
+    between = stream.draw_between
+    half_gap, rungs, thickness = between(0.12, 0.9), stream.draw_integer(2, 9), between(0.012, 0.05)
+    rung, board = thickness * between(0.5, 1.2), between(0, 1) < 0.25
+    rows = [0.0] if between(0, 1) < 0.6 else [-between(0.15, 0.6), between(0.15, 0.6)]
+    bars = []
+    for row in rows:
+        bars += [_connect([side * half_gap, -1, row], [side * half_gap, 1, row], thickness) for side in (-1, 1)]
+    for height in np.linspace(-0.93, 0.93, rungs):
+        if board:
+            depth = (rows[-1] - rows[0]) / 2 + thickness
+            middle = (rows[-1] + rows[0]) / 2
+            bars.append(_connect([-half_gap, height, middle], [half_gap, height, middle], depth, rung))
+        else:
+            bars += [_connect([-half_gap, height, row], [half_gap, height, row], rung) for row in rows]
+            bars += [_connect([side * half_gap, height, rows[0]], [side * half_gap, height, rows[-1]], rung)
+                     for side in (-1, 1) if len(rows) > 1]  # fmt: skip
+    return _build_bars(bars)
+
+
+def _draw_branches(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
+    """Return a rod with a head, or a body with limbs: a box, and jointed bars that leave it in random directions."""
+    between = stream.draw_between
+    box = np.array([between(0.02, 0.4) for _ in range(3)])
+    bars = [_connect([-box[0], 0, 0], [box[0], 0, 0], box[2], box[1])]
+    for _ in range(stream.draw_integer(1, 7)):
+        start, thickness = (2 * stream.draw_uniform_numbers(3) - 1) * box * 0.8, between(0.01, 0.06)
+        for length in (between(0.3, 1.2), between(0.1, 0.7))[: stream.draw_integer(1, 2)]:
+            heading = 2 * stream.draw_uniform_numbers(3) - 1
+            end = start + length * heading / max(float(np.linalg.norm(heading)), 1e-3)
+            bars.append(_connect(start, end, thickness))
+            start, thickness = end, 0.8 * thickness
+    return _build_bars(bars)
+
+
 _SHAPES = (_draw_superquadric, _draw_tube, _draw_torus, _draw_lump, _draw_spiky_sphere)
+_BARRED_SHAPES = (_draw_furniture, _draw_lattice, _draw_furniture, _draw_branches)

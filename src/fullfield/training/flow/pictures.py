@@ -29,6 +29,8 @@ MANIFEST = "manifest.json"
 SHAPES = "shapes.bin"
 MESHES = "meshes.bin"
 
+BARRED_MESHES = 480
+"""Procedural meshes of bars beside those of a pack: a fourth of all that have no clip."""
 _LARGEST_UPSCALE = 2.0
 # What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
 _BROKEN_PACKING = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -110,7 +112,7 @@ def _read_and_extend_meshes(path: Path, entries: list[dict[str, Any]], file: zip
         meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
-    return build_mesh_store(meshes).join_stores(create_procedural_meshes())
+    return build_mesh_store(meshes).join_stores(create_procedural_meshes(barred=BARRED_MESHES))
 
 
 def create_procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
