@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fullfield
 from fullfield.io import read_frame, write_image
-from fullfield.viz import flow_to_image, overlay
+from fullfield.viz import draw_overlay, flow_to_image
 
 frames = Path(sys.argv[0]).parent / "scene" / "own" / "frames"  # rendered with known flow
 first, second = frames / "frame_0002.png", frames / "frame_0003.png"
@@ -21,4 +21,4 @@ print(f"{flow.width}×{flow.height} in {flow.seconds:.2f} s, mean motion ({u.mea
 
 flow.save("flow.flo")
 write_image("flow.png", flow_to_image(flow.flow))
-write_image("overlay.png", overlay(flow.flow, read_frame(first), arrows=24))
+write_image("overlay.png", draw_overlay(flow.flow, read_frame(first), arrows=24))

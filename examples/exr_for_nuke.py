@@ -8,7 +8,7 @@ Read scene-linear EXR frames; write EXR flow to the next and the previous frame,
 import torch
 
 from fullfield import estimate
-from fullfield.io import frame_window, read_flow, write_flow, write_image, write_st_map
+from fullfield.io import read_flow, read_frame_window, write_flow, write_image, write_st_map
 from fullfield.testing import textured_scene
 
 # Three synthetic plates: one seed gives the same middle frame at any speed. A float picture is written to EXR as
@@ -23,7 +23,7 @@ write_image("plate.0003.exr", fast.frame2)
 forward = estimate("plate.0002.exr", "plate.0003.exr")
 backward = estimate("plate.0002.exr", "plate.0001.exr")
 
-window = frame_window("plate.0002.exr")  # display window and pixel aspect
+window = read_frame_window("plate.0002.exr")  # display window and pixel aspect
 write_flow("motion.0002.exr", forward.flow, backward=backward.flow, compression="zip", window=window)
 write_st_map("stmap.0002.exr", forward.flow, window=window)
 

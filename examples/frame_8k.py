@@ -13,9 +13,9 @@ import os
 import torch
 
 from fullfield import estimate
-from fullfield.io import frame_window, read_flow, write_flow, write_image, write_st_map
+from fullfield.io import read_flow, read_frame_window, write_flow, write_image, write_st_map
 from fullfield.testing import textured_scene
-from fullfield.viz import flow_scale, flow_to_image, overlay
+from fullfield.viz import draw_overlay, flow_to_image, measure_max_motion
 
 width = int(os.environ.get("FULLFIELD_EXAMPLE_WIDTH", "448"))
 height = round(width * 0.419 / 8) * 8
@@ -33,7 +33,7 @@ print(f"{flow.width}×{flow.height}: mean error of visible points {float(error.m
 
 # %%
 # Write what a compositor loads: vectors in half floats with the plate's window, and an ST map.
-window = frame_window("frame.0001.exr")
+window = read_frame_window("frame.0001.exr")
 write_flow("vectors.0001.exr", flow.flow.cpu(), compression="dwaa", dtype="half", window=window)
 write_st_map("stmap.0001.exr", flow.flow.cpu(), window=window)
 stored = read_flow("vectors.0001.exr", layer="forward").flow
@@ -42,5 +42,5 @@ print(f"rounding to half floats: {float((stored - flow.flow.cpu()).abs().max()):
 # %%
 # Draw the flow: hue is direction, and the pure colour is the longest motion.
 write_image("flow.png", flow_to_image(stored))
-write_image("overlay.png", overlay(stored, scene.frame1, arrows=24))
-print(f"colour scale: 0 to {flow_scale(stored):.1f} px")
+write_image("overlay.png", draw_overlay(stored, scene.frame1, arrows=24))
+print(f"colour scale: 0 to {measure_max_motion(stored):.1f} px")

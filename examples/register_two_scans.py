@@ -15,7 +15,7 @@ import torch
 from fullfield.io import PointCloud, write_image, write_point_cloud
 from fullfield.registration import alignment_errors, register
 from fullfield.testing import room_scan
-from fullfield.viz import alignment_view
+from fullfield.viz import draw_alignment
 
 target, source = room_scan(5, scan=0), room_scan(5, scan=1)
 angle = np.deg2rad(100.0)
@@ -38,7 +38,7 @@ assert turn < 2
 for name, pose in (("before", np.eye(4)), ("after", found.transform)):
     moved = torch.from_numpy(source @ pose[:3, :3].T + pose[:3, 3])
     errors = torch.from_numpy(alignment_errors(source, target, pose, max_distance=8 * found.voxel))
-    view = alignment_view(torch.from_numpy(target), moved, errors, max_error=2 * found.voxel, size=(360, 480))
+    view = draw_alignment(torch.from_numpy(target), moved, errors, max_error=2 * found.voxel, size=(360, 480))
     write_image(f"{name}.png", view)
 write_point_cloud("aligned.ply", PointCloud(moved.numpy()))
 

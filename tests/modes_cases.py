@@ -504,16 +504,23 @@ def _() -> Any:
     return scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded
 
 
-@case("viz.FlowColors", "viz.flow_to_image", "viz.flow_scale", "viz.overlay", "viz.error_map", "viz.sheet")
+@case(
+    "viz.FlowColors",
+    "viz.flow_to_image",
+    "viz.measure_max_motion",
+    "viz.draw_overlay",
+    "viz.draw_error_map",
+    "viz.draw_sheet",
+)
 def _() -> Any:
     first = frames(3, 24, 32)[0].to(F32) / 255
-    made = [viz.flow_to_image(flow()), FlowColors(5.0).draw(flow()), viz.overlay(flow(), first, arrows=8)]
-    errors = viz.error_map(flow() + 1, flow())
+    made = [viz.flow_to_image(flow()), FlowColors(5.0).draw(flow()), viz.draw_overlay(flow(), first, arrows=8)]
+    errors = viz.draw_error_map(flow() + 1, flow())
     return [
         *made,
-        viz.flow_scale(flow()),
+        viz.measure_max_motion(flow()),
         errors,
-        viz.sheet([("one", made[0]), ("two", made[1])]),
+        viz.draw_sheet([("one", made[0]), ("two", made[1])]),
     ]
 
 
@@ -523,7 +530,7 @@ def _() -> Any:
 
 
 @case(
-    "viz.wheel_legend",
+    "viz.draw_wheel_legend",
     "viz.create_color_wheel",
     "viz.create_error_colors",
     "viz.draw_error_legend",
@@ -531,17 +538,17 @@ def _() -> Any:
 )
 def _() -> Any:
     legends = (
-        viz.wheel_legend(64, 5.0),
+        viz.draw_wheel_legend(64, 5.0),
         draw_error_legend(256, max_error=3.0),
         draw_alignment_legend(200, max_error=1.0),
     )
     return *legends, create_color_wheel(), create_error_colors()
 
 
-@case("viz.frame_to_image", "viz.alignment_view")
+@case("viz.frame_to_image", "viz.draw_alignment")
 def _() -> Any:
     points = cloud(dtype=torch.float64)
-    view = viz.alignment_view(points, points + 0.01, points[:, 0], max_error=1.0, size=(60, 80))
+    view = viz.draw_alignment(points, points + 0.01, points[:, 0], max_error=1.0, size=(60, 80))
     return view, [viz.frame_to_image(frame) for frame in (noise(3, 8, 9).abs(), cloud(9).T[..., None])]
 
 

@@ -77,8 +77,8 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "warp": ("flow", lambda: warp_image(create_random(3, 8, 8), create_meta(2, 8, 8))),
     "flow_to_image": ("flow", lambda: viz.flow_to_image(create_meta(2, 8, 8))),
-    "overlay": ("frame", lambda: viz.overlay(create_random(2, 8, 8), create_meta(3, 8, 8))),
-    "error_map": ("pred", lambda: viz.error_map(create_meta(2, 8, 8), create_meta(2, 8, 8))),
+    "draw_overlay": ("frame", lambda: viz.draw_overlay(create_random(2, 8, 8), create_meta(3, 8, 8))),
+    "draw_error_map": ("pred", lambda: viz.draw_error_map(create_meta(2, 8, 8), create_meta(2, 8, 8))),
 }
 
 

@@ -154,7 +154,7 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
 
     Returns the pair's name and the picture, uint8 [3, H, W]; None where nothing has been run.
     """
-    from fullfield.viz import flow_scale, flow_to_image, frame_to_image, sheet, wheel_legend
+    from fullfield.viz import draw_sheet, draw_wheel_legend, flow_to_image, frame_to_image, measure_max_motion
 
     panels = [_Panel(method, scale, _drawable(runs, method, scale)) for method in _SHEET_METHODS for scale in SCALES]
     done = {panel.method for panel in panels if panel.run is not None}
@@ -176,24 +176,24 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
             mean = truth.flow if truth.flow.ndim == 3 else truth.flow.mean(0)
             small = _reduced(torch.where(truth.valid, mean, 0.0))
             known = _reduced(truth.valid[None].float())[0] > 0.5
-            longest = flow_scale(small, known)
+            longest = measure_max_motion(small, known)
             first.append(("True flow", flow_to_image(small, known, max_motion=longest)))
     stored = [None if panel.run is None else PredictionRun.load(panel.run.folder) for panel in panels]
     flows = [None if run is None else _reduced(run.read_prediction(name)[0]) for run in stored]
     if longest <= 0:
-        longest = max(flow_scale(flow) for flow in flows if flow is not None)
+        longest = max(measure_max_motion(flow) for flow in flows if flow is not None)
     shape = next(flow.shape for flow in flows if flow is not None)
     blank = torch.full((3, *shape[1:]), 128, dtype=torch.uint8)
     drawn = [
         (panel.title, blank if flow is None else flow_to_image(flow, max_motion=longest))
         for panel, flow in zip(panels, flows, strict=True)
     ]
-    key = wheel_legend(max(16, min(160, shape[1])), longest)
+    key = draw_wheel_legend(max(16, min(160, shape[1])), longest)
     if first:
         drawn = [*first, *[("", blank)] * (len(SCALES) - 1 - len(first)), ("Colours", key), *drawn]
-        return name, sheet(drawn, columns=len(SCALES), max_width=4 * _PANEL + 200)
+        return name, draw_sheet(drawn, columns=len(SCALES), max_width=4 * _PANEL + 200)
     (title, picture), *rest = drawn
-    return name, sheet([(title, picture, key), *rest], columns=len(SCALES), max_width=4 * _PANEL + 200)
+    return name, draw_sheet([(title, picture, key), *rest], columns=len(SCALES), max_width=4 * _PANEL + 200)
 
 
 def _drawable(runs: Runs, method: str, scale: str) -> StoredRun | None:

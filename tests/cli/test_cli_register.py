@@ -13,7 +13,7 @@ from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import alignment
 from fullfield.testing import room_scan
-from fullfield.viz import sheet
+from fullfield.viz import draw_sheet
 
 pytest.importorskip("small_gicp")
 
@@ -64,9 +64,9 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(panels: Any, **more: Any) -> Any:
         seen.extend(panel[0] for panel in panels)
-        return sheet(panels, **more)
+        return draw_sheet(panels, **more)
 
-    monkeypatch.setattr(viz, "sheet", noted)
+    monkeypatch.setattr(viz, "draw_sheet", noted)
     return seen
 
 

@@ -212,10 +212,10 @@ def _bombs(folder: Path) -> None:
 
 
 def _frame(path: Path) -> Any:
-    from fullfield.io import frame_window, read_frame, read_metadata
+    from fullfield.io import read_frame, read_frame_window, read_metadata
     from fullfield.io.all_channels import read_all_channels
 
-    frame_window(path)
+    read_frame_window(path)
     frame = read_frame(path)
     assert frame.dtype == torch.float32
     assert frame.ndim == 3

@@ -18,7 +18,7 @@ from io_files import ExrPart, complaint, samples, save, srgb
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import frame_window, read_frame, write_image
+from fullfield.io import read_frame, read_frame_window, write_image
 from fullfield.io.channels import find_colour_channels
 from fullfield.io.files import check_pixel_count
 from fullfield.io.names import FRAME_SUFFIXES
@@ -577,7 +577,7 @@ def test_read_frame_window_data_covers_union(tmp_path: Path) -> None:
         exr_image = ExrPart(
             crop, ("R", "G", "B"), origin=(x, y), display=(1, 2, 90, 80), attributes={"PixelAspectRatio": 2.0}
         )
-        windows.append(frame_window(save(tmp_path / f"{name}.exr", exr_image)))
+        windows.append(read_frame_window(save(tmp_path / f"{name}.exr", exr_image)))
     assert windows[0] == FrameWindow((20, 30, 24, 16), (1, 2, 90, 80), 2.0)
     both = windows[0].union(windows[1])
     assert both == windows[0]._replace(data=(20, 30, 29, 20))
@@ -604,7 +604,7 @@ def test_frame_window_overlaps_equals_intersection() -> None:
 @pytest.mark.parametrize("suffix", [".png", ".pfm"])
 def test_read_frame_refuses_window_of_other_format(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"a{suffix}", ExrPart(samples((5, 7, 3)), ("R", "G", "B")))
-    assert frame_window(path) == FrameWindow((0, 0, 7, 5), (0, 0, 7, 5))
+    assert read_frame_window(path) == FrameWindow((0, 0, 7, 5), (0, 0, 7, 5))
     full = read_frame(path)
     box = read_frame(path, window=(-2, 1, 6, 8))
     assert box.shape == (3, 8, 6)
@@ -621,7 +621,7 @@ def test_read_frame_refuses_window_of_other_format(tmp_path: Path, suffix: str) 
 def test_frame_window_of_rotated_picture_is_upright(tmp_path: Path) -> None:
     exr_image = ExrPart(pixels_8(), ("R", "G", "B"), attributes={"Orientation": 6})
     path = save(tmp_path / "a.tif", exr_image)
-    assert frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
+    assert read_frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
 
 
 def test_read_frame_huge_values_stay_finite(tmp_path: Path) -> None:
@@ -636,7 +636,7 @@ def test_read_frame_huge_values_stay_finite(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode here")
 def test_read_frame_accepts_name_outside_utf8(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", ExrPart(pixels_8(), ("R", "G", "B"))).rename(tmp_path / "\udce9.png")
-    for call in (read_frame, frame_window):
+    for call in (read_frame, read_frame_window):
         with pytest.raises(InputError, match="the name of the file is not UTF-8") as error:
             call(path)
         complaint(error).encode()

@@ -14,7 +14,7 @@ from io_files import ExrPart, complaint, samples, save
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import frame_window, read_frame
+from fullfield.io import read_frame, read_frame_window
 from fullfield.io.all_channels import read_all_channels
 from fullfield.io.image import FrameReader
 
@@ -47,7 +47,7 @@ def test_read_frame_prefers_beauty_part(tmp_path: Path, names: tuple[str, ...], 
         warnings.simplefilter("always")
         frame = read_frame(path, transfer="srgb")
     assert frame[0, 0, 0] == (chosen + 1) / 16
-    assert frame_window(path, part=names[chosen]) == frame_window(path, part=chosen)
+    assert read_frame_window(path, part=names[chosen]) == read_frame_window(path, part=chosen)
     is_doubtful = names == ("diffuse_albedo", "N")
     assert len(caught) == is_doubtful
     if is_doubtful:

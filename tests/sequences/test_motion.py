@@ -15,10 +15,10 @@ from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 from fullfield import InputError, estimate
 from fullfield.io import (
     VideoWriter,
-    frame_window,
     open_video,
     read_flow_layers,
     read_frame,
+    read_frame_window,
     write_flow,
     write_flow_layers,
     write_image,
@@ -617,7 +617,7 @@ def test_retime_and_warp_keep_pixel_aspect_ratio(cli: CommandLine, name: str, co
     with pytest.warns(UserWarning, match=r"a\.mkv: players will show square pixels; write \.mov"):
         write_video("a.mkv", moving(1), "prores", 2.0)
     cli.done("warp", "clip.mov", "--flow", "mv.%04d.exr", "-o", "w.%d.exr")
-    assert frame_window("w.1.exr").pixel_aspect == 2
+    assert read_frame_window("w.1.exr").pixel_aspect == 2
 
 
 @pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mov", "prores")])

@@ -105,7 +105,7 @@ def test_flow_to_image_shows_direction_and_length():
 @pytest.mark.unit
 def test_flow_to_image_unknown_vectors_are_black():
     flow = random_flow(2)
-    known = viz.flow_scale(flow)
+    known = viz.measure_max_motion(flow)
     flow[0, 0, 0], flow[1, 0, 1], flow[0, 0, 2], flow[1, 0, 3] = math.nan, math.inf, 1.666666752e9, -math.inf
     valid = torch.ones(23, 31, dtype=torch.bool)
     valid[5] = False
@@ -114,9 +114,9 @@ def test_flow_to_image_unknown_vectors_are_black():
     assert not picture[:, 0, :4].any()
     assert not picture[:, 5].any()
     assert bool(picture.any(0)[6:].all())
-    assert viz.flow_scale(flow, valid) <= known
-    assert viz.flow_scale(flow) > 1e6
-    assert viz.flow_scale(torch.full((2, 4, 5), math.nan)) == 0.0
+    assert viz.measure_max_motion(flow, valid) <= known
+    assert viz.measure_max_motion(flow) > 1e6
+    assert viz.measure_max_motion(torch.full((2, 4, 5), math.nan)) == 0.0
     assert not viz.flow_to_image(torch.full((2, 4, 5), math.nan)).any()
     assert bool((viz.flow_to_image(torch.zeros(2, 4, 5)) == 255).all())
 
@@ -127,7 +127,7 @@ def test_flow_to_image_unknown_vectors_are_black():
 def test_flow_to_image_scales_by_max_motion(seed, size):
     """The picture does not change with the unit, nor when the scale it chose is given back to it."""
     flow = random_flow(seed, 9, 11, size)
-    scale = viz.flow_scale(flow)
+    scale = viz.measure_max_motion(flow)
     assert scale == pytest.approx(float(flow.double().square().sum(0).sqrt().max()), rel=1e-6)
     picture = viz.flow_to_image(flow)
     assert_close_pictures(viz.flow_to_image(flow, max_motion=scale), picture, 0)
@@ -143,8 +143,8 @@ def test_viz_functions_are_independent_of_blocks(monkeypatch):
     flow[:, 7, 8] = math.nan
 
     def everything():
-        error = viz.error_map(flow, flow + random_flow(4, 40, 30, 1.0))
-        return [viz.flow_to_image(flow), viz.overlay(flow, frame, arrows=9), error]
+        error = viz.draw_error_map(flow, flow + random_flow(4, 40, 30, 1.0))
+        return [viz.flow_to_image(flow), viz.draw_overlay(flow, frame, arrows=9), error]
 
     whole = everything()
     monkeypatch.setattr("fullfield.viz._pixels._BLOCK_PIXELS", 70)
@@ -160,7 +160,7 @@ def test_flow_to_image_accepts_half_precision():
 
 @pytest.mark.unit
 def test_wheel_legend_has_size_and_label():
-    plain, named = viz.wheel_legend(100), viz.wheel_legend(100, 12.5)
+    plain, named = viz.draw_wheel_legend(100), viz.draw_wheel_legend(100, 12.5)
     assert plain.shape == (3, 100, 100)
     assert named.shape[1] == 100
     assert named.shape[2] > 150
@@ -174,10 +174,10 @@ def test_wheel_legend_has_size_and_label():
     assert plain[:, 49:51, 49:51].float().mean() > 200  # white in the middle, under the cross
     text = named[:, :, 100:].float().mean(0)
     assert text.max() > 200
-    assert not torch.equal(named, viz.wheel_legend(100, 13.5)[:, :, : named.shape[2]])
+    assert not torch.equal(named, viz.draw_wheel_legend(100, 13.5)[:, :, : named.shape[2]])
     for size in (16, 64.0):
         with pytest.raises(InputError, match="size"):
-            viz.wheel_legend(size)
+            viz.draw_wheel_legend(size)
 
 
 # --- Errors
@@ -192,7 +192,7 @@ def test_error_map_equals_loops(max_error):
     )
     pred[:, 0, 0] = truth[:, 0, 0]
     table, top = create_error_colors().tolist(), max_error or 16.0
-    picture = viz.error_map(pred, truth, max_error=max_error)
+    picture = viz.draw_error_map(pred, truth, max_error=max_error)
     off = 0
     for y in range(23):
         for x in range(31):
@@ -212,7 +212,7 @@ def test_error_map_marks_unknown_invalid_and_missing():
     truth = random_flow(8)
     pred, valid = truth + 1.0, torch.ones(23, 31, dtype=torch.bool)
     truth[0, 0, 0], truth[1, 0, 1], valid[0, 2], pred[0, 0, 3] = math.nan, 1.666e9, False, math.nan
-    picture = viz.error_map(pred, truth, valid)
+    picture = viz.draw_error_map(pred, truth, valid)
     assert picture[:, 0, :3].T.tolist() == [[96, 96, 96]] * 3
     colors = create_error_colors()
     assert picture[:, 0, 3].tolist() == colors[-1].tolist()
@@ -223,9 +223,9 @@ def test_error_map_marks_unknown_invalid_and_missing():
 def test_error_map_uses_nearest_of_four_values():
     truth = torch.stack([random_flow(9) + shift for shift in (5.0, 0.3, -4.0, 9.0)])
     pred = truth[1] - 0.2
-    assert_close_pictures(viz.error_map(pred, truth), viz.error_map(pred, truth[1]), 0)
+    assert_close_pictures(viz.draw_error_map(pred, truth), viz.draw_error_map(pred, truth[1]), 0)
     truth[3, 0, 2, 2] = math.nan
-    assert viz.error_map(pred, truth)[:, 2, 2].tolist() == [96, 96, 96]
+    assert viz.draw_error_map(pred, truth)[:, 2, 2].tolist() == [96, 96, 96]
 
 
 @pytest.mark.unit
@@ -274,19 +274,19 @@ def test_overlay_shows_frame_and_motion():
     frame, flow = random_frame(3, 40, 60) * 0.8, torch.zeros(2, 40, 60)
     flow[0, :, 30:] = 5.0
     grey = (viz.frame_to_image(frame) * torch.tensor([0.2126, 0.7152, 0.0722]).reshape(3, 1, 1)).sum(0)
-    picture = viz.overlay(flow, frame)
+    picture = viz.draw_overlay(flow, frame)
     assert_close_pictures(picture[:, :, :30], grey[:, :30].round().expand(3, -1, -1))  # nothing moves here
     moving = picture[:, :, 30:].float().mean((1, 2))
     assert moving[0] > moving[1] + 60  # red: to the right
-    assert_close_pictures(viz.overlay(flow, frame, opacity=0.0), grey.round().expand(3, -1, -1))
+    assert_close_pictures(viz.draw_overlay(flow, frame, opacity=0.0), grey.round().expand(3, -1, -1))
     flow[:, 3, 40] = math.nan
     valid = torch.ones(40, 60, dtype=torch.bool)
     valid[4, 40] = False
-    picture = viz.overlay(flow, frame[:1].expand(1, -1, -1), valid=valid)
+    picture = viz.draw_overlay(flow, frame[:1].expand(1, -1, -1), valid=valid)
     for y in (3, 4):
         assert_close_pictures(picture[:, y, 40], viz.frame_to_image(frame[:1])[:, y, 40])
-    stronger = viz.overlay(flow, frame, max_motion=5.0)
-    weaker = viz.overlay(flow, frame, max_motion=50.0)
+    stronger = viz.draw_overlay(flow, frame, max_motion=5.0)
+    weaker = viz.draw_overlay(flow, frame, max_motion=50.0)
     assert stronger[1, :, 30:].float().mean() < weaker[1, :, 30:].float().mean()
 
 
@@ -296,7 +296,7 @@ def arrow_pixels(angle, *, length=1.0, step=40):
     middle = step + step // 2
     flow[0, middle, middle], flow[1, middle, middle] = length * math.cos(angle), length * math.sin(angle)
     frame = torch.full((1, 3 * step, 3 * step), 0.5)
-    drawn = viz.overlay(flow, frame, arrows=step, max_motion=1.0, opacity=0.0)
+    drawn = viz.draw_overlay(flow, frame, arrows=step, max_motion=1.0, opacity=0.0)
     y, x = (drawn[0] > 200).nonzero().T - middle
     return x.double(), y.double(), drawn
 
@@ -322,11 +322,11 @@ def test_overlay_arrows_are_proportional_to_known_flow():
     long, half = (arrow_pixels(0.0, length=length)[0] for length in (1.0, 0.5))
     assert float(half.max()) == pytest.approx(float(long.max()) / 2, abs=1.5)
     frame = torch.full((1, 50, 70), 0.5)
-    still = viz.overlay(torch.zeros(2, 50, 70), frame, arrows=10)
+    still = viz.draw_overlay(torch.zeros(2, 50, 70), frame, arrows=10)
     assert bool((still == 128).all())
     flow = torch.full((2, 50, 70), math.nan)
-    assert bool((viz.overlay(flow, frame, arrows=10) == 128).all())
-    assert viz.overlay(torch.ones(2, 5, 4), torch.zeros(1, 5, 4), arrows=12).shape == (3, 5, 4)  # no cell's middle
+    assert bool((viz.draw_overlay(flow, frame, arrows=10) == 128).all())
+    assert viz.draw_overlay(torch.ones(2, 5, 4), torch.zeros(1, 5, 4), arrows=12).shape == (3, 5, 4)  # no cell's middle
 
 
 # --- Sheets
@@ -346,7 +346,7 @@ def find(sheet, picture):
 def test_sheet_places_pictures_side_by_side():
     sizes = [(40, 60), (30, 60), (20, 31), (25, 60)]
     pictures = [viz.frame_to_image(random_frame(i, *size)) for i, size in enumerate(sizes)]
-    sheet = viz.sheet([(f"picture {i}", picture) for i, picture in enumerate(pictures)])
+    sheet = viz.draw_sheet([(f"picture {i}", picture) for i, picture in enumerate(pictures)])
     places = [find(sheet, picture) for picture in pictures]
     assert None not in places
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = places
@@ -357,19 +357,19 @@ def test_sheet_places_pictures_side_by_side():
     title = sheet[:, :y0, x0 : x0 + 60].float().mean(0)
     assert title.max() > 200
     assert tuple(sheet[:, -1, -1].tolist()) == BACKGROUND
-    one_row = viz.sheet([("a", pictures[0]), ("b", pictures[1]), ("c", pictures[2])], columns=3)
+    one_row = viz.draw_sheet([("a", pictures[0]), ("b", pictures[1]), ("c", pictures[2])], columns=3)
     assert [find(one_row, picture)[1] for picture in pictures[:3]] == [y0] * 3
-    assert viz.sheet([("alone", pictures[0])], columns=5).shape[2] < 80
+    assert viz.draw_sheet([("alone", pictures[0])], columns=5).shape[2] < 80
 
 
 @pytest.mark.unit
 def test_sheet_shrinks_but_never_enlarges():
     wide = viz.frame_to_image(random_frame(0, 100, 900))
     small = viz.frame_to_image(random_frame(1, 20, 30))
-    sheet = viz.sheet([("wide", wide), ("small", small), ("wide again", wide)], columns=2, max_width=500)
+    sheet = viz.draw_sheet([("wide", wide), ("small", small), ("wide again", wide)], columns=2, max_width=500)
     assert sheet.shape[2] <= 500
     assert find(sheet, small) is not None
-    uniform = viz.sheet([("x", torch.full((3, 80, 640), 200, dtype=torch.uint8))], max_width=100)
+    uniform = viz.draw_sheet([("x", torch.full((3, 80, 640), 200, dtype=torch.uint8))], max_width=100)
     assert uniform.shape[2] <= 100
     assert (uniform == 200).all(0).sum() >= 11 * 90
 
@@ -379,13 +379,15 @@ def test_sheet_shortens_long_names():
     picture = viz.flow_to_image(random_flow(0, 100, 200))
     key = torch.zeros(3, 10, 40, dtype=torch.uint8)
     key[0] = 250
-    with_key = viz.sheet([("flow", picture, key), ("other", picture)])
+    with_key = viz.draw_sheet([("flow", picture, key), ("other", picture)])
     place = find(with_key, key)
     assert place is not None
     assert place[0] + 40 == find(with_key, picture)[0] + 200  # at the right, above the picture
     assert place[1] + 10 <= find(with_key, picture)[1]
-    long = viz.sheet([("a name that is much too long to stand above so small a picture " * 3, picture), ("b", picture)])
-    assert long.shape == viz.sheet([("a", picture), ("b", picture)]).shape
+    long = viz.draw_sheet(
+        [("a name that is much too long to stand above so small a picture " * 3, picture), ("b", picture)]
+    )
+    assert long.shape == viz.draw_sheet([("a", picture), ("b", picture)]).shape
     x, y = find(long, picture)
     gap = long[:, :y, x + 200 : find(long[:, :, x + 1 :], picture)[0] + x + 1]
     assert (gap == torch.tensor(BACKGROUND).reshape(3, 1, 1)).all()  # the name does not run into its neighbour
@@ -406,18 +408,18 @@ FLOW, FRAME, PICTURE = torch.zeros(2, 8, 9), torch.zeros(3, 8, 9), torch.zeros(3
         (lambda: viz.flow_to_image(FLOW, torch.ones(8, 9)), "valid: expected dtype bool"),
         (lambda: viz.flow_to_image(FLOW, max_motion=0.0), "max_motion: expected a number > 0"),
         (lambda: viz.flow_to_image(FLOW, max_motion=math.nan), "max_motion"),
-        (lambda: viz.overlay(FLOW, torch.zeros(3, 8, 8)), "frame: expected the size of flow"),
-        (lambda: viz.overlay(FLOW, torch.zeros(2, 8, 9)), "frame: expected 1 or 3 channels"),
-        (lambda: viz.overlay(FLOW, FRAME, opacity=1.5), "opacity"),
-        (lambda: viz.overlay(FLOW, FRAME, arrows=3), "arrows"),
-        (lambda: viz.error_map(FLOW, torch.zeros(2, 8, 8)), "truth: expected shape"),
-        (lambda: viz.error_map(FLOW, FLOW, max_error=-1.0), "max_error"),
+        (lambda: viz.draw_overlay(FLOW, torch.zeros(3, 8, 8)), "frame: expected the size of flow"),
+        (lambda: viz.draw_overlay(FLOW, torch.zeros(2, 8, 9)), "frame: expected 1 or 3 channels"),
+        (lambda: viz.draw_overlay(FLOW, FRAME, opacity=1.5), "opacity"),
+        (lambda: viz.draw_overlay(FLOW, FRAME, arrows=3), "arrows"),
+        (lambda: viz.draw_error_map(FLOW, torch.zeros(2, 8, 8)), "truth: expected shape"),
+        (lambda: viz.draw_error_map(FLOW, FLOW, max_error=-1.0), "max_error"),
         (lambda: viz.frame_to_image(PICTURE), "frame: expected dtype"),
-        (lambda: viz.sheet([]), "panels: expected at least one"),
-        (lambda: viz.sheet([("a", FRAME)]), r"panels\[0\]: expected dtype uint8"),
-        (lambda: viz.sheet([("a", PICTURE), (PICTURE, "b")]), r"panels\[1\]: expected \(name, picture\)"),
-        (lambda: viz.sheet([("a", PICTURE[:, :0])]), r"panels\[0\]: expected at least one pixel"),
-        (lambda: viz.sheet([("a", PICTURE)], columns=0), "columns"),
+        (lambda: viz.draw_sheet([]), "panels: expected at least one"),
+        (lambda: viz.draw_sheet([("a", FRAME)]), r"panels\[0\]: expected dtype uint8"),
+        (lambda: viz.draw_sheet([("a", PICTURE), (PICTURE, "b")]), r"panels\[1\]: expected \(name, picture\)"),
+        (lambda: viz.draw_sheet([("a", PICTURE[:, :0])]), r"panels\[0\]: expected at least one pixel"),
+        (lambda: viz.draw_sheet([("a", PICTURE)], columns=0), "columns"),
     ],
 )
 def test_viz_names_wrong_input(call, message):
@@ -432,11 +434,11 @@ from fullfield import viz
 from peak_memory import PeakMemory
 small = torch.ones(2, 80, 4096)
 viz.flow_to_image(small)
-viz.overlay(small, torch.ones(1, 80, 4096), arrows=32)
+viz.draw_overlay(small, torch.ones(1, 80, 4096), arrows=32)
 flow = torch.full((2, 1716, 4096), 1.5)
 with PeakMemory() as memory:
     viz.flow_to_image(flow)
-    viz.error_map(flow, flow)
+    viz.draw_error_map(flow, flow)
 print(memory.growth_mib * 2**20 / (3 * 1716 * 4096))
 """
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.viz import alignment_view
+from fullfield.viz import draw_alignment
 from fullfield.viz.points import draw_alignment_legend
 
 pytestmark = pytest.mark.unit
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.unit
 def test_alignment_view_colors_show_errors() -> None:
     plate = torch.cartesian_prod(torch.arange(8.0), torch.arange(4.0), torch.zeros(1))
     view = {"max_error": 1.0, "size": (120, 240)}
-    blue = alignment_view(plate, plate + torch.tensor([0.0, 0, 1]), torch.zeros(32), **view)
-    red = alignment_view(plate, plate + torch.tensor([0.0, 0, 1]), torch.full((32,), 9.0), **view)
-    behind = alignment_view(plate, plate - torch.tensor([0.0, 0, 1]), torch.zeros(32), **view)
+    blue = draw_alignment(plate, plate + torch.tensor([0.0, 0, 1]), torch.zeros(32), **view)
+    red = draw_alignment(plate, plate + torch.tensor([0.0, 0, 1]), torch.full((32,), 9.0), **view)
+    behind = draw_alignment(plate, plate - torch.tensor([0.0, 0, 1]), torch.zeros(32), **view)
     assert blue.shape == (3, 120, 240)
     assert blue.dtype == torch.uint8
 
@@ -34,9 +34,9 @@ def test_alignment_view_colors_show_errors() -> None:
 def test_alignment_view_accepts_unusual_clouds() -> None:
     none, one = torch.empty(0, 3), torch.ones(1, 3)
     for target, source in ((none, none), (one, none), (none, one), (torch.full((4, 3), math.nan), one)):
-        assert alignment_view(target, source, torch.zeros(len(source)), max_error=1.0).shape == (3, 720, 960)
+        assert draw_alignment(target, source, torch.zeros(len(source)), max_error=1.0).shape == (3, 720, 960)
     with pytest.raises(InputError, match="max_error"):
-        alignment_view(one, one, torch.zeros(1), max_error=0.0)
+        draw_alignment(one, one, torch.zeros(1), max_error=0.0)
 
 
 def test_draw_alignment_legend_shows_color_scale() -> None:

@@ -262,7 +262,7 @@ def _print_result(
 ) -> None:
     kind = args.viz_kind or KINDS[0]
     flow = flows[0]
-    longest = max(viz.flow_scale(result.flow, result.valid) for result in flows)
+    longest = max(viz.measure_max_motion(result.flow, result.valid) for result in flows)
     refined = flow.parameters.get("refinement") is not None
     title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
     title += ", refined by TV-L1" if refined else ""

@@ -185,14 +185,14 @@ def _check_references_and_outputs(args: argparse.Namespace, jobs: Sequence[Follo
 
 def _read_reference_size(job: FollowJob, plates: Plates) -> tuple[int, int]:
     """Return height and width of the reference; of a plate in its own file no pixel is read."""
-    from fullfield.io import frame_window
+    from fullfield.io import read_frame_window
     from fullfield.io.windows import resolve_window_to_box
 
     if job.frame_files.video is not None:
         height, width = plates.read(job.reference).frame.shape[-2:]
         return height, width
     channels = {name: job.reading[name] for name in ("part", "layer") if job.reading.get(name) is not None}
-    window = frame_window(plates.path(job.reference), **channels)
+    window = read_frame_window(plates.path(job.reference), **channels)
     _, _, width, height = resolve_window_to_box(job.reading.get("window") or "display", window.data, window.display)
     return height, width
 

@@ -237,12 +237,12 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], display_box: Bo
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = merge_frame_windows({frame: io.frame_window(frame, **channels) for frame in frames})
+        window = merge_frame_windows({frame: io.read_frame_window(frame, **channels) for frame in frames})
         if display_box is not None:
             window = window._replace(data=display_box)
         reading["window"] = window.data
     elif detect_format_and_size(Path(frames[0]))[0] == "openexr":
-        window = io.frame_window(frames[0], **channels)
+        window = io.read_frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
     mask = reading.pop("mask", None)
     masks = {frame: format_mask_name(mask, _parse_last_number(frame)) for frame in frames}

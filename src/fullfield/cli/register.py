@@ -295,8 +295,8 @@ def _write_alignment_picture(
         )
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {result.voxel:.4g}{rmse}"
-        panels.append((title, viz.alignment_view(*tensors, max_error=top), draw_alignment_legend(max_error=top)))
-    io.write_image(args.viz, viz.sheet(panels, columns=2))
+        panels.append((title, viz.draw_alignment(*tensors, max_error=top), draw_alignment_legend(max_error=top)))
+    io.write_image(args.viz, viz.draw_sheet(panels, columns=2))
 
 
 _ADVICE = {

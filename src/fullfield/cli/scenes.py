@@ -43,7 +43,7 @@ def measure_max_motion_in_sampled_frames(
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
         with suppress(InputError, OSError):
-            longest = max([longest, *(viz.flow_scale(flow, valid) for flow, valid in read(number))])
+            longest = max([longest, *(viz.measure_max_motion(flow, valid) for flow, valid in read(number))])
     return longest
 
 
@@ -58,13 +58,13 @@ class FlowVisualization:
     truth: Tensor | None = None  # [2, H, W] or [4, 2, H, W]
     truth_valid: Tensor | None = None  # bool [H, W], where the truth is known
     max_motion: float | None = None  # scale of the colours, px; None: the longest vector
-    max_error: float | None = None  # scale of the error, px; None: the default of error_map
+    max_error: float | None = None  # scale of the error, px; None: the default of draw_error_map
     maps: Mapping[str, Tensor] = field(default_factory=dict)  # occlusion and confidence, [H, W]
 
     @cached_property
     def color_scale_px(self) -> float:
         """Motion at the end of the colour scale, px."""
-        return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
+        return viz.measure_max_motion(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
     def compute_scale_range_px(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
@@ -102,7 +102,7 @@ class FlowVisualization:
         return viz.flow_to_image(self.flow, self.valid, max_motion=self.color_scale_px or None)
 
     def _draw_overlay(self) -> Tensor:
-        return viz.overlay(
+        return viz.draw_overlay(
             self.flow,
             self._get_field_or_raise("frame1"),
             valid=self.valid,
@@ -130,12 +130,12 @@ class FlowVisualization:
 
     def _draw_error(self) -> Tensor:
         valid = self.valid if self.truth_valid is None else self.valid & self.truth_valid
-        return viz.error_map(self.flow, self._get_field_or_raise("truth"), valid, max_error=self.max_error)
+        return viz.draw_error_map(self.flow, self._get_field_or_raise("truth"), valid, max_error=self.max_error)
 
     def _draw_sheet(self) -> Tensor:
         from fullfield.viz.errors import draw_error_legend
 
-        key = viz.wheel_legend(256, self.color_scale_px)
+        key = viz.draw_wheel_legend(256, self.color_scale_px)
         panels: list[Any] = []
         if self.frame1 is not None:
             panels.append(("first frame", viz.frame_to_image(self.frame1)))
@@ -149,4 +149,4 @@ class FlowVisualization:
             panels.append((f"difference to first frame, times {_GAIN}", self._draw_difference()))
         if self.truth is not None:
             panels.append(("end-point error", self._draw_error(), draw_error_legend(512, max_error=self.max_error)))
-        return viz.sheet(panels)
+        return viz.draw_sheet(panels)

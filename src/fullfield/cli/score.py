@@ -119,7 +119,7 @@ def run_command(args: argparse.Namespace) -> int:
         with rename_arguments_in_errors(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
-            io.write_image(args.error_map, viz.error_map(pred, truth, valid, max_error=args.max_error))
+            io.write_image(args.error_map, viz.draw_error_map(pred, truth, valid, max_error=args.max_error))
     values = metrics.compute()
     if not values["pixels"]:
         report.print_note(

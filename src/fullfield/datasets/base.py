@@ -237,7 +237,7 @@ class FlowDataset(PairSequence[FlowRecord, FlowSample]):
         return flow, valid
 
     def _has_double_frame_size(self, flow: Tensor, frame: Path) -> bool:
-        _, _, width, height = io.frame_window(frame).display
+        _, _, width, height = io.read_frame_window(frame).display
         return flow.shape[-2:] == (2 * height, 2 * width)
 
     def read_occlusion(self, record: FlowRecord, valid: Tensor) -> Tensor | None:

@@ -453,10 +453,10 @@ def _read_exr_window(frame: object, reading: dict[str, Any]) -> FrameWindow | No
     """Return the place of an OpenEXR frame's flow; None for any other frame."""
     if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
         return None
-    from fullfield.io import frame_window
+    from fullfield.io import read_frame_window
     from fullfield.io.windows import resolve_window_to_box
 
-    window = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
+    window = read_frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
     return window._replace(data=resolve_window_to_box(reading.get("window", "display"), window.data, window.display))
 
 

@@ -140,9 +140,9 @@ class Flow:
         if not has_exr_suffix(path):
             return cls(data.flow, data.valid)
         from fullfield.io.flow import read_flow_window
-        from fullfield.io.vectors import read_forward_maps
+        from fullfield.io.vectors import read_forward_occlusion_and_confidence
 
-        window, maps = read_flow_window(path), read_forward_maps(path)
+        window, maps = read_flow_window(path), read_forward_occlusion_and_confidence(path)
         return cls(
             data.flow,
             data.valid,

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fullfield.io.flow import read_flow as read_flow
     from fullfield.io.flow import write_flow as write_flow
     from fullfield.io.flow import write_st_map as write_st_map
-    from fullfield.io.image import frame_window as frame_window
     from fullfield.io.image import read_frame as read_frame
+    from fullfield.io.image import read_frame_window as read_frame_window
     from fullfield.io.image import write_image as write_image
     from fullfield.io.oiio import read_metadata as read_metadata
     from fullfield.io.point_formats import PointCloud as PointCloud
@@ -31,7 +31,7 @@ __all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "flow": "FlowData FlowRangeError read_flow write_flow write_st_map",
-        "image": "frame_window read_frame write_image",
+        "image": "read_frame_window read_frame write_image",
         "oiio": "read_metadata",
         "point_formats": "PointCloud",
         "pointcloud": "read_point_cloud write_point_cloud",

@@ -170,7 +170,7 @@ def write_flow(
             where zip would save less than a fifth; all keep the flow exactly. Of ``.flo5``: ``gzip`` (the default) or
             ``none``.
         dtype: of an EXR only: ``float`` (the default) or ``half`` (11 bits: exact to 1/16 px up to 128 px).
-        window: of an EXR only: the frame's windows and pixel aspect, as :func:`fullfield.io.frame_window` tells them;
+        window: of an EXR only: the frame's windows and pixel aspect, from :func:`fullfield.io.read_frame_window`;
             the data window has the flow's size. By default both windows are the flow's size, at (0, 0).
         planes: of an EXR only: further channels by name, [H, W] each, such as ``occlusion`` and ``confidence``.
 

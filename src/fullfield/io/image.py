@@ -77,7 +77,7 @@ def read_frame(
             files whose colour is not yet multiplied by alpha: PNG, BMP, TGA, some TIFF).
         window: of an EXR: ``display`` returns the display window, black outside the data window; ``data``
             returns the stored pixels, overscan and all, wherever they lie: to match two frames, give both the same
-            box (x, y, width, height), such as the union of their :func:`frame_window`. What a box has beyond the
+            box (x, y, width, height), such as the union of their :func:`read_frame_window`. What a box has beyond the
             picture is black. Other formats are one window, at (0, 0).
 
     Raises:
@@ -169,13 +169,13 @@ class FrameReader:
         return FrameWithMetadata(torch.from_numpy(planes), window, metadata, valid, note)
 
 
-def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
+def read_frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
     """Return the data window, the display window and the pixel aspect of what :func:`read_frame` reads.
 
     Both windows of other formats than EXR are the whole picture, upright, at (0, 0). Arguments and errors are those
     of :func:`read_frame`; no pixel is read.
 
-    >>> both = frame_window("a.exr").union(frame_window("b.exr")).data  # doctest: +SKIP
+    >>> both = read_frame_window("a.exr").union(read_frame_window("b.exr")).data  # doctest: +SKIP
     >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
     """
     where = Path(check_path(path))

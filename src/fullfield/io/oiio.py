@@ -259,8 +259,8 @@ class ImageSource:
         return _build_read_error(self.path, self.kind, message)
 
 
-def _build_read_error(path: Path, kind: str, message: str) -> InputError:
-    return InputError(f"{path}: unreadable {kind} file (truncated, corrupt or unsupported): {message}")
+def _build_read_error(path: Path, file_format: str, message: str) -> InputError:
+    return InputError(f"{path}: unreadable {file_format} file (truncated, corrupt or unsupported): {message}")
 
 
 @contextmanager
@@ -395,15 +395,15 @@ _INCOMPLETE = "the file could not be completed"
 
 
 def write_and_verify_picture(
-    path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header | None = None
+    path: Path, file_format: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header | None = None
 ) -> None:
-    """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
+    """Write ``[H, W, C]`` as one file of a format, and make sure that all of it arrived.
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
     spec = _build_spec(pixels.shape, pixels.dtype.name, channels, header or Header())
-    _write_pixels_or_header(path, kind, spec, np.ascontiguousarray(pixels))
-    _verify_last_row(path, kind, pixels.nbytes)
+    _write_pixels_or_header(path, file_format, spec, np.ascontiguousarray(pixels))
+    _verify_last_row(path, file_format, pixels.nbytes)
 
 
 def write_and_verify_uncompressed_exr(path: Path, lines: Scanlines, header: Header | None = None) -> None:
@@ -449,13 +449,13 @@ def _build_spec(shape: Sequence[int], dtype: str, channels: Sequence[str], heade
     return spec
 
 
-def _write_pixels_or_header(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
+def _write_pixels_or_header(path: Path, file_format: str, spec: Any, pixels: NDArray[Any] | None) -> None:
     """Write a file; where ``pixels`` is None, its header alone."""
     import OpenImageIO as oiio
 
-    output = oiio.ImageOutput.create(kind)
+    output = oiio.ImageOutput.create(file_format)
     if output is None:
-        raise OSError(f"{path}: this OpenImageIO cannot write {kind}")
+        raise OSError(f"{path}: this OpenImageIO cannot write {file_format}")
     written = output.open(str(path), spec) and (pixels is None or output.write_image(pixels))
     message = output.geterror()
     closed = output.close()

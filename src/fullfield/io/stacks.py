@@ -28,7 +28,7 @@ def count_pictures(path: PathLike) -> int:
         return 1
 
 
-def read_picture(path: PathLike, index: int, transfer: str | None = None) -> Tensor:
+def read_picture_of_stack(path: PathLike, index: int, transfer: str | None = None) -> Tensor:
     """Return one picture, counted from 0, as :func:`fullfield.io.read_frame` does: float32 [C, H, W].
 
     Pages of a TIFF are read as they are. Pictures of an animation are composed as a viewer shows them, without alpha.

@@ -268,7 +268,7 @@ def list_flow_and_mask_layers(path: PathLike) -> list[str]:
     return directions_ + [name for name in (*PLANES, VALID) if name in planes]
 
 
-def read_forward_maps(path: PathLike) -> dict[str, Tensor]:
+def read_forward_occlusion_and_confidence(path: PathLike) -> dict[str, Tensor]:
     """Return ``occlusion`` and ``confidence`` of the forward flow, those that an OpenEXR holds with it."""
     layers = list_flow_and_mask_layers(path)
     forward = DIRECTIONS[0]

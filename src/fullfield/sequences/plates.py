@@ -19,11 +19,11 @@ from fullfield._check import InputError, describe_value, require
 from fullfield._ledger.versions import FileIdentity, Stamp, compute_sampled_checksum, read_stamp
 from fullfield._read_ahead import choose_reader_count
 from fullfield.estimators._frames import Frame, fill_unknown_pixels, get_frame_name_for_messages, read_or_convert_frame
-from fullfield.io import frame_window, open_video
+from fullfield.io import open_video, read_frame_window
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, get_separate_mask_file
 from fullfield.io.oiio import Attribute
-from fullfield.io.stacks import count_pictures, read_picture
+from fullfield.io.stacks import count_pictures, read_picture_of_stack
 from fullfield.io.transfer import choose_display_curve_if_needed
 from fullfield.io.windows import FrameWindow, Window, merge_frame_windows
 from fullfield.sequences.names import FrameFiles, find_frame_files, format_mask_name, parse_frames, select_frames
@@ -240,7 +240,7 @@ class FilePlates(Plates):
                 window = image.window
                 if self.by_data:
                     channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
-                    window = window or frame_window(path, **channels)
+                    window = window or read_frame_window(path, **channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
                 checksum = compute_sampled_checksum(path)
@@ -326,7 +326,7 @@ class StackPlates(Plates):
 
     def read(self, number: int) -> Plate:
         stamp = read_stamp(self._path)
-        frame = read_picture(self._path, number - 1, self._transfer)
+        frame = read_picture_of_stack(self._path, number - 1, self._transfer)
         identity = None if stamp is None else FileIdentity(stamp, compute_sampled_checksum(self._path))
         return Plate(frame, identity=identity)
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import create_lazy_attributes
 
 if TYPE_CHECKING:
-    from fullfield.viz.errors import error_map as error_map
+    from fullfield.viz.errors import draw_error_map as draw_error_map
+    from fullfield.viz.frames import draw_overlay as draw_overlay
     from fullfield.viz.frames import frame_to_image as frame_to_image
-    from fullfield.viz.frames import overlay as overlay
-    from fullfield.viz.points import alignment_view as alignment_view
-    from fullfield.viz.sheets import sheet as sheet
-    from fullfield.viz.wheel import flow_scale as flow_scale
+    from fullfield.viz.points import draw_alignment as draw_alignment
+    from fullfield.viz.sheets import draw_sheet as draw_sheet
+    from fullfield.viz.wheel import draw_wheel_legend as draw_wheel_legend
     from fullfield.viz.wheel import flow_to_image as flow_to_image
-    from fullfield.viz.wheel import wheel_legend as wheel_legend
+    from fullfield.viz.wheel import measure_max_motion as measure_max_motion
 
 __all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
-        "errors": "error_map",
-        "frames": "frame_to_image overlay",
-        "points": "alignment_view",
-        "sheets": "sheet",
-        "wheel": "flow_scale flow_to_image wheel_legend",
+        "errors": "draw_error_map",
+        "frames": "draw_overlay frame_to_image",
+        "points": "draw_alignment",
+        "sheets": "draw_sheet",
+        "wheel": "draw_wheel_legend flow_to_image measure_max_motion",
     },
 )

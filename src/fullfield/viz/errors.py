@@ -33,7 +33,9 @@ _ANCHORS = (
 )
 
 
-def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None) -> Tensor:
+def draw_error_map(
+    pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None
+) -> Tensor:
     """Draw the end-point error of every pixel, uint8 ``[3, H, W]``, dark for small and bright for large.
 
     The scale is logarithmic over eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
@@ -46,7 +48,7 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
             the scale. A NaN prediction on a scored pixel gets the colour of the largest error.
         max_error: top of the scale, pixels; None means 16, a scale from 1/16 px to 16 px.
 
-    >>> picture = error_map(flow.flow, truth.flow, truth.valid)  # [3, H, W]  # doctest: +SKIP
+    >>> picture = draw_error_map(flow.flow, truth.flow, truth.valid)  # [3, H, W]  # doctest: +SKIP
     """
     check_flow(pred, valid, "pred")
     height, width = pred.shape[-2:]
@@ -70,12 +72,12 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
 
 
 def create_error_colors() -> Tensor:
-    """Return the 256 colours of :func:`error_map`, small errors first: uint8 ``[256, 3]``, RGB."""
+    """Return the 256 colours of :func:`draw_error_map`, small errors first: uint8 ``[256, 3]``, RGB."""
     return _build_color_table().clone()
 
 
 def draw_error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
-    """Draw the legend of :func:`error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
+    """Draw the legend of :func:`draw_error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
     _check.check_number(width, "width", integer=True, low=128)
     top = _resolve_max_error(max_error)
     height = width // 8

@@ -37,7 +37,7 @@ _ARROW = 0.92  # the longest arrow, in steps of the grid
 _HEAD = math.radians(152)  # from the arrow's direction to its barbs
 
 
-def overlay(
+def draw_overlay(
     flow: Tensor,
     frame: Tensor,
     *,

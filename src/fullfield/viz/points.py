@@ -14,7 +14,7 @@ _MARGIN = 0.03
 _FLOATS = (torch.float32, torch.float64)
 
 
-def alignment_view(
+def draw_alignment(
     target: Tensor,  # [M, 3]
     source: Tensor,  # [N, 3], where it is to be drawn
     errors: Tensor,  # [N], in the clouds' units
@@ -89,7 +89,7 @@ def _convert_levels_to_colors(level: Tensor) -> Tensor:
 
 
 def draw_alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
-    """Draw the legend of :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
+    """Draw the legend of :func:`draw_alignment`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
     _check.check_number(width, "width", integer=True, low=128)
     _check.check_number(max_error, "max_error", above=0.0)
     height = width // 8

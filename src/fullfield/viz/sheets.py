@@ -14,12 +14,12 @@ from fullfield.viz._pixels import check_image, create_blank_picture, draw_text, 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
 
-def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int = 4096) -> Tensor:
+def draw_sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int = 4096) -> Tensor:
     """Set pictures side by side, each under its name; return uint8 ``[3, H', W']``.
 
     Args:
         panels: (name, picture) or (name, picture, key): pictures are uint8 ``[3, H, W]`` of any sizes; a key, such
-            as :func:`wheel_legend` or :func:`draw_error_legend`, stands at the right of the name.
+            as :func:`draw_wheel_legend` or :func:`draw_error_legend`, stands at the right of the name.
         columns: pictures in a row; None makes the sheet about as many rows high as columns wide.
         max_width: of the sheet, pixels. Pictures that do not fit are made smaller, never larger.
     """

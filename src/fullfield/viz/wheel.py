@@ -45,7 +45,7 @@ def create_color_wheel() -> Tensor:
     return torch.tensor(wheel, dtype=torch.uint8)
 
 
-def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
+def measure_max_motion(flow: Tensor, valid: Tensor | None = None) -> float:
     """Return the length of the longest known vector, pixels: the default scale of :func:`flow_to_image`.
 
     The flow is ``[2, H, W]``; only vectors that are ``valid``, bool ``[H, W]``, count. 0.0 where no vector is known.
@@ -67,7 +67,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         flow: ``[2, H, W]``, (u, v), pixels. Unknown vectors (NaN, infinite, beyond 1e9) are drawn black.
         valid: bool ``[H, W]``; pixels that are not valid are drawn black.
         max_motion: length of a vector that gets the pure colour, pixels; longer ones are darkened. None takes
-            :func:`flow_scale` of this flow. Give the same number for all frames of a sequence.
+            :func:`measure_max_motion` of this flow. Give the same number for all frames of a sequence.
     """
     check_flow(flow, valid)
     scale = choose_max_motion(flow, valid, max_motion)
@@ -93,7 +93,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
     return image
 
 
-def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
+def draw_wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     """Draw the legend of the colours: a disc whose rim is ``max_motion``, with that number at its side.
 
     The picture is uint8 ``[3, size, size]``, with ``size`` at least 32, and wider where there is a number.
@@ -124,7 +124,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
 def choose_max_motion(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
     """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
-        return flow_scale(flow, valid)
+        return measure_max_motion(flow, valid)
     _check.check_number(max_motion, "max_motion", above=0)
     return float(max_motion)
 
