@@ -573,12 +573,12 @@ class SmallNetwork(torch.nn.Module):
             self.inner.weight.copy_(0.1 * still_noise(6, 6, 3, 3, seed=4))
             self.inner.bias.zero_()
 
-    def predictions_with_info(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def predictions_with_mixture(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
         found = self.inner(torch.cat((frame1, frame2), 1))
         return [(found[:, :2], found[:, 2:]), (2 * found[:, :2], found[:, 2:])]
 
     def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
-        return [flow for flow, _ in self.predictions_with_info(frame1, frame2)]
+        return [flow for flow, _ in self.predictions_with_mixture(frame1, frame2)]
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
         return self.predictions(frame1, frame2)[-1]

@@ -61,7 +61,7 @@ class StandIn:
     ) -> None:
         assert device == CPU
         StandIn.made.append((shape, config.precision, schedule))
-        self.memory = 1000
+        self.memory_bytes = 1000
         self._before: Tensor | None = None
         self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32"))
 

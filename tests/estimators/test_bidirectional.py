@@ -90,9 +90,9 @@ def test_bidirectional_refuses_initial_backward_flow_of_wrong_size() -> None:
     network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._load_on_device(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
-        refuses("initial_backward: expected", run.bidirectional_with_info, *pair, 1, None, torch.zeros(1, 3, 9, 9))
+        refuses("initial_backward: expected", run.bidirectional_with_mixture, *pair, 1, None, torch.zeros(1, 3, 9, 9))
         with pytest.raises(InputError, match="initial_backward: expected a floating dtype"):
-            run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
+            run.bidirectional_with_mixture(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
 def test_refined_estimator_runs_bidirectional_network_once() -> None:

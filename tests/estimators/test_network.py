@@ -287,7 +287,7 @@ def test_network_estimator_double_with_cascade_matches_levels() -> None:
     network = NetworkEstimator("fullfield-s")._load_on_device(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
-        large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
+        large = network.bidirectional_with_mixture(*twice, 1, own.forward, own.backward)
     for mine, small, (big, _) in zip(actual[:2], own[:2], large, strict=True):
         reduced = resample_flow(big, 104, 116)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
@@ -316,7 +316,7 @@ def test_network_estimator_double_selects_more_confident_flow() -> None:
     own = plain.bidirectional(*frames, initial_flow=start)
     network = plain._load_on_device(torch.device("cpu"))
     with torch.no_grad():
-        large = network.bidirectional_with_info(*twice, 2, own.forward, own.backward)
+        large = network.bidirectional_with_mixture(*twice, 2, own.forward, own.backward)
     for n, (mine, small, (big, info)) in enumerate(
         zip((both.forward, both.backward), (own.forward, own.backward), large, strict=True)
     ):

@@ -196,7 +196,7 @@ def test_network_uses_named_backend(model: Network) -> None:
 @pytest.mark.parametrize("name", ["raft-small", "sea-raft"])
 def test_network_refuses_bad_inputs(model: Network, changes: dict[str, Any], message: str) -> None:
     one, two = torch.rand(2, 1, 3, 64, 64)
-    for call in (model, model.predictions, getattr(model, "flow_with_info", model)):
+    for call in (model, model.predictions, getattr(model, "flow_with_mixture", model)):
         refuses(f"^{message}", call, **{"frame1": one, "frame2": two, "updates": 1, **changes})
 
 

@@ -234,10 +234,10 @@ def test_prepared_bidirectional_flow_equals_two_calls(name: str) -> None:
     if name == "sea-raft":  # what is told of the flow's error
         model = network(name)
         with torch.no_grad():
-            there, back = model.bidirectional_with_info(first, second, 3, start)
+            there, back = model.bidirectional_with_mixture(first, second, 3, start)
         for _ in range(2):
-            ways = fast.bidirectional_with_info(first, second, 3, start)
-            one = fast.flow_with_info(first, second, 3, start)
+            ways = fast.bidirectional_with_mixture(first, second, 3, start)
+            one = fast.flow_with_mixture(first, second, 3, start)
             for got, right in zip((*ways[0], *ways[1], *one), (*there, *back, *there), strict=True):
                 assert got.shape == right.shape
                 assert off(got, right) < 0.02

@@ -121,7 +121,7 @@ def test_sea_raft_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
     frame1, frame2 = pair(128, 136, batch=2)
     images = as_images(frame1, frame2)
     out = theirs.train()({**images, "flows": torch.zeros(2, 1, 2, 128, 136)})
-    got = ours.train().predictions_with_info(frame1, frame2, 2)
+    got = ours.train().predictions_with_mixture(frame1, frame2, 2)
     assert len(got) == len(out["flow_preds"]) == 3
     generator = torch.Generator().manual_seed(3)
     ours_loss, theirs_loss = torch.zeros(()), torch.zeros(())
@@ -144,12 +144,12 @@ def test_sea_raft_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
         torch.testing.assert_close(buffer, buffers[name], rtol=1e-4, atol=1e-4)
 
 
-def test_flow_with_info_returns_info_of_last_update() -> None:
+def test_flow_with_mixture_returns_mixture_of_last_update() -> None:
     model = tiny("sea-raft")
     pictures = pair(67, 90)
     with torch.no_grad():
-        flow, info = model.flow_with_info(*pictures)
-        every = model.predictions_with_info(*pictures)
+        flow, info = model.flow_with_mixture(*pictures)
+        every = model.predictions_with_mixture(*pictures)
         torch.testing.assert_close(flow, model(*pictures))
         torch.testing.assert_close((flow, info), every[-1])
         assert len(every) == 3

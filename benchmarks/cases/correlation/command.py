@@ -190,9 +190,9 @@ def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
 
 def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
     from benchmarks.cases.correlation import contenders, localcorr, volume, voting
-    from fullfield.ops.correlation import backends
+    from fullfield.ops.correlation import list_backends
 
-    told = dict(backends(device))
+    told = dict(list_backends(device))
     absent = {name for name in args.backends if told.get(name) is not None and args.backends == BACKENDS}
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")

@@ -223,7 +223,7 @@ def whole_frames(
             row |= tail(latencies(call, device, count))
             row["frames_per_s"] = throughput(call, device, count, row["median_s"])
             row["sequence"] = _sequence(solver, (first, second), out, device, count)
-            row["memory_bytes"] = getattr(solver, "memory", None)
+            row["memory_bytes"] = getattr(solver, "memory_bytes", None)
             if config not in known:
                 known[config] = errors(groups, config, device)
             row["epe"] = known[config]

@@ -47,7 +47,7 @@ _EXTRAS = {
 }
 """Extras of the package: their modules (for CUDA distributions), and what needs them."""
 _OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")
-_ELSEWHERE = {"refinement": ("tvl1.guided", "refinement_backends")}
+_ELSEWHERE = {"refinement": ("tvl1.guided", "list_refinement_backends")}
 """Operators without a module of their own: module and function that list their backends."""
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
@@ -161,7 +161,7 @@ def _describe_devices() -> dict[str, str | None]:
 
 def _report_backend_choice(operator: str, *device: str) -> dict[str, Any]:
     """Return the chosen backend on a device, by default the CPU, and why the others are not."""
-    module, function = _ELSEWHERE.get(operator, (operator, "backends"))
+    module, function = _ELSEWHERE.get(operator, (operator, "list_backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
     selected = next((name for name, reason in options if reason is None), None)
     reasons = {name: reason or f"can run; {selected} comes first" for name, reason in options if name != selected}

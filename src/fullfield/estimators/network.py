@@ -365,7 +365,7 @@ class NetworkEstimator(LoadingEstimator):
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
                     results = [_NetworkFlow(flow) for flow in flows]
                 else:
-                    informed = runner.bidirectional_with_info if both else runner.flow_with_info
+                    informed = runner.bidirectional_with_mixture if both else runner.flow_with_mixture
                     pairs = informed(*arguments) if both else (informed(*arguments),)
                     config = cast("Any", network.config)
                     # Copies, because the flow is part of a tensor with the mixture, which would stay in memory.

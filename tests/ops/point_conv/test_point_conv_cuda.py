@@ -19,7 +19,14 @@ from torch import Tensor
 
 from fullfield.ops import _launching
 from fullfield.ops._launching import GpuProperties
-from fullfield.ops.point_conv import PointGeometry, backends, point_conv, radius_geometry, triplet_geometry, triplets
+from fullfield.ops.point_conv import (
+    PointGeometry,
+    list_backends,
+    point_conv,
+    radius_geometry,
+    triplet_geometry,
+    triplets,
+)
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, ConvRequest
@@ -648,7 +655,7 @@ def test_point_conv_cuda_does_not_synchronize() -> None:
 
 @on_gpu
 def test_point_conv_on_gpu_chooses_cuda() -> None:
-    assert backends("cuda")[0] == ("cuda", None)
+    assert list_backends("cuda")[0] == ("cuda", None)
     geometry = random_geometry(40, 30, 300).to("cuda")
     tensors = draw(geometry, (16, 16), 1, torch.float32)
     assert torch.equal(point_conv(*tensors[:2], geometry), point_conv(*tensors[:2], geometry, backend="cuda"))

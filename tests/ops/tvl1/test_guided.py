@@ -19,7 +19,7 @@ from fullfield.ops.consistency import compute_forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.ops.tvl1.config import RefinementConfig
-from fullfield.ops.tvl1.guided import refinement_backends
+from fullfield.ops.tvl1.guided import list_refinement_backends
 from fullfield.ops.tvl1.guided_cuda import CudaRefiner, IterationTile
 from fullfield.testing import textured_scene
 from known_scenes import known_scene
@@ -494,7 +494,7 @@ def on_cuda(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[
 
 @on_gpu
 def test_flow_refiner_on_gpu_chooses_cuda() -> None:
-    assert refinement_backends("cuda")[0] == ("cuda", None)
+    assert list_refinement_backends("cuda")[0] == ("cuda", None)
     assert FlowRefiner(20, 30, device="cuda").backend == "cuda"
     assert FlowRefiner(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
 

@@ -11,7 +11,7 @@ from gpu_modes import no_waiting
 from torch import Tensor
 
 from fullfield import InputError, estimate
-from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends, tvl1
+from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, list_backends, tvl1
 from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = [
@@ -52,7 +52,7 @@ def solved(frames: list[Tensor], config: TVL1Config, **more: Any) -> Tensor:
 
 
 def test_tvl1_solver_on_gpu_chooses_cuda() -> None:
-    assert backends("cuda")[0] == ("cuda", None)
+    assert list_backends("cuda")[0] == ("cuda", None)
     assert TVL1Solver(20, 30, device="cuda").backend == "cuda"
     assert TVL1Solver(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
     with pytest.raises(InputError, match="cuda: takes and returns float32, got float64"):
@@ -297,7 +297,7 @@ def test_persistent_solver_runs_batches_on_streams(video: list[Tensor]) -> None:
     solver.reset_latency()
     with pytest.raises(InputError, match="latency: expected at least one flow, got none"):
         solver.latency()
-    assert solver.memory > 2 * 15 * 4 * 90 * 131
+    assert solver.memory_bytes > 2 * 15 * 4 * 90 * 131
 
 
 def test_persistent_solver_refuses_bad_arguments(video: list[Tensor]) -> None:

@@ -25,7 +25,7 @@ from fullfield.ops.tvl1.cuda import engine as engines
 from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import KernelLaunches, describe_planes
+from fullfield.ops.tvl1.cuda.passes import KernelLaunches, build_plane_descriptor
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import Level, compute_row_pitch
 from fullfield.ops.tvl1.frames import compute_gaussian_tap_table, compute_linear_tap_table
@@ -109,7 +109,7 @@ def test_resample_pass_equals_reference(size: tuple[int, int], to: tuple[int, in
     source, target = padded(values), torch.empty(2, 3, to[0], compute_row_pitch(to[1], torch.float32))
     kit = KernelLaunches(CPU, torch.float32)
     kit.build_resample_launch(
-        describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0)
+        build_plane_descriptor(source, size[1]), build_plane_descriptor(target, to[1]), kind, scale=(1.5, -2.0)
     )(0)
     table = compute_gaussian_tap_table if kind == "gaussian" else compute_linear_tap_table
     for item in range(2):
@@ -132,7 +132,7 @@ def test_median_pass_equals_reference(side: int, dtype: torch.dtype, size: tuple
         level.origin.copy_(torch.randn(2, 2, *size) * 40)
         flow = level.current_flow.float() + level.origin.float()
     target = torch.empty(2, 2, *size)
-    KernelLaunches(CPU, dtype).build_median_launch(level, side, describe_planes(target))(0)
+    KernelLaunches(CPU, dtype).build_median_launch(level, side, build_plane_descriptor(target))(0)
     want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
     assert torch.equal(target, want)
 
@@ -144,7 +144,7 @@ def test_median_pass_flags_nonfinite_flow(value: float) -> None:
     for bad in (0.0, value):
         level.current_flow.zero_()
         level.current_flow[0, 1, 4, 8] = bad
-        KernelLaunches(CPU, torch.float32).build_median_launch(level, 0, describe_planes(target), flags=flags)(0)
+        KernelLaunches(CPU, torch.float32).build_median_launch(level, 0, build_plane_descriptor(target), flags=flags)(0)
         assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
 
 
@@ -380,7 +380,7 @@ def test_only_waiting_kernels_allow_early_launch(arch: str, early: bool) -> None
     planes, gpu = torch.zeros(3, 1, 2, 40, 64), GpuProperties(0, "", arch, 8, 227 << 10)
     cut = fused.choose_tiling(40, 60, config, fused.SHAPES[0])
     assert cut is not None
-    image, flow, to = planes[0, :, 0], planes[1], describe_planes(planes[2], 60)
+    image, flow, to = planes[0, :, 0], planes[1], build_plane_descriptor(planes[2], 60)
     launch = fused.build_fused_warp_launch(
         cut, level, config, gpu, fused.WarpBuffers(image, image, flow, to, None, None, True, False)
     )
@@ -512,7 +512,7 @@ def test_persistent_solver_runs_sequence(warm_start: bool) -> None:
     assert solver.step(video[1]) is None
     assert solver.latency() == (5, 1e-3, 1e-3)
     planes = 35 * 64 * 4  # float32, with the pitch of 40 columns
-    assert 20 * planes < solver.memory < 23 * planes
+    assert 20 * planes < solver.memory_bytes < 23 * planes
 
 
 @pytest.mark.usefixtures("without_gpu")

@@ -25,7 +25,7 @@ class Tiny(nn.Module):
         self.steps = nn.ModuleList(nn.Conv2d(width + 2, 6, 3, padding=1) for _ in range(3))
         self.unused = nn.Parameter(torch.ones(3))
 
-    def predictions_with_info(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def predictions_with_mixture(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
         features = self.dropout(torch.relu(self.norm(self.encode(torch.cat((frame1, frame2), 1)))))
         flow = torch.zeros_like(frame1[:, :2])
         found = []
@@ -36,7 +36,7 @@ class Tiny(nn.Module):
         return found
 
     def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
-        return [flow for flow, _ in self.predictions_with_info(frame1, frame2)]
+        return [flow for flow, _ in self.predictions_with_mixture(frame1, frame2)]
 
 
 class Plain(nn.Module):

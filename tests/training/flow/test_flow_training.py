@@ -158,12 +158,12 @@ def test_stepper_equals_adamw_with_clipping(scenes: Scenes) -> None:
 def test_objective_limits_log_scale_of_sea_raft(scenes: Scenes) -> None:
     model, batch = SEARAFT(SEARAFTConfig.fullfield_s()).eval(), scenes.batch(0, 1)
     with torch.no_grad():
-        pairs = model.predictions_with_info(batch.frame1, batch.frame2, updates=1)
+        pairs = model.predictions_with_mixture(batch.frame1, batch.frame2, updates=1)
         for flow, info in pairs:
             flow += 100.0  # far off: the wide scale decides the loss
             info[:, :2], info[:, 2:3] = 0.0, 9.0
         model.coarse_predictions = None
-        model.predictions_with_info = lambda *_, **__: pairs
+        model.predictions_with_mixture = lambda *_, **__: pairs
         actual, _ = TrainingObjective(model, FlowTraining(updates=1))(
             batch.frame1, batch.frame2, batch.flow, batch.valid
         )
@@ -302,12 +302,12 @@ class Updated(Tiny):
         super().__init__()
         self.seen: list[int] = []
 
-    def predictions_with_info(self, frame1: Tensor, frame2: Tensor, updates: int = 3) -> list[tuple[Tensor, Tensor]]:
+    def predictions_with_mixture(self, frame1: Tensor, frame2: Tensor, updates: int = 3) -> list[tuple[Tensor, Tensor]]:
         self.seen.append(updates)
-        return super().predictions_with_info(frame1, frame2)[:updates]
+        return super().predictions_with_mixture(frame1, frame2)[:updates]
 
     def predictions(self, frame1: Tensor, frame2: Tensor, updates: int = 3) -> list[Tensor]:
-        return [flow for flow, _ in self.predictions_with_info(frame1, frame2, updates)]
+        return [flow for flow, _ in self.predictions_with_mixture(frame1, frame2, updates)]
 
 
 class Masked(Tiny):

@@ -103,10 +103,10 @@ class PreparedFlow:
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
         return self._estimate_flows(frame1, frame2, updates, (initial_flow,))[0]
 
-    def flow_with_info(
+    def flow_with_mixture(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
-        """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
+        """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_mixture`; RAFT has none."""
         (both,) = self._estimate_flows(frame1, frame2, updates, (initial_flow,), informed=True)
         return both[:, :2], both[:, 2:]
 
@@ -128,7 +128,7 @@ class PreparedFlow:
         forward, backward = self._estimate_flows(frame1, frame2, updates, starts, backward_updates=backward_updates)
         return forward, backward
 
-    def bidirectional_with_info(
+    def bidirectional_with_mixture(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -137,7 +137,7 @@ class PreparedFlow:
         initial_backward: Tensor | None = None,
         backward_updates: int | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
+        """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_mixture`."""
         starts = initial_flow, initial_backward
         forward, backward = self._estimate_flows(
             frame1, frame2, updates, starts, backward_updates=backward_updates, informed=True
@@ -172,7 +172,7 @@ class PreparedFlow:
         allow_zero_updates = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
         number, max_updates = self._check_and_resolve_update_range(frame1, frame2, updates, allow_zero_updates)
         if informed:
-            _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
+            _check.require(config.has_mixture, "flow_with_mixture", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _disable_autograd_and_autocast(self.device), self._in_order(self._iterate_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
             flows = [framing.resample_initial_flow_to_cells(flow, frame1, self.padding, name) for name, flow in named]

@@ -230,7 +230,7 @@ class SEARAFT(FlowNetwork):
         state = _get_last_state(states)
         return padding.crop(self.upsample(state.flow, self.predict_mask(state.net)))
 
-    def flow_with_info(
+    def flow_with_mixture(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow and the parameters of its error model, a mixture of two Laplacians at every pixel.
@@ -241,7 +241,7 @@ class SEARAFT(FlowNetwork):
         padding, states = self._encode_and_iterate_states(frame1, frame2, updates, initial_flow)
         return self._upsample_state(_get_last_state(states), padding)
 
-    def bidirectional_with_info(
+    def bidirectional_with_mixture(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -250,7 +250,7 @@ class SEARAFT(FlowNetwork):
         initial_backward: Tensor | None = None,
         backward_updates: int | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
-        """Return :meth:`flow_with_info` forward and backward; each frame goes through the feature encoder once.
+        """Return :meth:`flow_with_mixture` forward and backward; each frame goes through the feature encoder once.
 
         Arguments are as for :meth:`forward`; each direction has its own initial flow. ``backward_updates`` is the
         number of updates of the backward flow, by default that of the forward flow.
@@ -270,19 +270,19 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # (1 + updates) × [B, 2, H, W] float32
         """Return the initial flow and the flow after every update, for training; arguments as for :meth:`forward`."""
-        return [flow for flow, _ in self.predictions_with_info(frame1, frame2, updates, initial_flow)]
+        return [flow for flow, _ in self.predictions_with_mixture(frame1, frame2, updates, initial_flow)]
 
-    def predictions_with_info(
+    def predictions_with_mixture(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
+        """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_mixture`."""
         padding, states = self._encode_and_iterate_states(frame1, frame2, self._get_update_count(updates), initial_flow)
         return [self._upsample_state(state, padding) for state in states]
 
     def coarse_predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
-        """Return the frames' padding and :meth:`predictions_with_info` before the convex up-sampling.
+        """Return the frames' padding and :meth:`predictions_with_mixture` before the convex up-sampling.
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
@@ -457,7 +457,7 @@ def _get_last_state(states: Iterator[_UpdateState]) -> _UpdateState:
 
 
 def compute_expected_log_scale(
-    info: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_info`
+    info: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_mixture`
     config: SEARAFTConfig,
 ) -> Tensor:  # [B, 1, H, W]
     """Return the uncertainty of a flow: the weighted mean of its two Laplacians' log scales, limited as in training.

@@ -1,5 +1,5 @@
 """All-pairs correlation looked up around given positions: exact, in linear memory."""
 
-from fullfield.ops.correlation.api import backends, correlation_lookup, correlation_pyramid
+from fullfield.ops.correlation.api import correlation_lookup, correlation_pyramid, list_backends
 
-__all__ = ["backends", "correlation_lookup", "correlation_pyramid"]
+__all__ = ["correlation_lookup", "correlation_pyramid", "list_backends"]

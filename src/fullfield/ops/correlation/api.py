@@ -165,7 +165,9 @@ register_operator(
 )  # fmt: skip
 
 
-def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
+def list_backends(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can serve RAFT's lookups here, (name, reason) for the others.
 
     The preferred one comes first. The request is a 1024×436 frame at 1/8, 256 channels, 4 levels, radius 4.

@@ -115,7 +115,9 @@ class _SpatialCorrelation(torch.autograd.Function):
 _apply = get_apply_without_functorch(_SpatialCorrelation)
 
 
-def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
+def list_backends(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that runs here, (name, reason) for the others, preferred first.
 
     The answer is for PWC-Net's windows of 9×9.

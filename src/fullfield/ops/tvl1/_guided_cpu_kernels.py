@@ -386,7 +386,12 @@ _stack = types.float32[:, :, ::1]
 ENTRY_POINTS = {
     **{
         name: SOLVER[name]
-        for name in ("interleave_second_frame_and_gradient", "filter_rows_by_median", "iterate_strip", "iterate_seam")
+        for name in (
+            "interleave_second_frame_and_gradient",
+            "filter_rows_by_median",
+            "iterate_strip",
+            "iterate_seam",
+        )
     },
     "compute_linear_system_rows": (
         compute_linear_system_rows,

@@ -31,7 +31,7 @@ REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
 REFINERS = Backends("the refinement", f"{__package__}.guided_", REFINEMENT_BACKENDS)
 
 
-def refinement_backends(
+def list_refinement_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""

@@ -141,7 +141,10 @@ class CpuRefiner:
         size = (self._state, level.size, level.pitch, self._height, self._width)
         rule = (iterations, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
         strips = split_into_row_ranges(self._height, self._threads, min_rows=2 * iterations + 2)
-        run_tasks([partial(self._k.iterate_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run_tasks(
+            [partial(self._k.iterate_strip, *size, top, bottom, *rule) for top, bottom in strips],
+            self._threads,
+        )
         run_tasks([partial(self._k.iterate_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter_flow_in_place(self, kernel: Callable[[Plane, int, int], None]) -> None:

@@ -148,7 +148,7 @@ class PersistentSolver:
             self._previous = None
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Bytes held on the device, but for graphs."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.iterate_tensors())
 

@@ -136,7 +136,7 @@ def train_flow(
         folder: see :class:`~fullfield.training.checkpoint.TrainingFolder`. A validation adds ``best.safetensors``,
             the averaged weights with the lowest error in it; ``run`` may add ``curves.png`` and a folder tensorboard.
         model: any module with ``predictions(frame1, frame2)``, the flow [B, 2, H, W] in pixels after each update; or
-            with ``predictions_with_info``, for the mixture loss. It is trained where it is and from the weights it has.
+            with ``predictions_with_mixture``, for the mixture loss. It is trained in place, from the weights it has.
         source: of the pairs.
         training: the configuration.
         run: checkpoints and the like.

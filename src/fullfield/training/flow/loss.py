@@ -62,8 +62,8 @@ def laplace_mixture_loss(
     """Return the negative log likelihood of the true flow under mixtures of two Laplacians.
 
     Predictions are weighted as in :func:`sequence_loss`.
-    Every prediction is a flow and its ``info`` as of :meth:`fullfield.models.SEARAFT.predictions_with_info`: logits of
-    the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
+    Every prediction is a flow and its mixture as of :meth:`fullfield.models.SEARAFT.predictions_with_mixture`: logits
+    of the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
     truth, inside, pixels = _check_and_mask_truth([flow for flow, _ in predictions], flow, valid, gamma)

@@ -81,24 +81,24 @@ class TrainingObjective(nn.Module):
     """Network and its loss as one module, which is compiled as a whole.
 
     The network has ``predictions(frame1, frame2)``, the flow [B, 2, H, W] after each update; for the loss ``"mixture"``
-    ``predictions_with_info``. ``updates`` is the number of updates of the next call; None leaves it to the network.
+    ``predictions_with_mixture``. ``updates`` is the number of updates of the next call; None leaves it to the network.
     """
 
     def __init__(self, network: nn.Module, training: FlowTraining) -> None:
         super().__init__()
         self.network = network
-        with_info = callable(getattr(network, "predictions_with_info", None))
+        with_info = callable(getattr(network, "predictions_with_mixture", None))
         plain = callable(getattr(network, "predictions", None))
         named = type(network).__name__
         mixture = training.loss == "mixture" or (training.loss == "auto" and with_info)
         if training.loss == "mixture":
-            _check.require(with_info, "loss", "sequence: mixture needs a network with predictions_with_info", named)
+            _check.require(with_info, "loss", "sequence: mixture needs a network with predictions_with_mixture", named)
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         # An attribute, not an argument: torch.compile takes numbers of a module as constants.
         self.updates = training.draw_update_count(0)
         if self.updates is not None:
-            called: Any = network.predictions if plain else network.predictions_with_info
+            called: Any = network.predictions if plain else network.predictions_with_mixture
             taken = inspect.signature(called).parameters
             any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
             _check.require("updates" in taken or any_name, "updates", "None for a network without them", named)
@@ -133,7 +133,7 @@ class TrainingObjective(nn.Module):
             padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
             return mixture_loss_before_upsampling(coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits)
         else:
-            pairs = network.predictions_with_info(frame1, frame2, **updates)
+            pairs = network.predictions_with_mixture(frame1, frame2, **updates)
             low, high = self._limits
             loss = laplace_mixture_loss(pairs, flow, valid, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]

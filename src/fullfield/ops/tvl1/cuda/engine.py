@@ -12,7 +12,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import Launch, raw_stream
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.ops.tvl1.cuda.passes import KernelLaunches, Planes, describe_planes
+from fullfield.ops.tvl1.cuda.passes import KernelLaunches, Planes, build_plane_descriptor
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, compute_row_pitch, count_state_elements
 from fullfield.ops.tvl1.frames import compute_level_sizes, compute_progress_and_level_text
@@ -111,27 +111,27 @@ class Engine:
 
     def set_initial_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._build_vertical_initial_flow_resample(describe_planes(flow), None)(raw_stream(self._about.index))
+        self._build_vertical_initial_flow_resample(build_plane_descriptor(flow), None)(raw_stream(self._about.index))
         self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
 
     def set_initial_flow_to_last_result(self) -> None:
         """Fill ``start`` from the flow just written."""
         self._launch_cached_kernel(
             "start down",
-            lambda: self._build_vertical_initial_flow_resample(self._describe_result_planes(), self._flow_at),
+            lambda: self._build_vertical_initial_flow_resample(self._build_result_plane_descriptor(), self._flow_at),
         )
         self._launch_cached_kernel("start across", self._build_horizontal_initial_flow_resample)
 
     def _build_vertical_initial_flow_resample(self, source: Planes, source_at: Tensor | None) -> Launch:
-        target = describe_planes(self._strip, self.sizes[0][1])
+        target = build_plane_descriptor(self._strip, self.sizes[0][1])
         return self._passes.build_resample_launch(source, target, "gaussian", "none", source_at=source_at)
 
     def _build_horizontal_initial_flow_resample(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
-        source, target = describe_planes(self._strip, width), describe_planes(self.start, w)
+        source, target = build_plane_descriptor(self._strip, width), build_plane_descriptor(self.start, w)
         return self._passes.build_resample_launch(source, target, "none", "gaussian", scale=(w / width, h / height))
 
-    def _describe_result_planes(self) -> Planes:
+    def _build_result_plane_descriptor(self) -> Planes:
         height, width = self.sizes[0]
         size = height * width
         return Planes(None, self.batch, FLOW, height, width, width, size, FLOW * size)
@@ -150,8 +150,8 @@ class Engine:
             def reduce(n: int = n) -> Launch:
                 finer, coarser = (self._images[k][index : index + count].flatten(0, 1)[:, None] for k in (n - 1, n))
                 source, target = (
-                    describe_planes(finer, self.sizes[n - 1][1]),
-                    describe_planes(coarser, self.sizes[n][1]),
+                    build_plane_descriptor(finer, self.sizes[n - 1][1]),
+                    build_plane_descriptor(coarser, self.sizes[n][1]),
                 )
                 return self._passes.build_resample_launch(source, target, "gaussian")
 
@@ -202,8 +202,8 @@ class Engine:
 
         def flow() -> Launch:
             source, target = (
-                describe_planes(self._flows[level_index + 1], w),
-                describe_planes(self._get_flow_buffer(level_index, 0), width),
+                build_plane_descriptor(self._flows[level_index + 1], w),
+                build_plane_descriptor(self._get_flow_buffer(level_index, 0), width),
             )
             return self._passes.build_resample_launch(source, target, "linear", scale=(width / w, height / h))
 
@@ -235,7 +235,7 @@ class Engine:
                 tiling, level, config, self._about,
                 fused.WarpBuffers(
                     self._images[level_index][first_frame], self._images[level_index][1 - first_frame], flow,
-                    self._describe_result_planes() if final else describe_planes(target, level.width),
+                    self._build_result_plane_descriptor() if final else build_plane_descriptor(target, level.width),
                     self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
                 ),
             )  # fmt: skip
@@ -249,9 +249,9 @@ class Engine:
 
         def median() -> Launch:
             if final:
-                target, target_at = self._describe_result_planes(), self._flow_at
+                target, target_at = self._build_result_plane_descriptor(), self._flow_at
             else:
-                target, target_at = describe_planes(self._flows[level_index], level.width), None
+                target, target_at = build_plane_descriptor(self._flows[level_index], level.width), None
             return self._passes.build_median_launch(
                 level, self.config.median, target, target_at=target_at, flags=flag_tensor
             )

@@ -69,7 +69,7 @@ class Planes(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-def describe_planes(tensor: Tensor, width: int | None = None) -> Planes:
+def build_plane_descriptor(tensor: Tensor, width: int | None = None) -> Planes:
     """Return the planes of a tensor [items, planes, height, pitch]; ``width`` if it is less than the pitch."""
     items, planes, height, pitch = tensor.shape
     item_step, plane_step, row, _ = tensor.stride()
