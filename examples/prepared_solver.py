@@ -16,7 +16,7 @@ from fullfield.testing import textured_scene
 scene = textured_scene(240, 432, seed=1)
 pairs = [(scene.frame1, scene.frame2)] * 4  # a real sequence has different pairs
 
-solver = TVL1Solver(240, 432, TVL1Config.preset("fast"))  # allocates buffers and tables once
+solver = TVL1Solver(240, 432, TVL1Config.from_preset("fast"))  # allocates buffers and tables once
 previous = None
 for number, (first, second) in enumerate(pairs):
     start = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, list_backends
 
 HEIGHT, WIDTH, FRAMES = 1080, 1920, 100
-config = TVL1Config.preset("fast")
+config = TVL1Config.from_preset("fast")
 reason = dict(list_backends("cuda" if torch.cuda.is_available() else "cpu", config=config))["cuda"]
 
 

@@ -621,7 +621,7 @@ def _() -> list[Tensor]:
     with torch.inference_mode(mode=False), torch.enable_grad():
         model = SmallNetwork()
         stepper = TrainingStepper(model, learning.FlowTraining(batch=2))
-        stepper.train_on_batch(batch(), 0, rate=1e-3)
+        stepper.train_on_batch(batch(), 0, learning_rate=1e-3)
         average = learning.AveragedWeights(model)
         average.update_average(1)
         with tempfile.TemporaryDirectory() as folder:

@@ -126,7 +126,7 @@ def style_of(text: str) -> tuple[SceneStyle, float]:
     items = [item.partition("~") for item in fields.split(",") if item]
     try:
         changes: dict[str, Any] = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
-        return replace(SceneStyle.preset(name), **changes), float(share)
+        return replace(SceneStyle.from_preset(name), **changes), float(share)
     except ValueError as error:  # no such style or field, or no number
         raise InputError(f"mixture {text}: expected STYLE[:field~value,...]=SHARE ({error})") from error
 
@@ -295,13 +295,13 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.perf_counter()
     while done < 1.0:
         rate = training.compute_learning_rate(done)
-        stepper.train_on_batch(pairs.take_batch(step), step, rate=rate, occluded=done >= training.visible)
+        stepper.train_on_batch(pairs.take_batch(step), step, learning_rate=rate, occluded=done >= training.visible)
         step += 1
         pairs.start_fetching_batch(step)
         share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
-            reading = stepper.read_means()  # waits for the device, so that the clock is right
+            reading = stepper.read_and_reset_means()  # waits for the device, so that the clock is right
             check_steps_finite(reading, step, training)
             seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:

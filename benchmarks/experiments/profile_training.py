@@ -92,23 +92,23 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
     batch: FlowBatch = source.batch(0, args.batch)
     start = time.perf_counter()
     for number in range(16):
-        stepper.train_on_batch(batch, number, rate=1e-4)
+        stepper.train_on_batch(batch, number, learning_rate=1e-4)
     wait()
     result["first_16_steps_s"] = round(time.perf_counter() - start, 1)
-    result["reading"] = stepper.read_means()._asdict()
-    result["step"] = timed(lambda number: stepper.train_on_batch(batch, number, rate=1e-4), args.steps)
+    result["reading"] = stepper.read_and_reset_means()._asdict()
+    result["step"] = timed(lambda number: stepper.train_on_batch(batch, number, learning_rate=1e-4), args.steps)
     result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
-    result["step_kernels"] = kernels(lambda number: stepper.train_on_batch(batch, number, rate=1e-4), 9)
+    result["step_kernels"] = kernels(lambda number: stepper.train_on_batch(batch, number, learning_rate=1e-4), 9)
     ahead = BatchPrefetcher(source, args.batch, device, Ranks())
 
     def both(number: int) -> None:
-        stepper.train_on_batch(ahead.take_batch(number), number, rate=1e-4)
+        stepper.train_on_batch(ahead.take_batch(number), number, learning_rate=1e-4)
         ahead.start_fetching_batch(number + 1)
 
     timed(both, 12)  # the processes that draw scenes start
     result["loop"] = timed(lambda number: both(12 + number), args.steps)
     result["loop"]["pairs_per_second"] = round(1e3 * args.batch / result["loop"]["ms"], 1)
-    result["reading_of_loop"] = stepper.read_means()._asdict()
+    result["reading_of_loop"] = stepper.read_and_reset_means()._asdict()
     result["scenes"] = timed(lambda number: ahead.start_fetching_batch(13 + args.steps + number), 30)
     result["scene_kernels"] = kernels(lambda number: ahead.start_fetching_batch(43 + args.steps + number), 4)[:30]
 
@@ -143,7 +143,11 @@ def main() -> None:
     for text in args.cases:
         parts = []
         for seed, (style, share) in enumerate(mixture.items()):
-            how: dict[str, Any] = {"style": SceneStyle.preset(style), "workers": args.workers, "pictures": pictures}
+            how: dict[str, Any] = {
+                "style": SceneStyle.from_preset(style),
+                "workers": args.workers,
+                "pictures": pictures,
+            }
             pairs = PairGenerator(args.size, seed=seed, device=args.device, **how)
             pictures = pairs.atlas
             parts.append((pairs, share))

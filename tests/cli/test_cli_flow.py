@@ -30,7 +30,7 @@ from fullfield.testing import textured_scene
 from fullfield.testing.scenes import Scene
 
 FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "3", "--warps", "2")
-CONFIG = TVL1Config.preset("fast").replace(iterations=3, warps=2)
+CONFIG = TVL1Config.from_preset("fast").replace(iterations=3, warps=2)
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)

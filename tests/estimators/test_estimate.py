@@ -25,7 +25,7 @@ from fullfield.testing import textured_scene
 from refusals import refuses
 
 SCENE = textured_scene(48, 64, seed=3)
-FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
+FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.from_preset("fast").replace(warps=2)}
 
 
 def test_estimate_agrees_for_every_frame_type(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_estimate_accepts_grey_frames() -> None:
 
 
 def test_estimate_result_names_method_and_parameters(tmp_path: Path) -> None:
-    flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=TVL1Config.preset("fast").replace(lambda_=0.2))
+    flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=TVL1Config.from_preset("fast").replace(lambda_=0.2))
     assert isinstance(flow, Flow)
     assert (flow.height, flow.width) == (48, 64)
     assert (flow.method, flow.backend) == ("tvl1", "cpu")
@@ -279,7 +279,7 @@ def test_estimate_refuses_bad_names_and_configurations(tmp_path: Path) -> None:
         estimate(*frames, "tvl1", precision="float16", backend="cpu")
     with pytest.raises(InputError, match=r"precision: expected 'float32', or an NVIDIA GPU .* got 'float16' on cpu"):
         estimate(*frames, "tvl1", precision="float16")
-    config = TVL1Config.preset("fast")
+    config = TVL1Config.from_preset("fast")
     by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config.replace(warps=2))
     assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
     with pytest.raises(InputError, match="preset: expected None with a config, got 'paper'"):

@@ -25,7 +25,7 @@ from refusals import refuses
 
 SCENE = textured_scene(48, 64, seed=3)
 FRAMES = SCENE.frame1, SCENE.frame2
-QUICK = TVL1Config.preset("fast").replace(warps=1, iterations=2)
+QUICK = TVL1Config.from_preset("fast").replace(warps=1, iterations=2)
 
 
 @pytest.mark.unit

@@ -19,7 +19,7 @@ from fullfield.testing import textured_scene
 from refusals import refuses
 
 SCENE = textured_scene(60, 80, seed=3)
-FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
+FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.from_preset("fast").replace(warps=2)}
 
 
 def test_estimate_refine_equals_refine_flow() -> None:
@@ -88,7 +88,7 @@ def test_compute_backward_coverage_equals_values_by_hand() -> None:
 
 
 def test_refined_estimator_refuses_bad_arguments() -> None:
-    refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
+    refined = RefinedEstimator(TVL1Estimator(TVL1Config.from_preset("fast")))
     frames = SCENE.frame1[None], SCENE.frame2[None]
     assert torch.equal(pickle.loads(pickle.dumps(refined))(*frames), refined(*frames))
     assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, refined).flow, refined(*frames)[0])

@@ -33,7 +33,7 @@ def atlas() -> PictureAtlas:
 )
 def test_renderer_kernels_equal_reference(size: tuple[int, int], style: str) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
-    held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)
+    held, style_of_scenes = atlas(), replace(SceneStyle.from_preset(style), instants=3)
     assert held.meshes is not None
     counts = {"pictures": held.count, "shapes": len(held.shapes), "meshes": held.meshes.table}
     scenes = sample_scenes(range(6), size, seed=4, style=style_of_scenes, **counts)

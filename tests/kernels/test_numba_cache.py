@@ -21,7 +21,7 @@ import time
 import torch
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
 frames = torch.rand(2, 1, 1, 40, 50, generator=torch.Generator().manual_seed(0))
-flow = TVL1Solver(40, 50, TVL1Config.preset("fast"))(*frames)
+flow = TVL1Solver(40, 50, TVL1Config.from_preset("fast"))(*frames)
 print(float(flow.abs().mean()), time.process_time())
 """
 # What keeps, shares and announces is the same for every operator's kernels: a few are enough.

@@ -81,7 +81,7 @@ def test_flow_metrics_equal_definitions(size, four):
     assert_same(gathered.compute(), wanted)
     for name, occluded in (("matched", False), ("unmatched", True)):
         part = definitions.summary([record for record in pixels if record["occluded"] is occluded])
-        table = gathered.breakdown()[name]
+        table = gathered.compute_by_class()[name]
         assert_same(table, {key: part[key] for key in table})
     assert wanted["pixels"] < case[2].sum()  # some truth is unknown
     assert not math.isnan(wanted["lm_epe"])
@@ -134,7 +134,7 @@ def test_flow_metrics_equal_springs_evaluation():
         preds.append(pred.reshape(-1, 2))
         truths.append(truth.reshape(-1, 4, 2))
     wanted = definitions.spring_scores(np.concatenate(preds).astype(float), np.concatenate(truths).astype(float))
-    table = gathered.breakdown()
+    table = gathered.compute_by_class()
     assert_same({name: {m: table[name][m] for m in wanted[name]} for name in wanted}, wanted)
 
 

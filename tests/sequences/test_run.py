@@ -32,7 +32,7 @@ from fullfield.sequences.run import _LineBuffers
 from fullfield.sequences.writing import compute_max_waiting_results
 
 oiio = pytest.importorskip("OpenImageIO")
-CONFIG = TVL1Config.preset("fast").replace(iterations=4, warps=2)
+CONFIG = TVL1Config.from_preset("fast").replace(iterations=4, warps=2)
 
 
 @pytest.fixture

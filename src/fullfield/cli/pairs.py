@@ -63,7 +63,7 @@ def run_command(args: argparse.Namespace) -> int:
         ProgressBar("pairs", quiet=args.quiet) as progress,
         rename_arguments_in_errors(size="--size", device="--device", style="--style"),
     ):
-        style = SceneStyle.preset(args.style)
+        style = SceneStyle.from_preset(args.style)
         progress(0.0, "reading pictures")
         pictures = load_picture_pack(args.textures)
         watch.add_lap("pictures")

@@ -127,7 +127,7 @@ def run_command(args: argparse.Namespace) -> int:
         )
     properties = {**report.select_attributes(args, "pred", "truth"), "averaging": metrics.averaging, **values}
     properties |= {"missing": missing, "outside": outside}
-    properties |= {"truth_values": values_each, "classes": metrics.breakdown()}
+    properties |= {"truth_values": values_each, "classes": metrics.compute_by_class()}
     report.print_report(args, properties, "\n".join(format_score_lines(values, metrics.averaging, missing, outside)))
     return get_exit_code_for_max_epe(values["epe"], args.max_epe)
 

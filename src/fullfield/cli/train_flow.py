@@ -261,7 +261,7 @@ def _parse_style_name(name: str) -> str:
 def _get_scene_style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     with rename_arguments_in_errors(style=f"{option} {name}"):
-        return SceneStyle.preset(_parse_style_name(name))
+        return SceneStyle.from_preset(_parse_style_name(name))
 
 
 def _open_dataset_in_folder(name: str, folder: str, option: str) -> Any:
@@ -356,7 +356,7 @@ def _describe_inputs_of_training(args: argparse.Namespace) -> dict[str, Any]:
         "network": args.network,
         "init": None,
         "data": args.data,
-        "scenes": {name: vars(SceneStyle.preset(name)) for name in sorted(scenes)},
+        "scenes": {name: vars(SceneStyle.from_preset(name)) for name in sorted(scenes)},
         "size": list(args.size),
         "pictures": None,
         "augment": args.augment,

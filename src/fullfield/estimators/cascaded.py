@@ -53,7 +53,7 @@ class CascadedEstimator(WrappingEstimator):
         pixels = sum(h * w for h, w in compute_cascade_sizes(height, width, self.threshold))
         completed = 0.0
 
-        def level(
+        def estimate_level(
             first: Tensor, second: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
         ) -> Tensor:
             nonlocal completed
@@ -68,7 +68,7 @@ class CascadedEstimator(WrappingEstimator):
             completed += scale
             return flow
 
-        return Cascade(level, threshold=self.threshold)(frame1, frame2, initial_flow=initial_flow)
+        return Cascade(estimate_level, threshold=self.threshold)(frame1, frame2, initial_flow=initial_flow)
 
 
 def parse_scale(scale: str | float | Fraction) -> Fraction:

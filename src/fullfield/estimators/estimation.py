@@ -376,7 +376,7 @@ def _estimate_pairs(
     if refiner is None:
         directions, flow = None, estimator(*pairs.frames, initial_flow=initial_flow, progress=progress)
     else:
-        directions = refiner.estimate_directions(
+        directions = refiner.estimate_both_directions(
             *pairs.frames, initial_flow=initial_flow, log_scale=reliability, progress=progress
         )
         flow = directions.forward

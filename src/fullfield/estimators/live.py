@@ -85,7 +85,7 @@ def iterate_frames_at_rate(
     frames: Iterable[VideoFrame],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
-    interval: float,
+    interval_s: float,
     speed: float = 1.0,
     on_long_wait: Callable[[int, float], None] | None = None,
 ) -> Iterator[CapturedFrame]:
@@ -97,7 +97,7 @@ def iterate_frames_at_rate(
         frames: decoded frames with their times.
         clock: returns the time in seconds.
         sleep: waits for a number of seconds.
-        interval: seconds between frames of the file.
+        interval_s: seconds between frames of the file.
         speed: speed relative to the file's own.
         on_long_wait: receives the number of a frame and the seconds until it is due, if they exceed two.
     """
@@ -107,10 +107,10 @@ def iterate_frames_at_rate(
         start = now - frame.time / speed if start is None else start
         due = start + frame.time / speed
         if due > now:
-            if on_long_wait is not None and due - now > max(_LONG_WAIT, 2 * interval / speed):
+            if on_long_wait is not None and due - now > max(_LONG_WAIT, 2 * interval_s / speed):
                 on_long_wait(number, due - now)
             sleep(due - now)
-        yield CapturedFrame(frame, number, due, late=now > due + interval / speed)
+        yield CapturedFrame(frame, number, due, late=now > due + interval_s / speed)
 
 
 def iterate_with_arrival_times(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[CapturedFrame]:
@@ -146,12 +146,12 @@ class LiveStatistics:
             self.distances.append(at - self._before)
         self._before = at
 
-    def record_computed_flow(self, pair: FramePair, begun: float, ended: float) -> None:
+    def record_computed_flow(self, pair: FramePair, started_s: float, ended_s: float) -> None:
         """Count a computed flow."""
         self.flows += 1
-        self.latencies.append(ended - pair.second.at)
-        self.computing.append(ended - begun)
-        self._span = (begun if self._span is None else self._span[0], ended)
+        self.latencies.append(ended_s - pair.second.at)
+        self.computing.append(ended_s - started_s)
+        self._span = (started_s if self._span is None else self._span[0], ended_s)
 
     @property
     def flows_per_second(self) -> float | None:
@@ -227,9 +227,9 @@ def compute_newest_pairs(
     """
     try:
         while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take_item()) is not None:
-            begun = clock()
+            started_s = clock()
             flow = compute(pair)
-            statistics.record_computed_flow(pair, begun, clock())
+            statistics.record_computed_flow(pair, started_s, clock())
             if not results.put_item(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take

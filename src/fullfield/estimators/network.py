@@ -498,11 +498,11 @@ class _ProgressReporter:
 
         end = completed + updates * size.pixels
 
-        def after(*_: object) -> None:  # the network may take more updates than were planned
+        def report_update(*_: object) -> None:  # the network may take more updates than were planned
             self._completed = min(self._completed + size.pixels, end)
             progress(self._completed / self._work, where)
 
-        hook = block.register_forward_hook(after)
+        hook = block.register_forward_hook(report_update)
         try:
             yield
         finally:

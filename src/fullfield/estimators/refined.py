@@ -48,7 +48,7 @@ class RefinedEstimator(WrappingEstimator):
     Args:
         estimator: any estimator, such as :class:`NetworkEstimator`.
         config: parameters of the refinement.
-        refine: False leaves the flow as it is; :meth:`estimate_directions` then adds the backward flow alone.
+        refine: False leaves the flow as it is; :meth:`estimate_both_directions` then adds the backward flow alone.
         refiners: pool of refiners with this ``config`` to share; None creates one.
 
     >>> flow = estimate("a.png", "b.png", RefinedEstimator(NetworkEstimator("sea-raft-m")))  # doctest: +SKIP
@@ -133,11 +133,11 @@ class RefinedEstimator(WrappingEstimator):
         self._device = frame1.device
         if not self.should_refine(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        return self.estimate_directions(
+        return self.estimate_both_directions(
             frame1, frame2, initial_flow=initial_flow, log_scale=False, progress=progress
         ).forward
 
-    def estimate_directions(
+    def estimate_both_directions(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -154,7 +154,7 @@ class RefinedEstimator(WrappingEstimator):
         seconds: dict[str, float] = {}
         self._device = frame1.device
 
-        def timed(name: str, started_at: float) -> None:
+        def record_stage_seconds(name: str, started_at: float) -> None:
             if frame1.device.type == "cuda":
                 torch.cuda.synchronize(frame1.device)
             seconds[name] = time.perf_counter() - started_at
@@ -168,18 +168,18 @@ class RefinedEstimator(WrappingEstimator):
         both = None if guided or bidirectional is None else bidirectional(frame1, frame2, **options)
         if guided is not None:
             flow, backward, still, scale = guided
-            timed("bidirectional", started_at)
+            record_stage_seconds("bidirectional", started_at)
         elif both is not None:
             flow, backward, scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
-            timed("bidirectional", started_at)
+            record_stage_seconds("bidirectional", started_at)
         else:
             flow = self.estimator(
                 frame1, frame2, initial_flow=initial_flow, progress=_map_progress_to_range(progress, 0.0)
             )
-            timed("forward", started_at)
+            record_stage_seconds("forward", started_at)
             started_at = time.perf_counter()
             backward = self.estimator(frame2, frame1, progress=_map_progress_to_range(progress, _DIRECTION))
-            timed("backward", started_at)
+            record_stage_seconds("backward", started_at)
         if self.should_refine(frame1.device):
             started_at = time.perf_counter()
             if progress is not None:
@@ -187,7 +187,7 @@ class RefinedEstimator(WrappingEstimator):
             flow = self._refine_all_areas(frame1, frame2, flow, backward)
             still = find_still_areas(frame1, frame2) if guided is None else still
             flow = flow if still is None else still.zero_still_flow(flow)
-            timed("refinement", started_at)
+            record_stage_seconds("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
         return RefinedDirections(flow, backward, seconds, scale)

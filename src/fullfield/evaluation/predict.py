@@ -172,7 +172,7 @@ def predict(
                 else None
             )
             work, size = (
-                partial(_estimate_with_retry, run, estimator, frame1, frame2, start, free_memory),
+                partial(_estimate_and_retry_when_out_of_memory, run, estimator, frame1, frame2, start, free_memory),
                 tuple(frame1.shape),
             )
             if settings.sequential:
@@ -196,7 +196,7 @@ def predict(
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
 
 
-def _estimate_with_retry(
+def _estimate_and_retry_when_out_of_memory(
     run: PredictionRun,
     estimator: Estimator,
     frame1: Tensor,
@@ -321,7 +321,7 @@ def score(
 
 def _compute_total_scores(scorer: PairScorer) -> dict[str, Any]:
     total = scorer.merge_pair_scores()
-    return {"averaging": total.averaging, "scores": total.compute(), "classes": total.breakdown()}
+    return {"averaging": total.averaging, "scores": total.compute(), "classes": total.compute_by_class()}
 
 
 def _summarize_runtime(dataset: FlowDataset, run: PredictionRun) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def score_registered_pair(
     }
 
 
-def score_list_and_scenes(
+def score_all_pairs_and_scenes(
     records: Sequence[ScanRecord], pair_scores: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return ``scores`` over the list and ``scenes``, the same for each scene.
@@ -220,7 +220,7 @@ def evaluate_scans(
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
         (seconds a pair), and of this call alone ``this_call``.
-        :func:`~fullfield.evaluation.scans.score_list_and_scenes` has the scores.
+        :func:`~fullfield.evaluation.scans.score_all_pairs_and_scenes` has the scores.
 
     >>> result = evaluate_scans(Registrar(), open_scans("3dmatch", "/data/3dmatch"), "runs/3dmatch")  # doctest: +SKIP
     >>> result["scores"]["rr"]  # doctest: +SKIP
@@ -280,7 +280,7 @@ def score_scans(
     result = {
         "config": run.config,
         "criteria": vars(criteria),
-        **score_list_and_scenes(dataset.records, rows),
+        **score_all_pairs_and_scenes(dataset.records, rows),
         "pairs": rows,
         "runtime": summarize_runtime(seconds),
     }

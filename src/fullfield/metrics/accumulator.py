@@ -117,8 +117,8 @@ class FlowMetrics:
         values = {key: self._compute_mean_measure(*image_index) for key, image_index in KEYS.items()}
         return {**values, "pixels": self._pixels, "images": self._images}
 
-    def breakdown(self) -> dict[str, dict[str, float]]:
-        """Return every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
+    def compute_by_class(self) -> dict[str, dict[str, float]]:
+        """Return every measure over every class: ``compute_by_class()["s40_plus"]["px1"]``; NaN over no pixels."""
         return {name: {measure: self._compute_mean_measure(name, measure) for measure in MEASURES} for name in CLASSES}
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_flow_layers, read_header_entry_as_text
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.follow import DIRECTIONS, follow_plates
-from fullfield.sequences.job import build_prepared_estimator, list_predictable_parameters
+from fullfield.sequences.job import build_prepared_estimator, list_parameters_known_in_advance
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, WritePlan, copy_to_cpu_as_float32
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
@@ -91,7 +91,7 @@ class FollowJob:
             "reference": self.reference,
             "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
-            "parameters": list_predictable_parameters(estimator),
+            "parameters": list_parameters_known_in_advance(estimator),
             "backend": self.backend,
             "reading": dict(self.reading),
         }
@@ -174,7 +174,7 @@ def run_follow(
     start_s = time.perf_counter()
     outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
     journal, compute_input_checksums = job.output.open_journal(), _InputDigests(plates, job.reference)
-    checksums = Records(job.output.notes).checksums
+    checksums = Records(job.output.records_folder).checksums
     checksums.pop_new_checksums()  # those of earlier runs are recorded already
 
     def add_plate_versions(number: int, plate: Plate) -> None:

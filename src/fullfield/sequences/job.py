@@ -34,7 +34,7 @@ def build_prepared_estimator(
     return estimator
 
 
-def list_predictable_parameters(estimator: Estimator) -> dict[str, Any]:
+def list_parameters_known_in_advance(estimator: Estimator) -> dict[str, Any]:
     """Return the parameters without the refinement's backend, which is only known after the first flow."""
     parameters = dict(estimator.parameters)
     if isinstance(parameters.get("refinement"), dict):
@@ -114,7 +114,7 @@ class ShotJob:
         return {
             "plates": Path(self.frame_files.text).name,
             "method": estimator.method,
-            "parameters": list_predictable_parameters(estimator),
+            "parameters": list_parameters_known_in_advance(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

@@ -90,12 +90,12 @@ class Output:
         return FramePattern.parse(self.pattern).format_path(number)
 
     @property
-    def sidecar(self) -> Path:
+    def settings_path(self) -> Path:
         """File with the settings of the shot, beside the frames: ``mv.exr.fullfield.json``."""
-        return self.notes.with_name(f"{self.notes.name}.json")
+        return self.records_folder.with_name(f"{self.records_folder.name}.json")
 
     @property
-    def notes(self) -> Path:
+    def records_folder(self) -> Path:
         """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
         folder, name = os.path.split(FramePattern.parse(self.pattern).before)
         stem = truncate_to_bytes(name.rstrip("._- "), _NAME_BYTES)
@@ -107,7 +107,7 @@ class Output:
 
     def open_journal(self) -> Journal:
         """Return where this process notes what it writes."""
-        return Journal(self.notes)
+        return Journal(self.records_folder)
 
     def is_frame_complete(self, number: int) -> bool:
         """Return whether the frame has a file with every direction; files appear only when they are complete."""
@@ -215,14 +215,16 @@ class Output:
         existing = [number for number in numbers if Path(self.path(number)).exists()]
         has_settings = file.read() is not None
         if not has_settings and existing and not overwrite:
-            raise InputError(f"{self.path(existing[0])}: exists, and no {self.sidecar} says how it was made; {_ADVICE}")
+            raise InputError(
+                f"{self.path(existing[0])}: exists, and no {self.settings_path} says how it was made; {_ADVICE}"
+            )
         file.write_or_check(
             {"settings": self._split_off_weights_checksum(settings)[0], "source": source},
             has_results=lambda: has_settings and not self._has_no_frames(),
             advice=_ADVICE,
             overwrite=overwrite,
         )
-        records, plan = Records(self.notes), WritePlan(list(numbers))
+        records, plan = Records(self.records_folder), WritePlan(list(numbers))
         if not overwrite:
             plan = self._plan_from_records(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
@@ -239,7 +241,7 @@ class Output:
         A map that exists for such a frame belongs to other motion, or its record was not written: it is replaced.
         """
         stored = replace(self, st_map=None)
-        records, journal, added = Records(self.notes), self.open_journal(), list[int]()
+        records, journal, added = Records(self.records_folder), self.open_journal(), list[int]()
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
@@ -271,11 +273,11 @@ class Output:
         except PermissionError:  # a folder may be writable but not readable
             return False
 
-    def _find_foreign_records(self, path: Path) -> list[Record]:
+    def _find_records_of_other_runs(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
-            records = Records(self.notes).find_records_of_current_file(str(path))
+            records = Records(self.records_folder).find_records_of_current_file(str(path))
             if records or read_stamp(path) == before:
                 return records
 
@@ -294,7 +296,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find_records_of_current_file(str(path)) or self._find_foreign_records(path)
+            frame_records = records.find_records_of_current_file(str(path)) or self._find_records_of_other_runs(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
@@ -344,18 +346,18 @@ class Output:
         """
         settings: dict[str, Any] = (self._settings_file.read() or {"settings": {}})["settings"]
         kinds = {"step": "count", "direction": "text", "reading": "object"}
-        check_entry_kinds(self.sidecar, settings, **{name: kinds[name] for name in kinds if name in settings})
+        check_entry_kinds(self.settings_path, settings, **{name: kinds[name] for name in kinds if name in settings})
         options = inspect.signature(FrameReader).parameters
         for name, value in settings.get("reading", {}).items():
             if name not in options or not isinstance(value, (str, int, float, NoneType)):
                 option = join_to_one_line(f"{name}={value!r}", 60)
-                raise InputError(f"{self.sidecar}: expected options for reading frames as reading, got {option}")
+                raise InputError(f"{self.settings_path}: expected options for reading frames as reading, got {option}")
         return settings
 
     @property
     def _settings_file(self) -> SettingsFile:
         return SettingsFile(
-            self.sidecar,
+            self.settings_path,
             "the settings of a shot",
             subject=self.pattern,
             entries={"settings": "object"},

@@ -169,7 +169,7 @@ class FlowFileWriter:
         if number not in self._digests and (number not in self._existing or not self._plates.has_frame(number)):
             return "not made"
         if number not in self._digests:
-            self._records = self._records or Records(self._output.notes)
+            self._records = self._records or Records(self._output.records_folder)
             records = self._records.find_records_of_current_file(self._output.path(number))
             self._digests[number] = hash_json_values(records[-1].provenance) if records else "not made"
         return self._digests[number]

@@ -578,7 +578,7 @@ def test_refiner_memory_equals_formula() -> None:
 @on_gpu
 def test_refined_estimator_runs_on_gpu() -> None:
     inputs = on_cuda(80, 100)
-    refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
+    refined = RefinedEstimator(TVL1Estimator(TVL1Config.from_preset("fast")))
     refined(inputs["frame1"], inputs["frame2"])
     assert refined.parameters["refinement"]["backend"] == "cuda"
 

@@ -78,8 +78,8 @@ def test_tvl1_config_accepts_limits_of_parameters(kind: type[Config], name: str)
 
 def test_tvl1_refuses_unknown_names() -> None:
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper"):
-        TVL1Config.preset("best")
-    assert TVL1Config.preset("default") == TVL1Config() == PRESETS["default"]
+        TVL1Config.from_preset("best")
+    assert TVL1Config.from_preset("default") == TVL1Config() == PRESETS["default"]
 
 
 def test_tvl1_solver_refuses_bad_tensors() -> None:

@@ -361,7 +361,7 @@ def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     )
     blocks = middle.shape.cluster * middle.across * middle.down
     assert blocks <= 132 < 2 * blocks
-    assert fused.choose_tiling_if_faster(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, (
+    assert fused.choose_tiling_if_faster(1, 275, 488, TVL1Config.from_preset("paper"), gpu) is None, (
         "100 iterations reach too far"
     )
     assert fused.choose_tiling_if_faster(1, 275, 488, default.replace(iterations=55), gpu) is None, (

@@ -129,7 +129,7 @@ def test_judge_pairs_keeps_scores_of_absent_pairs(
 
 def test_judge_pairs_reads_styles(judge: ModuleType) -> None:
     assert judge.style_of("usual=0.4") == (SceneStyle(), 0.4)
-    style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "blur": 0.0, "instants": 7})
+    style = SceneStyle(**{**vars(SceneStyle.from_preset("bodies")), "blur": 0.0, "instants": 7})
     assert judge.style_of("bodies:blur~0,instants~7=1") == (style, 1.0)
     for text, reason in (
         ("usual", "style: expected one of usual, .* got ''"),
@@ -141,4 +141,4 @@ def test_judge_pairs_reads_styles(judge: ModuleType) -> None:
     ):
         refuses(rf"^mixture {text}: expected STYLE.*{reason}", judge.style_of, text)
     given = dict(map(judge.style_of, judge.parser().parse_args([]).mixture))
-    assert given == {SceneStyle.preset(name): share for name, share in MIXTURE.items()}
+    assert given == {SceneStyle.from_preset(name): share for name, share in MIXTURE.items()}

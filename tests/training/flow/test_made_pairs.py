@@ -253,15 +253,15 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
 
 
 def test_scene_style_presets_differ() -> None:
-    assert SceneStyle.preset("usual") == SceneStyle()
+    assert SceneStyle.from_preset("usual") == SceneStyle()
     assert len(set(PRESETS.values())) == len(PRESETS)
-    assert SceneStyle.preset("small").object_motion < SceneStyle().object_motion < PRESETS["bodies"].object_motion
+    assert SceneStyle.from_preset("small").object_motion < SceneStyle().object_motion < PRESETS["bodies"].object_motion
     assert PRESETS["figures"].figures == PRESETS["bodies"].bodies == PRESETS["meshes"].meshes == 1
     assert MIXTURE.keys() == PRESETS.keys() - {"meshes"}  # not measured yet
     assert sum(MIXTURE.values()) == pytest.approx(1)
     refuses(
         r"^style: expected one of usual, small, figures, bodies, meshes, got 'figure'; did you mean figures\?$",
-        SceneStyle.preset,
+        SceneStyle.from_preset,
         "figure",
     )
 

@@ -324,7 +324,7 @@ def pictures() -> PicturePack:
     return create_procedural_pictures(4, 32, shapes=4)._replace(meshes=create_procedural_meshes(5))
 
 
-STYLE = replace(SceneStyle.preset("meshes"), instants=3, noise=0)
+STYLE = replace(SceneStyle.from_preset("meshes"), instants=3, noise=0)
 
 
 def test_pair_generator_mesh_pair_is_independent_of_batch(pictures: PicturePack) -> None:
@@ -410,7 +410,7 @@ def test_render_pairs_mesh_kernels_on_gpu_equal_reference(size: tuple[int, int])
     pack = create_procedural_pictures(6, 64, shapes=8)
     with_meshes = PictureAtlas(pack.pictures.cuda(), pack.shapes.cuda(), store.to("cuda"))
     scenes = sample_scenes(
-        range(6), size, seed=2, pictures=6, shapes=8, meshes=store.table, style=SceneStyle.preset("meshes")
+        range(6), size, seed=2, pictures=6, shapes=8, meshes=store.table, style=SceneStyle.from_preset("meshes")
     ).to("cuda")
     found, expected = (render_pairs(scenes, with_meshes, size, backend=name) for name in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):

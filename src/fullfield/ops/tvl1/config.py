@@ -63,7 +63,7 @@ class TVL1Config(Config):
             object.__setattr__(self, name, None if value is None else int(value))
 
     @staticmethod
-    def preset(name: str) -> TVL1Config:
+    def from_preset(name: str) -> TVL1Config:
         """Return the parameters named ``paper``, ``default``, ``realtime`` or ``fast``; InputError for another name.
 
         - ``default``: best quality.

@@ -52,7 +52,7 @@ class PersistentSolver:
 
     ::
 
-        solver = PersistentSolver((1, 3, 1080, 1920), TVL1Config.preset("fast"))
+        solver = PersistentSolver((1, 3, 1080, 1920), TVL1Config.from_preset("fast"))
         for frame in video:                        # uint8 on the GPU
             flow = solver.step(frame)              # from the frame before to this one; None for the first
         print(solver.latency())

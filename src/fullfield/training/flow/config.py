@@ -182,7 +182,7 @@ class SceneStyle(Config):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
     @staticmethod
-    def preset(name: str) -> SceneStyle:
+    def from_preset(name: str) -> SceneStyle:
         """Return the style ``usual``, ``small`` (motion), ``figures``, ``bodies`` or ``meshes``."""
         _check.check_choice(name, "style", PRESETS)
         return PRESETS[name]

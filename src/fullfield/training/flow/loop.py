@@ -319,7 +319,9 @@ class _TrainingLoop:
         while completed < 1.0 and not paused:
             rate = training.compute_learning_rate(completed)
             batch = self.ahead.take_batch(self.batches + step)
-            self.stepper.train_on_batch(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
+            self.stepper.train_on_batch(
+                batch, self.batches + step, learning_rate=rate, occluded=completed >= training.visible
+            )
             step += 1
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             if completed < 1.0:
@@ -327,7 +329,7 @@ class _TrainingLoop:
             is_due = step % run.checkpoint_every == 0 or completed >= 1.0
             if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
-            reading = self.stepper.read_means()
+            reading = self.stepper.read_and_reset_means()
             self.readings.append(reading)
             check_steps_finite(reading, step, training)
             seconds = clock.read_seconds(step)

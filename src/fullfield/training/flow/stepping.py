@@ -155,8 +155,8 @@ class TrainingStepper:
     """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
-    That is decided on the device: :meth:`train_on_batch` never waits for it, :meth:`read_means` does. ``model`` is in
-    training mode on its device; ``ranks`` are the processes that share a batch.
+    That is decided on the device: :meth:`train_on_batch` never waits for it, :meth:`read_and_reset_means` does.
+    ``model`` is in training mode on its device; ``ranks`` are the processes that share a batch.
     """
 
     def __init__(self, model: nn.Module, training: FlowTraining, ranks: Ranks | None = None) -> None:
@@ -220,7 +220,7 @@ class TrainingStepper:
             network: Any = self.model
             network.compile_stages(None)
 
-    def train_on_batch(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
+    def train_on_batch(self, batch: FlowBatch, number: int, *, learning_rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
         self._uncompiled.updates = self.training.draw_update_count(number)
         valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
@@ -238,7 +238,7 @@ class TrainingStepper:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.average_tensors([*gradients, loss, error])
-        self._update_weights(gradients, loss, error, number, rate, before)
+        self._update_weights(gradients, loss, error, number, learning_rate, before)
 
     def _compute_gradients(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
@@ -278,7 +278,13 @@ class TrainingStepper:
 
     @torch.no_grad()
     def _update_weights(
-        self, gradients: list[Tensor], loss: Tensor, error: Tensor, number: int, rate: float, before: Tensor | None
+        self,
+        gradients: list[Tensor],
+        loss: Tensor,
+        error: Tensor,
+        number: int,
+        learning_rate: float,
+        before: Tensor | None,
     ) -> None:
         scale = self.scaling[0]
         norm = torch.nn.utils.get_total_norm(gradients) / scale
@@ -288,7 +294,7 @@ class TrainingStepper:
         optimizer.grad_scale = scale * (norm / self.training.clip).clamp(min=1.0)
         optimizer.found_inf = bad.float()
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         optimizer.step()
         if before is not None:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
@@ -307,7 +313,7 @@ class TrainingStepper:
         self._totals = torch.cat([self._totals[:3] + sums, counts])
         self._steps += 1
 
-    def read_means(self) -> StepMeans:
+    def read_and_reset_means(self) -> StepMeans:
         """Return the means over the steps since the last reading; waits for the device."""
         loss, error, norm, skipped, _, worst = self._totals.tolist()
         steps, good = self._steps, self._steps - int(skipped)
