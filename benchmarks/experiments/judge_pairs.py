@@ -201,7 +201,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
         pictures = generator.atlas
         parts.append((generator, share))
     source = Mixture(parts)
-    return source if args.cut is None else AugmentedPairs(source, Augmentation.usual(args.cut), args.seed)
+    return source if args.cut is None else AugmentedPairs(source, Augmentation.as_in_raft(args.cut), args.seed)
 
 
 def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
@@ -295,7 +295,9 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.perf_counter()
     while done < 1.0:
         rate = training.compute_learning_rate(done)
-        stepper.train_on_batch(pairs.take_batch(step), step, learning_rate=rate, occluded=done >= training.visible)
+        stepper.train_on_batch(
+            pairs.take_batch(step), step, learning_rate=rate, include_occluded=done >= training.visible
+        )
         step += 1
         pairs.start_fetching_batch(step)
         share = training.compute_completed_fraction(step, seconds)

@@ -190,8 +190,8 @@ def test_stamp_on_arrival_returns_time_of_arrival() -> None:
 @pytest.mark.unit
 def test_one_item_buffer_drops_nothing_between_threads() -> None:
     statistics = LiveStatistics()
-    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=True)
-    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=True)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait_until_taken=True)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait_until_taken=True)
     clock = Clock()
     frames = (CapturedFrame(Frame(n), n, 0.0) for n in range(200))
     threads = [
@@ -216,7 +216,7 @@ def test_one_item_buffer_drops_nothing_between_threads() -> None:
 
 @pytest.mark.unit
 def test_one_item_buffer_close_ends_waiting_threads() -> None:
-    pairs: OneItemBuffer[int] = OneItemBuffer(wait=True)
+    pairs: OneItemBuffer[int] = OneItemBuffer(wait_until_taken=True)
     assert pairs.put_item(1)
     blocked = threading.Thread(target=pairs.put_item, args=(2,), daemon=True)
     blocked.start()
@@ -242,8 +242,8 @@ def test_one_item_buffer_take_raises_error_of_producer(where: str) -> None:
         return pair.second.number
 
     statistics, clock = LiveStatistics(), Clock()
-    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=True)
-    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=True)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait_until_taken=True)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait_until_taken=True)
     threading.Thread(target=capture_pairs, args=(frames(), pairs, statistics), daemon=True).start()
     threading.Thread(
         target=compute_newest_pairs, args=(pairs, compute, results, statistics, clock), daemon=True

@@ -88,7 +88,7 @@ def test_patch_keeps_values_and_gradients_and_restores(model: Any, frames: Any, 
     assert type(model) is foreign_network.Network
     assert len(blocks) == 1
     handle.restore()
-    assert not handle.active
+    assert not handle.is_active
 
 
 @pytest.mark.unit
@@ -96,7 +96,7 @@ def test_patch_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixtu
     with fullfield.patch(model) as handle:
         assert isinstance(handle, Handle)
         assert handle.model is model
-        assert handle.active
+        assert handle.is_active
         assert [r.description for r in handle.replaced] == ["CorrBlock", "AlternateCorrBlock"]
         assert all(r.where == "foreign_network.Network.block" for r in handle.replaced)
         assert "CorrBlock in foreign_network.Network.block by fullfield's" in repr(handle)
@@ -316,7 +316,7 @@ def test_patch_restore_keeps_later_class_change(model: Any, frames: Any) -> None
     model.__class__ = type("Wrapped", (patched,), {})
     with pytest.raises(RuntimeError, match="the class of Wrapped was changed after the patch"):
         handle.restore()
-    assert handle.active
+    assert handle.is_active
     assert type(both[0]) is foreign_network.Network
     model.__class__ = patched
     handle.restore()

@@ -127,14 +127,16 @@ class Journal:
         if is_new:
             absolute = os.path.abspath(path)  # noqa: PTH100
             line = {"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum}
-            self._append_line(line, on_disk=False)  # the record of what was made from it follows
+            self._append_line(line, flush_to_disk=False)  # the record of what was made from it follows
 
-    def _append_line(self, entry: Mapping[str, Any], *, on_disk: bool = True) -> None:
-        """Append a line; with ``on_disk`` it and those before it are on the disk at the end."""
+    def _append_line(self, entry: Mapping[str, Any], *, flush_to_disk: bool = True) -> None:
+        """Append a line; with ``flush_to_disk`` it and those before it are on the disk at the end."""
         line = json.dumps(entry).encode() + b"\n"
         self._folder.mkdir(exist_ok=True)
         with (self._folder / f"{self._name or build_process_name()}.jsonl").open("ab", buffering=0) as file:
             with self._lock:
                 file.write(line)
-            if on_disk:  # not inside the lock: it waits for the disk, and the system writes for all threads at once
+            if (
+                flush_to_disk
+            ):  # not inside the lock: it waits for the disk, and the system writes for all threads at once
                 os.fsync(file.fileno())

@@ -328,8 +328,8 @@ def _compute_and_show(
     )
 
     everything = args.rate == "max"
-    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait=everything)
-    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait=everything)
+    pairs: OneItemBuffer[FramePair] = OneItemBuffer(wait_until_taken=everything)
+    results: OneItemBuffer[PairFlow] = OneItemBuffer(wait_until_taken=everything)
     clock = time.monotonic
     if everything:  # of a file: nothing is dropped, so frames are decoded ahead
         frame_bytes = 3 * source.width * source.height

@@ -280,7 +280,7 @@ def _build_pair_source(
     from fullfield.training.flow import Augmentation, AugmentedPairs, DatasetPairs, Mixture
 
     height, width = args.size
-    usual = Augmentation.usual((height, width))
+    usual = Augmentation.as_in_raft((height, width))
     if args.augment == "usual":
         augmentation = usual
         min_scale = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)

@@ -38,11 +38,12 @@ class FramePair(NamedTuple):
 class OneItemBuffer(Generic[Item]):
     """Buffer of one item between a producing and a consuming thread.
 
-    A new item replaces one that was not taken, which counts as dropped. With ``wait``, :meth:`put_item` waits instead.
+    A new item replaces one that was not taken, which counts as dropped; with ``wait_until_taken``,
+    :meth:`put_item` waits instead.
     """
 
-    def __init__(self, *, wait: bool = False) -> None:
-        self._wait = wait
+    def __init__(self, *, wait_until_taken: bool = False) -> None:
+        self._wait_until_taken = wait_until_taken
         self._changed = threading.Condition()
         self._item: Item | None = None
         self._closed = False
@@ -52,7 +53,7 @@ class OneItemBuffer(Generic[Item]):
     def put_item(self, item: Item) -> bool:
         """Put an item in; return False once the slot is closed."""
         with self._changed:
-            while self._wait and self._item is not None and not self._closed:
+            while self._wait_until_taken and self._item is not None and not self._closed:
                 self._changed.wait()
             if self._closed:
                 return False

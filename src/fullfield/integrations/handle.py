@@ -94,7 +94,7 @@ class Handle:
             raise InputError(f"model: the class of {type(model).__name__} cannot be changed ({error})") from None
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Return whether this handle patches the model now."""
         return bool(self._undo)
 
@@ -127,7 +127,7 @@ class Handle:
         self.restore()
 
     def __repr__(self) -> str:
-        state = "patched" if self.active else "restored"
+        state = "patched" if self.is_active else "restored"
         return f"<{type(self.model).__name__} {state}: {'; '.join(map(str, self.replaced))}>"
 
 

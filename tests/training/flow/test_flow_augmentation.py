@@ -164,7 +164,7 @@ def test_augment_marks_pixels_leaving_window_as_occluded(change: dict[str, Any])
 
 def test_augment_depends_on_seed_alone() -> None:
     batch = smooth(7)
-    usual = Augmentation.usual((48, 48))
+    usual = Augmentation.as_in_raft((48, 48))
     first, again, other = (augment(batch, usual, seed) for seed in ((1, 1), (1, 1), (2, 1)))
     assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
     assert not torch.equal(first.frame1, other.frame1)

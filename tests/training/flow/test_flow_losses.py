@@ -119,7 +119,7 @@ def test_loss_mask_selects_pixels() -> None:
     batch = FlowBatch(frames, frames, flow, valid, occluded)
     assert loss_mask(batch).tolist() == [[[True, True, False, False, True]]]
     assert loss_mask(batch, max_flow=50.0).tolist() == [[[True, False, False, False, True]]]
-    assert loss_mask(batch, occluded=False).tolist() == [[[True, True, False, False, False]]]
+    assert loss_mask(batch, include_occluded=False).tolist() == [[[True, True, False, False, False]]]
 
 
 def test_losses_compile_as_one_graph() -> None:

@@ -126,7 +126,7 @@ def test_dataset_pairs_shrinks_windows_to_small_frames(dataset: Pairs) -> None:
         assert batch.frame1.shape[-2:] == size
         assert batch.valid[:, :HEIGHT].all()
         assert not batch.valid[:, HEIGHT:].any()
-    source = AugmentedPairs(DatasetPairs(dataset, (60, 64), min_size=(36, 40)), Augmentation.usual((36, 40)))
+    source = AugmentedPairs(DatasetPairs(dataset, (60, 64), min_size=(36, 40)), Augmentation.as_in_raft((36, 40)))
     assert all(source.batch(index, 4).valid.all() for index in range(10))
     refuses(
         "min_size: expected an integer >= 8 and <= 24, got int 25", DatasetPairs, dataset, (24, 32), min_size=(25, 32)
@@ -254,7 +254,7 @@ def test_flow_validation_returns_mean_over_pairs_and_sets(dataset: Pairs, scenes
 
 def test_train_flow_on_mixture_continues_stopped_run(dataset: Pairs, tmp_path: Path) -> None:
     def go(folder: str, scenes: Scenes) -> bytes:
-        augmented = AugmentedPairs(DatasetPairs(dataset, (28, 36)), Augmentation.usual((24, 32)), 1)
+        augmented = AugmentedPairs(DatasetPairs(dataset, (28, 36)), Augmentation.as_in_raft((24, 32)), 1)
         training = FlowTraining(steps=6, batch=3, average=0.5, learning_rate=1e-3)
         mixture = Mixture([(augmented, 2.0), (scenes, 1.0)])
         train_flow(tmp_path / folder, network(), mixture, training, run=FlowRun(checkpoint_every=2))

@@ -107,7 +107,7 @@ class PreparedFlow:
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_mixture`; RAFT has none."""
-        (both,) = self._estimate_flows(frame1, frame2, updates, (initial_flow,), informed=True)
+        (both,) = self._estimate_flows(frame1, frame2, updates, (initial_flow,), with_mixture=True)
         return both[:, :2], both[:, 2:]
 
     def bidirectional(
@@ -140,7 +140,7 @@ class PreparedFlow:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_mixture`."""
         starts = initial_flow, initial_backward
         forward, backward = self._estimate_flows(
-            frame1, frame2, updates, starts, backward_updates=backward_updates, informed=True
+            frame1, frame2, updates, starts, backward_updates=backward_updates, with_mixture=True
         )
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
@@ -165,23 +165,23 @@ class PreparedFlow:
         initial_flows: Sequence[Tensor | None],
         *,
         backward_updates: int | None = None,
-        informed: bool = False,
-    ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
+        with_mixture: bool = False,
+    ) -> list[Tensor]:  # [B, 2, H, W]; with mixture [B, 6, H, W]
         """Return the forward flow, and with two ``initial_flows`` the backward flow."""
         config, count = self.model.config, len(initial_flows)
         allow_zero_updates = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
         number, max_updates = self._check_and_resolve_update_range(frame1, frame2, updates, allow_zero_updates)
-        if informed:
+        if with_mixture:
             _check.require(config.has_mixture, "flow_with_mixture", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _disable_autograd_and_autocast(self.device), self._in_order(self._iterate_tensors):
             named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
             flows = [framing.resample_initial_flow_to_cells(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
-                shape = (0, 2 + 4 * informed, *self.size)
+                shape = (0, 2 + 4 * with_mixture, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in initial_flows]
             if number == 0 and starts[0] is not None and not config.has_learned_start:
-                return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners=False)]
+                return [_upsample_flow_bilinearly(starts[0] - self._grid, self.padding, corners_aligned=False)]
             if count not in self._runs:
                 self._runs[count] = _RecordedSteps(self, count)
                 self._in_order.register_changed_tensors()  # it knows another set of tensors
@@ -203,7 +203,7 @@ class PreparedFlow:
                     step()
                 if max_updates > min_updates:
                     self._update_until_converged(step, pair, coords, max_updates - min_updates + 1)
-                results.append(self._upsample_flow(pair, coords, informed=informed))
+                results.append(self._upsample_flow(pair, coords, with_mixture=with_mixture))
             return results
 
     def _update_until_converged(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
@@ -227,12 +227,12 @@ class PreparedFlow:
         backends = (pair.lookup.backend for run in self._runs.values() for pair in run.pairs)
         return next(backends, None)
 
-    def _upsample_flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
+    def _upsample_flow(self, pair: Any, coords: Tensor, *, with_mixture: bool = False) -> Tensor:
         mask = self._network.mask
         flow = coords - self._grid + (pair.nan_guard + compute_nan_guard(pair.state))
         if mask is None:
-            return _upsample_flow_bilinearly(flow, self.padding, corners=True)
-        if informed:  # divided by what the up-sampling multiplies by
+            return _upsample_flow_bilinearly(flow, self.padding, corners_aligned=True)
+        if with_mixture:  # divided by what the up-sampling multiplies by
             flow = torch.cat((flow, self._network.flow_head.predict_info(pair.state) / framing.STRIDE), 1)
         channels, rows, columns = flow.shape[1:]
         hidden = mask.compute_hidden(pair.state)
@@ -429,8 +429,8 @@ def _disable_autograd_and_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _upsample_flow_bilinearly(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
-    """Enlarge a flow bilinearly, with ``corners`` between the corners' centres."""
+def _upsample_flow_bilinearly(flow: Tensor, padding: framing.Padding, *, corners_aligned: bool) -> Tensor:
+    """Enlarge a flow in cells bilinearly to the frames' size; ``corners_aligned`` is PyTorch's ``align_corners``."""
     size = (framing.STRIDE * flow.shape[-2], framing.STRIDE * flow.shape[-1])
-    fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners)
+    fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners_aligned)
     return padding.crop(fine).contiguous()

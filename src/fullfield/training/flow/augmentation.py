@@ -66,7 +66,7 @@ class Augmentation(Config):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
     @classmethod
-    def usual(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
+    def as_in_raft(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
         """Return the augmentation of RAFT and SEA-RAFT, with some fields replaced."""
         usual = cls(size, (0.8, 1.5), stretch=0.2, flip=0.5, flip_vertical=0.1, colour=0.4, eraser=0.5)
         return usual.replace(**changes)

@@ -320,7 +320,7 @@ class _TrainingLoop:
             rate = training.compute_learning_rate(completed)
             batch = self.ahead.take_batch(self.batches + step)
             self.stepper.train_on_batch(
-                batch, self.batches + step, learning_rate=rate, occluded=completed >= training.visible
+                batch, self.batches + step, learning_rate=rate, include_occluded=completed >= training.visible
             )
             step += 1
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))

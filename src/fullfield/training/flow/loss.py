@@ -16,16 +16,16 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_negative_log_likelihood
 
 
-def loss_mask(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
+def loss_mask(batch: FlowBatch, *, max_flow: float = 400.0, include_occluded: bool = True) -> Tensor:  # [B, H, W] bool
     """Return the pixels that a loss counts: true flow known, finite and shorter than ``max_flow``.
 
     Args:
         batch: pairs with their truth.
         max_flow: length in pixels.
-        occluded: whether pixels that are not visible in the second frame count too.
+        include_occluded: whether pixels that are not visible in the second frame count too.
     """
     valid = batch.valid & (batch.flow.square().sum(1) < max_flow * max_flow)  # False of NaN
-    return valid if occluded else valid & ~batch.occluded
+    return valid if include_occluded else valid & ~batch.occluded
 
 
 def sequence_loss(

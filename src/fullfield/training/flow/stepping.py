@@ -220,10 +220,12 @@ class TrainingStepper:
             network: Any = self.model
             network.compile_stages(None)
 
-    def train_on_batch(self, batch: FlowBatch, number: int, *, learning_rate: float, occluded: bool = True) -> None:
+    def train_on_batch(
+        self, batch: FlowBatch, number: int, *, learning_rate: float, include_occluded: bool = True
+    ) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
         self._uncompiled.updates = self.training.draw_update_count(number)
-        valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
+        valid = loss_mask(batch, max_flow=self.training.max_flow, include_occluded=include_occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
             frame1, frame2 = (f.contiguous(memory_format=torch.channels_last) for f in (frame1, frame2))
