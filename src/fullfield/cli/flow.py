@@ -112,6 +112,7 @@ def run_command(args: argparse.Namespace) -> int:
     choice = replace(methods.choose_method(args), scale=args.scale)
 
     from fullfield.cli.options import read_frames
+    from fullfield.estimators.bars import measure_picture_size
 
     methods.limit_cpu_threads(args.threads)
     choice.start_compiling_in_second_process()
@@ -126,7 +127,7 @@ def run_command(args: argparse.Namespace) -> int:
         watch.add_lap("load")
 
         choice.load_weights_and_kernels(
-            (frame1.shape[-2], frame1.shape[-1]), progress.build_span_callback(*_FETCH), quiet=args.quiet
+            measure_picture_size(frame1, frame2), progress.build_span_callback(*_FETCH), quiet=args.quiet
         )
         watch.add_lap("compile")
 
@@ -144,7 +145,8 @@ def run_command(args: argparse.Namespace) -> int:
         watch.add_lap("estimate")
 
         progress(end, "writing")
-        scene = scenes.FlowVisualization(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
+        valid = flow.valid & backward[0].valid if backward else flow.valid
+        scene = scenes.FlowVisualization(flow.flow, valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "maps": maps}
         scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
@@ -152,6 +154,9 @@ def run_command(args: argparse.Namespace) -> int:
         watch.add_lap("write")
     if not args.quiet:
         _note_frames_too_small_for_levels(choice, frame1)
+        for frame, result in zip((args.frame2, args.previous), (flow, *backward), strict=False):
+            if result.bars is not None:
+                report.print_note(f"{args.frame1}, {frame}: {report.describe_bars(result.bars)}")
     _print_result(args, choice, [flow, *backward], scene, outcome, watch.get_stage_seconds())
     return 0 if outcome.problem is None else 2
 
@@ -286,6 +291,7 @@ def _print_result(
         "previous": args.previous,
         "size": report.select_attributes(flow, "width", "height"),
         "longest_motion": longest,
+        "bars": None if flow.bars is None else flow.bars._asdict(),
         "seconds": seconds,
         "estimate_seconds": {name: round(stage_seconds, 3) for name, stage_seconds in flow.stages.items()},
     }

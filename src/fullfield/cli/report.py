@@ -23,6 +23,7 @@ from fullfield._check import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fullfield.estimators.bars import Bars
     from fullfield.sequences.outputs import WritePlan
 
 
@@ -69,6 +70,11 @@ _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 def print_note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
     print_to_stderr(f"fullfield: {kind}: {escape_control_characters(' '.join(text.split()))}")
+
+
+def describe_bars(bars: Bars) -> str:
+    """Return what bars are and what becomes of them."""
+    return f"{bars} have one constant colour; as bars, they are not matched, and their vectors are 0"
 
 
 def print_plan(numbers: Sequence[int], plan: WritePlan) -> None:

@@ -302,12 +302,14 @@ def _parse_devices_or_ray(args: argparse.Namespace, device: str) -> list[str]:
 
 
 def _read_first_frame_size(plates: Plates) -> tuple[int, int] | None:
-    """Return height and width of the first plate that can be read."""
+    """Return height and width of the first plate that can be read, without bars."""
+    from fullfield.estimators.bars import measure_picture_size
+
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):
-            height, width = plates.read(number).frame.shape[-2:]
+            size = measure_picture_size(plates.read(number).frame)
             plates.pop_nonfinite_messages()  # the run reads the plate again, and warns
-            return height, width
+            return size
     return None
 
 
@@ -324,6 +326,7 @@ def _print_result(
     outcome: sequences.Outcome,
     pictures: str | None,
 ) -> None:
+    frames_by_bars = outcome.group_frames_by_bars()
     if not args.quiet:
         for a, b in outcome.cuts:
             report.print_note(
@@ -331,6 +334,11 @@ def _print_result(
             )
         for a, b in outcome.duplicates:
             report.print_note(f"the frames {a} and {b} are the same picture")
+        if outcome.bars:
+            bars, frames = next(iter(frames_by_bars.items()))
+            other_count = len(outcome.bars) - len(frames)
+            further = f"; frames with other bars: {other_count}" if other_count else ""
+            report.print_note(f"frames {format_frames(frames)}: {report.describe_bars(bars)}{further}")
     if outcome.stopped is not None:
         report.print_note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     not_written = sorted(set(plan.missing) - set(outcome.written))
@@ -347,6 +355,7 @@ def _print_result(
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select_attributes(outcome, "stopped", "cuts", "duplicates"),
+        "bars": [{"frames": format_frames(frames), **bars._asdict()} for bars, frames in frames_by_bars.items()],
         **report.select_attributes(job.settings, "direction", "step"),
         **choice.describe_method(),
         "refined": refined,

@@ -16,6 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators._devices import to_device
+from fullfield.estimators.bars import Bars, ConstantLines, find_bars, measure_constant_lines
 from fullfield.ops._splatting import fill_unknown_vectors
 
 
@@ -76,6 +77,16 @@ class FrameBatches(NamedTuple):
     """[B, C, H, W] float32 each; unknown pixels are filled from their surroundings."""
     valid: tuple[Tensor | None, Tensor | None]
     """bool [B, H, W] each: where the frames are known; None: everywhere."""
+    bars: Bars | None = None
+    """Bars that all of these frames have."""
+
+    def crop_to_picture(self) -> FrameBatches:
+        """Return the batches without the bars."""
+        if self.bars is None:
+            return self
+        first, second = (self.bars.crop(frames) for frames in self.frames)
+        valid1, valid2 = (None if valid is None else self.bars.crop(valid) for valid in self.valid)
+        return FrameBatches((first, second), (valid1, valid2))
 
 
 def read_into_batches(
@@ -90,7 +101,7 @@ def read_into_batches(
     """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
 
     The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
-    two has colour, the other is expanded to three channels.
+    two has colour, the other is expanded to three channels. Bars are looked for where all frames are files.
     """
     sources1, sources2 = (
         _build_frame_sources(frames, name, transfer, color_order, reading)
@@ -116,7 +127,9 @@ def read_into_batches(
     _check_value_range([(first, sources1), (second, sources2)])
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
-    return FrameBatches((first, second), (_stack_valid_masks(files1, device), _stack_valid_masks(files2, device)))
+    lines = [file.lines for file in files if file is not None]
+    bars = find_bars(first.shape[2:], lines) if len(lines) == len(files) else None
+    return FrameBatches((first, second), (_stack_valid_masks(files1, device), _stack_valid_masks(files2, device)), bars)
 
 
 def fill_unknown_pixels(
@@ -157,6 +170,8 @@ class _DecodedFileFrame(NamedTuple):
     frame: Tensor
     """float32 [C, H, W], filled where it is not known."""
     valid: Tensor | None
+    lines: tuple[ConstantLines, ...]
+    """Its lines of one constant colour; see :func:`measure_constant_lines`."""
 
 
 def _stack_valid_masks(files: Sequence[_DecodedFileFrame | None], device: torch.device) -> Tensor | None:
@@ -205,7 +220,8 @@ class _FrameSource(NamedTuple):
         result = FrameReader(self.transfer, **self.reading).read(self.frame)
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-        return _DecodedFileFrame(fill_unknown_pixels(result.frame, result.valid, self.name), result.valid)
+        frame = fill_unknown_pixels(result.frame, result.valid, self.name)
+        return _DecodedFileFrame(frame, result.valid, measure_constant_lines(frame))
 
     def to_tensor(self, device: torch.device, file: _DecodedFileFrame | None) -> Tensor:
         """Return float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` is from :meth:`read_file`."""

@@ -19,6 +19,7 @@ from fullfield._check import InputError
 from fullfield.estimators._devices import check_usable_after_fork, choose_device, limit_threads, to_device
 from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
+from fullfield.estimators.bars import find_bars_of_frames
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedDirections, choose_refined_estimator
@@ -154,7 +155,8 @@ def estimate(
 
     The frames are read, checked and brought to the device; the flow is estimated, refined and judged there. It stays
     on the device: ``flow.cpu()``, ``flow.numpy()`` and ``flow.save(path)`` copy it to the host. What the last two
-    methods prepared stays for the next call; :func:`fullfield.estimators.release_memory` releases it.
+    methods prepared stays for the next call; :func:`fullfield.estimators.release_memory` releases it. Bars at the edges
+    of two files are not matched (``Flow.bars``).
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
@@ -254,8 +256,8 @@ def estimate_batch(
 ) -> list[Flow]:
     """Estimate the flow of several pairs of one size in one call.
 
-    Networks and TV-L1 take all pairs at once, so memory grows with their number. Arguments that are not listed are as
-    for :func:`estimate`.
+    Networks and TV-L1 take all pairs at once, so memory grows with their number. Bars are those that all frames have.
+    Arguments that are not listed are as for :func:`estimate`.
 
     Args:
         frames1: first frames: a tensor [B, C, H, W], which is not copied if it is float32 on ``device``, or a list of
@@ -327,7 +329,8 @@ def estimate_tensors(
 ) -> Flow:
     """Estimate the flow of frames [C, H, W] that were read before; see :func:`estimate`.
 
-    ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled.
+    ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled. Bars are looked
+    for in frames in the host's memory.
     """
     target = _choose_and_check_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
@@ -337,7 +340,9 @@ def estimate_tensors(
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
     start = None if initial_flow is None else _read_initial_flows([initial_flow], first)
     masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
-    pairs = FrameBatches(pair, (next(masks), next(masks)))
+    is_on_host = frame1.device.type == frame2.device.type == "cpu"
+    bars = find_bars_of_frames(frame1, frame2) if is_on_host else None
+    pairs = FrameBatches(pair, (next(masks), next(masks)), bars)
     return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)[0]
 
 
@@ -369,6 +374,9 @@ def _estimate_pairs(
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
     started_at = time.perf_counter()
+    bars, pairs = pairs.bars, pairs.crop_to_picture()
+    if bars is not None and initial_flow is not None:
+        initial_flow = bars.crop(initial_flow)
 
     # Estimate the flow and refine it. The refinement and the reliability need the backward flow as well.
     refiner = choose_refined_estimator(estimator, pairs.frames[0].device, refine=refine, needs_backward=reliability)
@@ -399,10 +407,13 @@ def _estimate_pairs(
     origin = source.method, source.backend, dict(source.parameters), seconds, window
     everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
     valid = everywhere if pairs.valid[0] is None else pairs.valid[0]
+    if bars is not None:
+        flow, valid = bars.surround(flow, 0.0), bars.surround(valid, False)
+        judged = judged and (bars.surround(judged[0], 1.0), bars.surround(judged[1], 0.0))
     no_maps: Sequence[Tensor | None] = [None] * len(flow)
     occlusion, confidence = (no_maps, no_maps) if judged is None else map(list, judged)
     return [
-        Flow(vectors, is_known, *origin, is_hidden, is_right, stages)
+        Flow(vectors, is_known, *origin, is_hidden, is_right, stages, bars)
         for vectors, is_known, is_hidden, is_right in zip(flow, valid, occlusion, confidence, strict=True)
     ]
 

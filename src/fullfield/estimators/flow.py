@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators._devices import to_device, to_host
+from fullfield.estimators.bars import Bars
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +31,7 @@ class Flow:
 
     Attributes:
         flow: [2, H, W] float32: (u, v), x to the right, y down, in pixels of the first frame.
-        valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
+        valid: [H, W] bool: where the flow is known: where the first frame is, or as stored for a file.
         method, backend, parameters: what computed it; empty for a flow that was read from a file.
         seconds: time of the estimation alone, without reading and writing.
         window: the flow's place in the first frame and its pixel aspect, for an OpenEXR file; :meth:`save` writes it
@@ -38,6 +39,8 @@ class Flow:
         occlusion: [H, W] float32, 0 … 1, if requested: the probability that a pixel is hidden in the second frame.
         confidence: [H, W] float32, 0 … 1, if requested: the probability of an error under one pixel.
         stages: seconds of each part of the estimation, if it has parts.
+        bars: rows and columns of one constant colour at the edges of both frames, which were not matched; None: none.
+            The flow is 0 there, not valid, with occlusion 1 and confidence 0.
     """
 
     flow: Tensor
@@ -50,6 +53,7 @@ class Flow:
     occlusion: Tensor | None = None
     confidence: Tensor | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
+    bars: Bars | None = None
 
     def __post_init__(self) -> None:
         device = _check.check_tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
@@ -112,8 +116,8 @@ class Flow:
         """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`.
 
         An ``.exr`` also holds the window, and ``occlusion`` and ``confidence`` as channels ``occlusion.forward`` and
-        ``confidence.forward``. Where the first frame was not known, it has the vectors of the surroundings, marked by a
-        channel ``valid``. The other formats hold the flow and its mask alone.
+        ``confidence.forward``. Where the first frame was not known, it has the vectors of the surroundings, in bars
+        zeros, marked by a channel ``valid``. The other formats hold the flow and its mask alone.
         """
         from fullfield.io import write_flow
         from fullfield.io.names import has_exr_suffix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
+from fullfield.estimators.bars import Bars, ConstantLines, find_bars, measure_constant_lines
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refined_estimator
 from fullfield.io.files import describe_error
@@ -40,6 +41,31 @@ ReadStoredFlow = Callable[[int, int], "Tensor | None"]
 """Callback that returns the stored flow [2, H, W] from a frame to another one, if it exists."""
 RequestFrames = Callable[[], Sequence[int]]
 """Callback that returns further frames, all of them after the earlier ones; none: there are no more."""
+
+
+class _ReadFrame(NamedTuple):
+    """Plate, with what is measured where it is read."""
+
+    plate: Plate
+    grey: GreyPicture
+    lines: tuple[ConstantLines, ...]
+
+
+class _FrameInBox(NamedTuple):
+    """Frame on the grid of another one, on the device."""
+
+    frame: Tensor  # [1, C, H, W]
+    valid: Tensor | None  # bool [H, W], where it is known; None: everywhere
+    lines: tuple[ConstantLines, ...]
+
+
+class _Pair(NamedTuple):
+    """Two frames on the device, without the bars that both have."""
+
+    frames: tuple[Tensor, Tensor]
+    """[1, C, h, w] each, with the same number of channels."""
+    valid: tuple[Tensor | None, Tensor | None]
+    """bool [h, w] each: where the frames are known; None: everywhere."""
 
 
 class ShotEngine:
@@ -86,15 +112,17 @@ class ShotEngine:
             raise InputError("warm_start: expected frames on one window, got window='data'")
         self._frames: dict[int, Plate | Problem] = {}
         self._grey: dict[int, GreyPicture] = {}
+        self._lines: dict[int, tuple[ConstantLines, ...]] = {}
         self._on_device: dict[int, Tensor] = {}
         self._uploads: dict[int, Any] = {}
         self._upload_stream = torch.cuda.Stream(self._device) if plates.pinned else None  # type: ignore[no-untyped-call]
         self._valid_on_device: dict[int, Tensor | None] = {}
-        self._in_box: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        self._in_box: dict[tuple[int, int], _FrameInBox] = {}
         self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         self._changes: dict[tuple[int, int], str] = {}
+        self._bars: dict[tuple[int, int, int], Bars | None] = {}
         self._size: torch.Size | None = None
         self.stages = StageTimes()
         self._cpu_s = 0.0
@@ -135,9 +163,7 @@ class ShotEngine:
         """Return the frames that are read for the results of ``numbers``."""
         return sorted({frame for number in numbers for frame in self._settings.list_input_frames(self._plates, number)})
 
-    def _request_frames_when_few_remain(
-        self, remaining: deque[int], reads: ReadAhead[int, tuple[Plate, GreyPicture]]
-    ) -> None:
+    def _request_frames_when_few_remain(self, remaining: deque[int], reads: ReadAhead[int, _ReadFrame]) -> None:
         """Request more frames before the remaining ones run out."""
         if self._request_frames is None or len(remaining) >= _REQUEST_MORE_BELOW:
             return
@@ -150,7 +176,7 @@ class ShotEngine:
 
     # ---- reading
 
-    def _read_plate(self, number: int) -> tuple[Plate, GreyPicture]:
+    def _read_plate(self, number: int) -> _ReadFrame:
         if self._plates.is_in_range(number) and not self._plates.has_frame(number):
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.measure("read"):
@@ -161,17 +187,18 @@ class ShotEngine:
             grey = shrink_to_grey(
                 *(crop_to_display_window(plate) if self._plates.by_data else (plate.frame, plate.valid))
             )
+            lines = () if self._plates.by_data else measure_constant_lines(plate.frame)
         if self._device.type == "cuda" and not plate.frame.is_pinned():
             with self.stages.measure("pin"):
                 plate = copy_to_pinned_memory(plate)
-        return plate, grey
+        return _ReadFrame(plate, grey, lines)
 
-    def _wait_for_frame_or_problem(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _wait_for_frame_or_problem(self, reads: ReadAhead[int, _ReadFrame], number: int) -> None:
         """Wait for a frame, or for the reason why it cannot be read."""
         if number in self._frames:
             return
         try:
-            plate, self._grey[number] = reads.take_item(number)
+            plate, self._grey[number], self._lines[number] = reads.take_item(number)
         except (InputError, OSError) as error:
             self._frames[number] = Problem.from_error(self._plates.path(number), error)
             return
@@ -179,7 +206,7 @@ class ShotEngine:
         if self._size is None:
             self._size = plate.frame.shape[-2:]
 
-    def _upload_inputs_already_read(self, reads: ReadAhead[int, tuple[Plate, GreyPicture]], number: int) -> None:
+    def _upload_inputs_already_read(self, reads: ReadAhead[int, _ReadFrame], number: int) -> None:
         """Copy plates of a later result to the GPU during the estimation, if they have been read."""
         if self._upload_stream is None or self._plates.by_data:
             return
@@ -187,15 +214,17 @@ class ShotEngine:
             item = None if frame in self._frames or frame in self._on_device else reads.get_item_if_read(frame)
             if item is not None:
                 with torch.cuda.stream(self._upload_stream):
-                    self._on_device[frame] = item[0].frame[None].to(self._device, non_blocking=True)
+                    self._on_device[frame] = item.plate.frame[None].to(self._device, non_blocking=True)
                     self._uploads[frame] = self._upload_stream.record_event()
 
     def _release_data_before_frame(self, next_number: int | None) -> None:
         """Release what no later frame needs."""
         by_frame: tuple[dict[int, Any], ...] = (
-            self._frames, self._grey, self._on_device, self._uploads, self._valid_on_device
+            self._frames, self._grey, self._lines, self._on_device, self._uploads, self._valid_on_device
         )  # fmt: skip
-        by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (self._flows, self._refined, self._log_scales)
+        by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (
+            self._flows, self._refined, self._log_scales, self._bars
+        )  # fmt: skip
         self._in_box.clear()  # each is on the grid of one result
         if next_number is None:
             for mapping in (*by_frame, *by_pair, self._changes):
@@ -254,9 +283,14 @@ class ShotEngine:
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
             for direction in self._list_directions_with_flow(result):
                 self._add_occlusion_and_confidence(result, direction, number, number + settings.offsets[direction])
-        valid = self._get_valid_mask_on_grid(number, self._get_pixel_grid_frame(number))
+        valid = self._get_valid_mask_on_grid(number, number)
         if valid is not None:
             result.tensors[VALID] = valid.to(torch.float32)
+        for direction, offset in settings.offsets.items():
+            is_whole = result.tensors[direction].shape[-2:] == size
+            bars = None if is_whole else self._find_bars(number, number + offset, number)
+            if bars is not None:
+                _surround_with_bars(result, direction, bars)
         return result
 
     def _list_directions_with_flow(self, result: FrameResult) -> list[str]:
@@ -276,33 +310,48 @@ class ShotEngine:
         refiner, backward = self._refiner, self._get_flow_or_estimate_with_changes(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
-        first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
+        frames, valid = self._get_pair(number, other, number)
         try:
-            refined = self._run_and_time_estimation(lambda: refiner.refine(first, second, flow[None], backward[None]))
-            return self._interpolate_unknown_vectors(refined, number, self._get_pixel_grid_frame(number))
+            refined = self._run_and_time_estimation(lambda: refiner.refine(*frames, flow[None], backward[None]))
+            return _interpolate_unknown_vectors(refined, valid[0])
         except InputError as error:
             return _attribute_error_to_frame([self._plates.path(n) for n in (number, other)], error)
 
-    def _get_pair_with_equal_channels(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
-        """Return both frames on the device, with the same number of channels."""
+    def _get_pair(self, first: int, second: int, grid_frame_number: int) -> _Pair:
+        """Return two frames of one size on a grid."""
         frames = self._get_frames_on_grid(first, second, grid_frame_number)
         channels = max(frame.shape[1] for frame in frames)
-        return [frame.expand(-1, channels, -1, -1) for frame in frames]
+        first_frame, second_frame = (frame.expand(-1, channels, -1, -1) for frame in frames)
+        valid1, valid2 = (self._get_valid_mask_on_grid(number, grid_frame_number) for number in (first, second))
+        bars = self._find_bars(first, second, grid_frame_number)
+        if bars is None:
+            return _Pair((first_frame, second_frame), (valid1, valid2))
+        valid1, valid2 = (None if valid is None else bars.crop(valid) for valid in (valid1, valid2))
+        return _Pair((bars.crop(first_frame), bars.crop(second_frame)), (valid1, valid2))
+
+    def _find_bars(self, first: int, second: int, grid_frame_number: int) -> Bars | None:
+        """Return the bars that two frames of one size have on a grid; None if there are none."""
+        pair = (min(first, second), max(first, second), self._get_pixel_grid_frame(grid_frame_number))
+        if pair not in self._bars:
+            size = self._get_frames_on_grid(first, second, grid_frame_number)[0].shape[-2:]
+            self._bars[pair] = find_bars(size, [self._get_constant_lines(n, grid_frame_number) for n in pair[:2]])
+        return self._bars[pair]
+
+    def _get_constant_lines(self, number: int, grid_frame_number: int) -> tuple[ConstantLines, ...]:
+        """Return the lines of one constant colour of a frame on a grid."""
+        return self._get_frame_in_box(number, grid_frame_number).lines if self._plates.by_data else self._lines[number]
 
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
         backward = self._get_flow_or_estimate_with_changes(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
-        first, second = self._get_pair_with_equal_channels(number, other, self._get_pixel_grid_frame(number))
+        pair = self._get_pair(number, other, number)
         log_scale = self._log_scales.get((number, other, self._get_pixel_grid_frame(number)))
         flows = result.tensors[direction][None], backward[None]
-        grid = self._get_pixel_grid_frame(number)
-        valid1, valid2 = (
-            None if v is None else v[None] for v in (self._get_valid_mask_on_grid(n, grid) for n in (number, other))
-        )
+        valid1, valid2 = (None if valid is None else valid[None] for valid in pair.valid)
         maps = estimate_occlusion_and_confidence(
-            first, second, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
+            *pair.frames, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
         )
         self._add_requested_planes(result, direction, maps[0][0], maps[1][0])
 
@@ -345,11 +394,11 @@ class ShotEngine:
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             initial_flow = self._get_initial_flow_from_previous_pair(first, second, frames[0].shape[-2:])
-            frame1, frame2 = self._get_pair_with_equal_channels(first, second, grid_frame_number)
+            (frame1, frame2), valid = self._get_pair(first, second, grid_frame_number)
             flow = self._estimate_forward_and_store_backward(first, second, grid_frame_number, initial_flow)
             if flow is None:
                 flow = self._run_and_time_estimation(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
-                flow = self._interpolate_unknown_vectors(flow, first, grid_frame_number)
+                flow = _interpolate_unknown_vectors(flow, valid[0])
             _check.check_tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
             return _attribute_error_to_frame(paths, error)
@@ -369,7 +418,7 @@ class ShotEngine:
         if bidirectional is None:
             return None
         order = (first, second) if self._settings.warm_start else (min(first, second), max(first, second))
-        frame1, frame2 = self._get_pair_with_equal_channels(*order, grid_frame_number)
+        (frame1, frame2), valid = self._get_pair(*order, grid_frame_number)
         flows: Any = None
 
         def estimate() -> Tensor:
@@ -384,9 +433,7 @@ class ShotEngine:
         key = self._get_pixel_grid_frame(grid_frame_number)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(
-                pair, self._interpolate_unknown_vectors(flow[0].to(torch.float32), pair[0], grid_frame_number)
-            )
+            self._flows.setdefault(pair, _interpolate_unknown_vectors(flow[0].to(torch.float32), valid[index]))
             if self._settings.needs_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
@@ -415,31 +462,28 @@ class ShotEngine:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
             return [self._get_frame_on_device(number) for number in (first, second)]
-        return [self._get_frame_and_valid_mask_on_grid(number, grid_frame_number)[0] for number in (first, second)]
+        return [self._get_frame_in_box(number, grid_frame_number).frame for number in (first, second)]
 
-    def _get_frame_and_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> tuple[Tensor, Tensor | None]:
-        """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
+    def _get_frame_in_box(self, number: int, grid_frame_number: int) -> _FrameInBox:
+        """Return a frame on the grid of another one, on the device."""
         if (number, grid_frame_number) not in self._in_box:
             frame, valid = pad_frame_to_box(
                 self._get_plate_or_raise(number), self._merge_input_windows(grid_frame_number).data
             )
             on_device = None if valid is None else valid.to(self._device)
-            self._in_box[number, grid_frame_number] = frame[None].to(self._device), on_device
+            self._in_box[number, grid_frame_number] = _FrameInBox(
+                frame[None].to(self._device), on_device, measure_constant_lines(frame)
+            )
         return self._in_box[number, grid_frame_number]
 
     def _get_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
         if self._plates.by_data:
-            return self._get_frame_and_valid_mask_on_grid(number, self._get_pixel_grid_frame(grid_frame_number))[1]
+            return self._get_frame_in_box(number, grid_frame_number).valid
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid
             self._valid_on_device[number] = None if valid is None else valid.to(self._device)
         return self._valid_on_device[number]
-
-    def _interpolate_unknown_vectors(self, flow: Tensor, number: int, grid_frame_number: int) -> Tensor:
-        """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
-        valid = self._get_valid_mask_on_grid(number, grid_frame_number)
-        return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
 
     def _get_frame_on_device(self, number: int) -> Tensor:
         if number not in self._on_device:
@@ -478,11 +522,15 @@ class ShotEngine:
         flow = (self._flows if self._refiner is None else self._refined).get((*pair, 0))  # as they are stored
         if flow is None and self._read_stored_flow is not None:
             flow = self._read_stored_flow(*pair)
+        elif isinstance(flow, Tensor) and (bars := self._find_bars(*pair, 0)) is not None:
+            flow = bars.surround(flow, 0.0)
         if flow is None or isinstance(flow, Problem) or flow.shape[-2:] != size:
             return None
         flow = flow.to(self._device)
         flow = flow.half().float() if self._rounds_to_half else flow
-        return predict_next_flow(flow)[None] if offset > 0 else -predict_next_flow(-flow)[None]
+        predicted = predict_next_flow(flow) if offset > 0 else -predict_next_flow(-flow)
+        bars = self._find_bars(first, second, 0)
+        return (predicted if bars is None else bars.crop(predicted))[None]
 
     def _detect_cut_or_duplicate(self, first: int, second: int) -> str:
         """Return ``cut`` or ``duplicate``, or an empty text for two frames of one shot."""
@@ -499,8 +547,24 @@ class ShotEngine:
         return self._changes[pair]
 
 
-def _count_frame_bytes(item: tuple[Plate, GreyPicture]) -> int:
-    return item[0].frame.nbytes
+def _surround_with_bars(result: FrameResult, direction: str, bars: Bars) -> None:
+    """Surround the planes of a direction, which are those of the picture between bars, with the bars."""
+    result.bars[direction] = bars
+    for name, value in ((direction, 0.0), (f"occlusion.{direction}", 1.0), (f"confidence.{direction}", 0.0)):
+        if name in result.tensors:
+            result.tensors[name] = bars.surround(result.tensors[name], value)
+    valid = result.tensors.get(VALID)
+    valid = torch.ones_like(result.tensors[direction][0]) if valid is None else valid
+    result.tensors[VALID] = bars.surround(bars.crop(valid), 0.0)
+
+
+def _interpolate_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
+    """Return a flow [2, h, w] whose vectors come from their surroundings where its frame is not known."""
+    return flow if valid is None or flow.shape[-2:] != valid.shape else interpolate_unknown_pixels(flow, valid)
+
+
+def _count_frame_bytes(item: _ReadFrame) -> int:
+    return item.plate.frame.nbytes
 
 
 def _attribute_error_to_frame(paths: Sequence[str], error: InputError) -> Problem:

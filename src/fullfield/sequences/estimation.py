@@ -132,6 +132,7 @@ def _build_frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
                 window=result.window,
                 occlusion=tensors.get(f"occlusion.{name}"),
                 confidence=tensors.get(f"confidence.{name}"),
+                bars=result.bars.get(name),
             )
 
     def select_layers(kind: str) -> dict[str, Tensor]:

@@ -8,12 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import FileIdentity
+from fullfield.estimators.bars import Bars
 from fullfield.io.files import describe_error
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences.plates import Plate, warn_about_nonfinite_pixels
@@ -90,6 +92,8 @@ class FrameResult:
     cuts: list[tuple[int, int]] = field(default_factory=list)
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     """Neighbouring frames with the same picture."""
+    bars: dict[str, Bars] = field(default_factory=dict)
+    """By direction, the bars that both frames of the pair have."""
     plate: Plate | None = None
     window: FrameWindow | None = None
     inputs: dict[int, FileIdentity | None] = field(default_factory=dict)
@@ -122,6 +126,8 @@ class Outcome:
     """Each plate or file once."""
     cuts: list[tuple[int, int]] = field(default_factory=list)
     duplicates: list[tuple[int, int]] = field(default_factory=list)
+    bars: dict[int, Bars] = field(default_factory=dict)
+    """Bars by frame, for frames whose file has bars."""
     incomplete: list[int] = field(default_factory=list)
     """Frames whose file has only one of two directions."""
     shot_ends: list[int] = field(default_factory=list)
@@ -135,14 +141,15 @@ class Outcome:
     busy_s: float = 0.0
     wall_s: float = 0.0
     stages: dict[str, StageTime] = field(default_factory=dict)
-    """Time of the parts of the work: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
-    ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
-    ``write``."""
+    """Time of the parts of the work: ``read``, ``reduce`` (for the search of cuts and bars), ``pin``, ``wait for
+    plates``, ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay
+    out``, ``write``."""
     _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, other: Outcome) -> None:
         """Add the result of another part."""
         self.add_new_items(other, "written", "incomplete", "cuts", "duplicates", "problems")
+        self.bars |= other.bars
         self.dead_pictures |= other.dead_pictures
         self.unknown_flows |= other.unknown_flows
         self.stopped = self.stopped or other.stopped
@@ -159,6 +166,18 @@ class Outcome:
                 if (name, item) not in self._seen:
                     self._seen.add((name, item))
                     getattr(self, name).append(item)
+
+    def add_bars(self, result: FrameResult) -> None:
+        """Add the bars of a frame's result, of both directions together."""
+        if result.bars:
+            self.bars[result.number] = reduce(Bars.merge, result.bars.values())
+
+    def group_frames_by_bars(self) -> dict[Bars, list[int]]:
+        """Return the frames that have the same bars, the most frequent ones first."""
+        groups: dict[Bars, list[int]] = {}
+        for number in sorted(self.bars):
+            groups.setdefault(self.bars[number], []).append(number)
+        return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
     def sort_and_warn(self, start_s: float) -> Outcome:
         """Sort the frames, set the time since ``start_s``, and warn of pictures with NaN or infinity."""

@@ -78,6 +78,7 @@ def run_shot(
         with one_thread_a_file, FlowFileWriter(job, plates, outcome, engine.stages, report, existing) as writer:
             for result in engine:
                 outcome.add_new_items(result, "problems", "cuts", "duplicates")
+                outcome.add_bars(result)
                 has_flow = any(name in result.tensors for name in settings.offsets)
                 if has_flow and set(result.missing) != set(settings.offsets):
                     writer.submit_frame_result(result)

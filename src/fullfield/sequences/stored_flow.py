@@ -112,7 +112,7 @@ class StoredFlow:
     def read_flow_with_unknown_as_nan(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
         """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN.
 
-        Where the frame was not known, the vectors come from their surroundings.
+        Where the frame was not known, the vectors come from their surroundings; in bars they are 0.
         """
         path = self.path(number)
         if number not in self:
