@@ -43,7 +43,7 @@ if __name__ == "__main__":
         tiny,
         device="cpu",
         workers=2,
-        every=2,
+        checkpoint_every=2,
         progress=lambda done, text: print(text, flush=True),
     )
 """
