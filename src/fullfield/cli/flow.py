@@ -153,7 +153,7 @@ def run_command(args: argparse.Namespace) -> int:
         outcome = _write_flow_or_rescue_file(args, scene, layers, window)
         watch.add_lap("write")
     if not args.quiet:
-        _note_frames_too_small_for_levels(choice, frame1)
+        _print_note_if_frames_too_small_for_levels(choice, frame1)
         for frame, result in zip((args.frame2, args.previous), (flow, *backward), strict=False):
             if result.bars is not None:
                 report.print_note(f"{args.frame1}, {frame}: {report.describe_bars(result.bars)}")
@@ -205,7 +205,7 @@ def _read_initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWin
     return flow
 
 
-def _note_frames_too_small_for_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
+def _print_note_if_frames_too_small_for_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
     """Print a note if the frames are too small for the requested levels."""
     requested, factor = (getattr(choice.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:

@@ -94,10 +94,10 @@ def escape_control_characters(text: object, allowed: str = "") -> str:
     Names and contents of files may have such characters. Those in ``allowed`` stay.
     """
 
-    def control(c: str) -> bool:
+    def is_control(c: str) -> bool:
         return unicodedata.category(c) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(c) in _BIDIRECTIONAL
 
-    return "".join(ascii(c)[1:-1] if c not in allowed and control(c) else c for c in str(text))
+    return "".join(ascii(c)[1:-1] if c not in allowed and is_control(c) else c for c in str(text))
 
 
 def print_to_stderr(text: str, end: str = "\n") -> None:

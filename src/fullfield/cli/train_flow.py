@@ -364,13 +364,13 @@ def _describe_inputs_of_training(args: argparse.Namespace) -> dict[str, Any]:
         "validation_pairs": args.validation_pairs if args.validate else None,
     }
     if args.init is not None:
-        recipe["init"] = {"name": args.init, "sha256": _checksum_if_file(args.init)}
+        recipe["init"] = {"name": args.init, "sha256": _compute_checksum_if_file(args.init)}
     if args.pictures is not None:
-        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _checksum_if_file(args.pictures)}
+        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _compute_checksum_if_file(args.pictures)}
     return recipe
 
 
-def _checksum_if_file(path: str) -> str | None:
+def _compute_checksum_if_file(path: str) -> str | None:
     """Return the checksum of a file; None for the name of published weights."""
     from fullfield.models.downloads import compute_sha256
 

@@ -170,7 +170,9 @@ def detect_pooling_limit(original_lookup: Lookup, levels: int = 3) -> bool | str
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            reason = describe_result_difference(partial(_look_up_with_both, original_lookup, size, levels, rule))
+            reason = describe_result_difference(
+                partial(_look_up_with_original_and_ours, original_lookup, size, levels, rule)
+            )
             if reason is not None:
                 rules.remove(rule)
                 if not rules:
@@ -196,7 +198,7 @@ def check_lookup_and_detect_pooling_limit(
     return stops
 
 
-def _look_up_with_both(
+def _look_up_with_original_and_ours(
     original_lookup: Lookup, size: tuple[int, int], levels: int, stops_at_window: bool
 ) -> tuple[Tensor, Tensor]:
     fmap1, fmap2, coords = _draw_features_and_coords(size)

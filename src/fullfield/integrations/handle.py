@@ -49,10 +49,15 @@ class Change:
 
     @classmethod
     def from_overrides(
-        cls, location: str, target: Any, overrides: dict[str, Any], by: str, preserved: tuple[str, ...] = ()
+        cls,
+        location: str,
+        target: Any,
+        overrides: dict[str, Any],
+        replacement_name: str,
+        preserved: tuple[str, ...] = (),
     ) -> Change:
         """Return the change of a whole block, found at ``location``."""
-        return cls(target, overrides, [Replacement(location, type(target).__qualname__, by)], preserved)
+        return cls(target, overrides, [Replacement(location, type(target).__qualname__, replacement_name)], preserved)
 
 
 class Handle:

@@ -70,12 +70,12 @@ def _match_locally(
     return _cast_flow_like(local_matching(first, second, local_radius), feature0), None
 
 
-def _match_globally_with_both(original: Any) -> tuple[Tensor, Tensor]:
+def _match_globally_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, True)[0], _match_globally(one, two, True)[0]
 
 
-def _match_locally_with_both(original: Any) -> tuple[Tensor, Tensor]:
+def _match_locally_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
     one, two = _draw_tensor(2, 2, 8, 5, 7).unbind()
     return original(one, two, 2)[0], _match_locally(one, two, 2)[0]
 
@@ -105,7 +105,7 @@ def build_matcher_change(name: str, block: Any, backend: str | None) -> Change: 
 # ---- attention over windows
 
 
-def _attend_fully_with_both(original: Any) -> tuple[Tensor, Tensor]:
+def _attend_fully_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
     query, key, value = _draw_tensor(3, 2, 9, 8).unbind()
     return original(query, key, value), compute_attention(query, key, value)
 
@@ -174,7 +174,7 @@ def _build_shift_mask(height: int, width: int, splits: int) -> Tensor:
     return -100.0 * (rows[:, None] != rows[:, :, None]).to(torch.float32)
 
 
-def _build_mask_with_both(original: Any) -> tuple[Tensor, Tensor]:
+def _build_mask_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
     original_result = original(
         input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
         device=torch.device("cpu"),
@@ -182,7 +182,7 @@ def _build_mask_with_both(original: Any) -> tuple[Tensor, Tensor]:
     return original_result, _build_shift_mask(8, 12, 2)
 
 
-def _attend_in_windows_with_both(original: Any) -> tuple[Tensor, Tensor]:
+def _attend_in_windows_with_original_and_ours(original: Any) -> tuple[Tensor, Tensor]:
     result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
@@ -231,10 +231,12 @@ def build_propagation_change(name: str, module: Any, backend: str | None) -> Cha
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _build_recogniser(_match_globally, _match_globally_with_both),
-    "^local_correlation_softmax$": _build_recogniser(_match_locally, _match_locally_with_both),
-    "^single_head_full_attention$": _build_recogniser(compute_attention, _attend_fully_with_both),
-    "^single_head_split_window_attention$": _build_recogniser(_attend_in_windows, _attend_in_windows_with_both),
-    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _build_mask_with_both),
+    "^global_correlation_softmax$": _build_recogniser(_match_globally, _match_globally_with_original_and_ours),
+    "^local_correlation_softmax$": _build_recogniser(_match_locally, _match_locally_with_original_and_ours),
+    "^single_head_full_attention$": _build_recogniser(compute_attention, _attend_fully_with_original_and_ours),
+    "^single_head_split_window_attention$": _build_recogniser(
+        _attend_in_windows, _attend_in_windows_with_original_and_ours
+    ),
+    "^generate_shift_window_attn_mask$": _build_recogniser(_return_no_mask, _build_mask_with_original_and_ours),
 }
 """Recognisers by the names under which methods reach the functions."""

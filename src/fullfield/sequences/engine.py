@@ -108,7 +108,7 @@ class ShotEngine:
         # Both directions of a pair in one call, unless they start from different flows.
         needs_two_calls = settings.warm_start if settings.direction == "both" else not self._needs_backward
         self._bidirectional = None if needs_two_calls else getattr(self._estimator, "bidirectional", None)
-        if settings.warm_start and plates.by_data:
+        if settings.warm_start and plates.uses_data_windows:
             raise InputError("warm_start: expected frames on one window, got window='data'")
         self._frames: dict[int, Plate | Problem] = {}
         self._grey: dict[int, GreyPicture] = {}
@@ -185,9 +185,9 @@ class ShotEngine:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
         with self.stages.measure("reduce"):
             grey = shrink_to_grey(
-                *(crop_to_display_window(plate) if self._plates.by_data else (plate.frame, plate.valid))
+                *(crop_to_display_window(plate) if self._plates.uses_data_windows else (plate.frame, plate.valid))
             )
-            lines = () if self._plates.by_data else measure_constant_lines(plate.frame)
+            lines = () if self._plates.uses_data_windows else measure_constant_lines(plate.frame)
         if self._device.type == "cuda" and not plate.frame.is_pinned():
             with self.stages.measure("pin"):
                 plate = copy_to_pinned_memory(plate)
@@ -208,7 +208,7 @@ class ShotEngine:
 
     def _upload_inputs_already_read(self, reads: ReadAhead[int, _ReadFrame], number: int) -> None:
         """Copy plates of a later result to the GPU during the estimation, if they have been read."""
-        if self._upload_stream is None or self._plates.by_data:
+        if self._upload_stream is None or self._plates.uses_data_windows:
             return
         for frame in self._settings.list_input_frames(self._plates, number):
             item = None if frame in self._frames or frame in self._on_device else reads.get_item_if_read(frame)
@@ -255,7 +255,7 @@ class ShotEngine:
             return result
         result.plate, result.window = plate, plate.window
         result.add_input(number, plate)
-        if plates.by_data:
+        if plates.uses_data_windows:
             try:
                 result.window = self._merge_input_windows(number)
             except InputError as error:
@@ -339,7 +339,11 @@ class ShotEngine:
 
     def _get_constant_lines(self, number: int, grid_frame_number: int) -> tuple[ConstantLines, ...]:
         """Return the lines of one constant colour of a frame on a grid."""
-        return self._get_frame_in_box(number, grid_frame_number).lines if self._plates.by_data else self._lines[number]
+        return (
+            self._get_frame_in_box(number, grid_frame_number).lines
+            if self._plates.uses_data_windows
+            else self._lines[number]
+        )
 
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
         backward = self._get_flow_or_estimate_with_changes(other, number, result)
@@ -380,7 +384,7 @@ class ShotEngine:
 
     def _get_pixel_grid_frame(self, number: int) -> int:
         """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
-        return number if self._plates.by_data else 0
+        return number if self._plates.uses_data_windows else 0
 
     def _estimate_pair(self, first: int, second: int, grid_frame_number: int) -> Tensor | Problem:
         paths = [self._plates.path(number) for number in (first, second)]
@@ -460,7 +464,7 @@ class ShotEngine:
 
     def _get_frames_on_grid(self, first: int, second: int, grid_frame_number: int) -> list[Tensor]:
         """Return both frames [1, C, H, W] on the device and on one grid."""
-        if not self._plates.by_data:
+        if not self._plates.uses_data_windows:
             return [self._get_frame_on_device(number) for number in (first, second)]
         return [self._get_frame_in_box(number, grid_frame_number).frame for number in (first, second)]
 
@@ -478,7 +482,7 @@ class ShotEngine:
 
     def _get_valid_mask_on_grid(self, number: int, grid_frame_number: int) -> Tensor | None:
         """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
-        if self._plates.by_data:
+        if self._plates.uses_data_windows:
             return self._get_frame_in_box(number, grid_frame_number).valid
         if number not in self._valid_on_device:
             valid = self._get_plate_or_raise(number).valid

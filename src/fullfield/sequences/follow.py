@@ -302,7 +302,7 @@ def follow_frames(
     try:
         if not plates.has_frame(reference):
             raise InputError(f"reference: expected a frame of the shot, got {reference}")
-        if plates.by_data:
+        if plates.uses_data_windows:
             raise InputError("frames: expected the display windows of the plates, got window='data'")
         target = resolve_device(device)
         check_usable_after_fork(target)

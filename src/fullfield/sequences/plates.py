@@ -53,7 +53,7 @@ class Plates(Protocol):
 
     numbers: list[int]
     """The frames to work on, ascending."""
-    by_data: bool
+    uses_data_windows: bool
     """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
     readers: int
     """Number of threads that may read at once; with 1, frames are requested in ascending order."""
@@ -202,7 +202,7 @@ class FilePlates(Plates):
     def __init__(self, frame_files: FrameFiles, numbers: Iterable[int], **reading: Any) -> None:
         self._frame_files, self.numbers, self.pinned = frame_files, list(numbers), False
         self._reading = {name: value for name, value in reading.items() if value is not None}
-        self.by_data = self._reading.get("window") == "data"
+        self.uses_data_windows = self._reading.get("window") == "data"
         self.readers = choose_reader_count()
         self._nonfinite_messages = _NonfiniteMessages()
         mask = self._reading.get("mask")
@@ -238,7 +238,7 @@ class FilePlates(Plates):
             try:
                 image = reader.read(path)
                 window = image.window
-                if self.by_data:
+                if self.uses_data_windows:
                     channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
                     window = window or read_frame_window(path, **channels)
                 elif window is not None:
@@ -271,7 +271,7 @@ class ListedPlates(Plates):
             raise InputError("reading: a list of frames takes transfer alone; read the frames first")
         listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
         self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
-        self.by_data, self.readers, self.pinned = False, 2, False
+        self.uses_data_windows, self.readers, self.pinned = False, 2, False
         self._nonfinite_messages = _NonfiniteMessages()
 
     def pop_nonfinite_messages(self) -> dict[int, str]:
@@ -310,7 +310,7 @@ class StackPlates(Plates):
         self.numbers = list(range(1, self._count + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._count for number in self.numbers):
             raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
-        self.by_data, self.readers, self.pinned = False, choose_reader_count(), False
+        self.uses_data_windows, self.readers, self.pinned = False, choose_reader_count(), False
 
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
@@ -338,7 +338,7 @@ class VideoPlates(Plates):
     """
 
     readers, pinned = 1, False
-    by_data = False
+    uses_data_windows = False
 
     def __init__(
         self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
