@@ -22,7 +22,7 @@ NOTE = "8 rows at the top, 9 rows at the bottom and 5 columns at the left have o
 
 def paint(frame: Tensor, bars: Bars = BARS) -> Tensor:
     """Return the frame [C, H, W] with black bars painted over it."""
-    return bars.surround(bars.crop(frame), 0.0)
+    return bars.pad(bars.crop(frame), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ class Bars(NamedTuple):
         height, width = planes.shape[-2:]
         return planes[..., self.top : height - self.bottom, self.left : width - self.right].contiguous()
 
-    def surround(self, planes: Tensor, value: float) -> Tensor:  # [..., h, w] -> [..., H, W]
+    def pad(self, planes: Tensor, value: float) -> Tensor:  # [..., h, w] -> [..., H, W]
         """Return the planes of a picture on the whole frame, with ``value`` in the bars."""
         return functional.pad(planes, (self.left, self.right, self.top, self.bottom), value=value)
 
-    def merge(self, other: Bars) -> Bars:
+    def cover_both(self, other: Bars) -> Bars:
         """Return the bars that cover both."""
         return Bars(*map(max, self, other))
 
@@ -94,7 +94,7 @@ def measure_picture_size(*frames: Tensor) -> tuple[int, int]:  # [C, H, W] each,
     return height - bars.top - bars.bottom, width - bars.left - bars.right
 
 
-def find_bars(size: Sequence[int], frames: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
+def find_bars(size: Sequence[int], frame_lines: Sequence[tuple[ConstantLines, ...]]) -> Bars | None:
     """Return the bars that frames of one size have in common; None if there are none.
 
     A bar has the same colour in all frames and ends along a straight edge, at the same line in all frames that show it.
@@ -102,11 +102,11 @@ def find_bars(size: Sequence[int], frames: Sequence[tuple[ConstantLines, ...]]) 
 
     Args:
         size: height and width.
-        frames: :func:`measure_constant_lines` of each frame.
+        frame_lines: :func:`measure_constant_lines` of each frame.
     """
-    if not all(frames):
+    if not all(frame_lines):
         return None
-    bars = Bars(*map(_count_common_lines, zip(*frames, strict=True)))
+    bars = Bars(*map(_count_common_lines, zip(*frame_lines, strict=True)))
     height, width = size[0] - bars.top - bars.bottom, size[1] - bars.left - bars.right
     return bars if any(bars) and min(height, width) >= _MIN_PICTURE else None
 
@@ -118,8 +118,8 @@ class _Side(NamedTuple):
     is_far: bool  # bottom or right
 
     @property
-    def along(self) -> int:
-        """Axis along the lines."""
+    def pixel_axis(self) -> int:
+        """Axis of the pixels of a line."""
         return 3 - self.axis
 
     def take_lines(self, planes: NDArray[Any], start: int, end: int) -> NDArray[Any]:
@@ -128,7 +128,7 @@ class _Side(NamedTuple):
         lines = slice(max(count - end, 0), count - start) if self.is_far else slice(start, end)
         return planes[:, lines] if self.axis == 1 else planes[:, :, lines]
 
-    def order_lines(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
+    def order_lines_inwards(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
         """Return values of :meth:`take_lines` from the side inwards."""
         return np.flip(values, axis) if self.is_far else values
 
@@ -139,9 +139,11 @@ def _measure_side(planes: NDArray[Any], side: _Side, full_length: int) -> Consta
     ``full_length`` is the length of the frame's lines, of which ``planes`` may hold a part.
     """
     count, low, high = 0, np.full(len(planes), np.inf, np.float32), np.full(len(planes), -np.inf, np.float32)
-    for start, end in _iterate_blocks(planes.shape[side.axis]):
+    for start, end in _iterate_growing_blocks(planes.shape[side.axis]):
         block = side.take_lines(planes, start, end)
-        lows, highs = (side.order_lines(values, 1) for values in (block.min(side.along), block.max(side.along)))
+        lows, highs = (
+            side.order_lines_inwards(values, 1) for values in (block.min(side.pixel_axis), block.max(side.pixel_axis))
+        )
         lows = np.minimum(np.minimum.accumulate(lows, 1), low[:, None])
         highs = np.maximum(np.maximum.accumulate(highs, 1), high[:, None])
         is_constant = np.asarray((highs - lows <= _MAX_RANGE).all(0))
@@ -158,7 +160,7 @@ def _find_edge(planes: NDArray[Any], side: _Side, line_count: int, color: NDArra
     """Return the line behind ``line_count`` constant ones at which the picture begins; None without a sharp edge."""
     reach = min(_MAX_BLUR, line_count)
     block = side.take_lines(planes, line_count, line_count + reach + 1)
-    difference = side.order_lines(np.abs(block - color[:, None, None]).max(0).swapaxes(0, side.axis - 1), 0)
+    difference = side.order_lines_inwards(np.abs(block - color[:, None, None]).max(0).swapaxes(0, side.axis - 1), 0)
     is_picture = (difference > _MIN_DIFFERENCE).sum(1) >= _MIN_SHARE * full_length
     differs = difference > _MAX_RANGE
     contrast = (difference * differs).sum(1) / differs.sum(1).clip(1)  # of the pixels that differ, by line
@@ -173,7 +175,7 @@ def _find_edge(planes: NDArray[Any], side: _Side, line_count: int, color: NDArra
     return line_count + blurred + 1 if is_mixed else None  # the next line is mixed, too
 
 
-def _iterate_blocks(count: int) -> Iterator[tuple[int, int]]:
+def _iterate_growing_blocks(count: int) -> Iterator[tuple[int, int]]:
     """Yield blocks of lines that become longer: nearly all frames differ in the first line."""
     start, length = 0, 1
     while start < count:

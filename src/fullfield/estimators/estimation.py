@@ -408,8 +408,8 @@ def _estimate_pairs(
     everywhere = torch.ones(flow.shape[2:], dtype=torch.bool, device=flow.device).expand(len(flow), -1, -1)
     valid = everywhere if pairs.valid[0] is None else pairs.valid[0]
     if bars is not None:
-        flow, valid = bars.surround(flow, 0.0), bars.surround(valid, False)
-        judged = judged and (bars.surround(judged[0], 1.0), bars.surround(judged[1], 0.0))
+        flow, valid = bars.pad(flow, 0.0), bars.pad(valid, False)
+        judged = judged and (bars.pad(judged[0], 1.0), bars.pad(judged[1], 0.0))
     no_maps: Sequence[Tensor | None] = [None] * len(flow)
     occlusion, confidence = (no_maps, no_maps) if judged is None else map(list, judged)
     return [

@@ -527,7 +527,7 @@ class ShotEngine:
         if flow is None and self._read_stored_flow is not None:
             flow = self._read_stored_flow(*pair)
         elif isinstance(flow, Tensor) and (bars := self._find_bars(*pair, 0)) is not None:
-            flow = bars.surround(flow, 0.0)
+            flow = bars.pad(flow, 0.0)
         if flow is None or isinstance(flow, Problem) or flow.shape[-2:] != size:
             return None
         flow = flow.to(self._device)
@@ -556,10 +556,10 @@ def _surround_with_bars(result: FrameResult, direction: str, bars: Bars) -> None
     result.bars[direction] = bars
     for name, value in ((direction, 0.0), (f"occlusion.{direction}", 1.0), (f"confidence.{direction}", 0.0)):
         if name in result.tensors:
-            result.tensors[name] = bars.surround(result.tensors[name], value)
+            result.tensors[name] = bars.pad(result.tensors[name], value)
     valid = result.tensors.get(VALID)
     valid = torch.ones_like(result.tensors[direction][0]) if valid is None else valid
-    result.tensors[VALID] = bars.surround(bars.crop(valid), 0.0)
+    result.tensors[VALID] = bars.pad(bars.crop(valid), 0.0)
 
 
 def _interpolate_unknown_vectors(flow: Tensor, valid: Tensor | None) -> Tensor:
