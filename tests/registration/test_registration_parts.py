@@ -190,12 +190,12 @@ def test_verdict_requires_score_ratio_and_overlap() -> None:
     assert good.score == pytest.approx(6.75)
     assert good.accepted
     assert good.reason is None
-    sure = Doubts(0.0, 0.0, is_bent=False)
+    sure = Doubts(0.0, 0.0, is_deformed=False)
     assert 0.5 < estimate_confidence(good, sure._replace(contradiction=0.05)) < estimate_confidence(good, sure) < 1.0
     assert estimate_confidence(good, sure._replace(rival=0.8)) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(agreeing=0.2), sure) < estimate_confidence(good, sure)
     assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
-    assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_bent=True)) < 0.9
+    assert estimate_confidence(good._replace(inliers=9000), sure._replace(is_deformed=True)) < 0.9
     assert estimate_confidence(good, sure._replace(contradiction=1.0)) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
@@ -244,7 +244,7 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("_find_free_motion_objection", lambda _, pose: judged.append(pose[0, 3])),
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
-        ("_find_deformation", lambda *_: Deformation(None, is_bent=False)),
+        ("_find_deformation", lambda *_: Deformation(None, is_deformed=False)),
         ("select_equal_rivals", lambda *_: []),
     ):
         monkeypatch.setattr(search, name, replacement)

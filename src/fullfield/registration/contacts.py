@@ -26,6 +26,7 @@ _CROSSING = 0.6  # cosine of normals below which touching surfaces cross
 _HUBER = 0.5
 _END_RADIUS, _MIN_END_OFFSET = 4.0, 0.27  # of a point's neighbours, and the offset of their middle over it, at an end
 _NEAR_END = 3.0  # distance from an end within which descriptors are those of the window, not of the scene
+_CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _DISTINCTIVE_FRACTION, _MEDIAN_STEP = 0.3, 4
 _MIN_CONTACTS = 20
 
@@ -68,6 +69,12 @@ class Agreement(NamedTuple):
         """Return the share of contradicted points among those that the other cloud confirms or contradicts."""
         contradicted, confirmed = int(self.contradicted.sum()), int(self.confirmed.sum())
         return contradicted / max(contradicted + confirmed, 1)
+
+
+def measure_significance(is_against: Flags, is_in_favor: Flags, points_per_sample: int = 1) -> float:
+    """Return the difference of the numbers of points in two sets over its standard error."""
+    against, favor = (points_per_sample * np.count_nonzero(flags) for flags in (is_against, is_in_favor))
+    return float((against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED)))
 
 
 def measure_distinctive_contradiction(agreement: Agreement, source: Scan, target: Scan) -> float:
@@ -119,8 +126,14 @@ def find_surface_ends(scan: Scan) -> Flags:
     return is_end
 
 
+def transform_normals(normals: Floats, transform: Floats) -> Floats:
+    """Return the unit normals [N, 3] of surfaces that an affine map [4, 4] moves."""
+    moved = normals @ np.linalg.inv(transform[:3, :3])
+    return np.asarray(moved / np.linalg.norm(moved, axis=1, keepdims=True), np.float64)
+
+
 class SurfaceComparison:
-    """Comparison of the surfaces of two clouds, where they are near each other, in any pose."""
+    """Comparison of the surfaces of two clouds, where they are near each other, in any pose or affine map."""
 
     def __init__(self, source: Scan, target: Scan) -> None:
         self._source, self._target = _Surface.from_scan(source), _Surface.from_scan(target)
@@ -147,10 +160,8 @@ def _find_agreement_with_surface(
 ) -> Agreement:
     """Return which of every ``sampling_step``-th moved point the other cloud confirms or contradicts."""
     scan = surface.scan
-    points, normals = (
-        apply_transform(transform, scan.points[::sampling_step]),
-        scan.normals[::sampling_step] @ transform[:3, :3].T,
-    )
+    points = apply_transform(transform, scan.points[::sampling_step])
+    normals = transform_normals(scan.normals[::sampling_step], transform)
     distance, partner = find_nearest_in_tree(other_surface.tree, points)
     normal = other_surface.scan.normals[partner]
     height = np.abs(((points - other_surface.scan.points[partner]) * normal).sum(1))
@@ -234,14 +245,11 @@ class PlaneEquations(NamedTuple):
         return covariance
 
 
-def build_plane_equations(
-    planes: Planes, points: Floats, normals: Floats, max_distance: float, strains: Floats, min_cosine: float = 0.8
-) -> PlaneEquations | None:
-    """Return the equations of ``points`` [N, 3] and the planes within ``max_distance``; None with too few.
+def build_plane_equations(planes: Planes, points: Floats, contacts: Contacts, strains: Floats) -> PlaneEquations | None:
+    """Return the equations of those ``points`` [N, 3] that touch planes; None with too few.
 
     ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
     """
-    contacts = find_contacts(planes, points, normals, max_distance, min_cosine)
     if len(contacts.rows) < _MIN_CONTACTS:
         return None
     touching_points, plane_normals = points[contacts.rows], planes.normals[contacts.partner]
@@ -261,7 +269,8 @@ def refine_pose_on_planes(
     none = np.zeros((0, 3, 3))
     for max_distance in max_distances:
         turned = normals @ transform[:3, :3].T
-        equations = build_plane_equations(planes, apply_transform(transform, points), turned, max_distance, none, 0.7)
+        moved = apply_transform(transform, points)
+        equations = build_plane_equations(planes, moved, find_contacts(planes, moved, turned, max_distance, 0.7), none)
         if equations is None:
             break
         change, center = equations.change, equations.center

@@ -4,7 +4,7 @@ A wrong unit, a reconstruction without scale or a bad calibration changes a scan
 of it looks right. Noise leaves heights between the surfaces that differ from point to point; a change of shape leaves
 heights that neighbours have in common, called systematic here. Real reconstructions are bent too, so a significant
 change of shape alone is no objection: it must be larger than theirs, or explain all that is systematic, which an affine
-map never does for them. Lengths are voxels.
+map never does for them, or bring surfaces together that contradict each other in the pose. Lengths are voxels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ import torch
 
 from fullfield.ops.neighbors import radius_search
 from fullfield.registration.contacts import (
+    Agreement,
+    Contacts,
     PlaneEquations,
     Planes,
+    SurfaceComparison,
     build_plane_equations,
     convert_to_rotation_matrix,
     find_contacts,
+    find_nearest_in_tree,
+    measure_significance,
+    transform_normals,
 )
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.ransac import apply_transform
@@ -33,10 +39,13 @@ _RIGID_REACHES = (2.0, 2.0)  # the pose is refined already
 _SAMPLED = 2500  # points of the source
 _CELL = 8.0  # edge within which heights err together
 _MAX_STRAIN_ERROR = 0.02  # standard error of a strain that counts as determined
-_SIGNIFICANT, _MIN_STRAIN = 100.0, 0.05  # squared strains over their covariance, and strain, from which it is looked at
+_MIN_MUTUAL_COSINE, _MAX_HEIGHT_DIFFERENCE = 0.9, 0.6  # of normals, and of heights seen from either scan
+_SIGNIFICANT, _MIN_STRAIN = 60.0, 0.05  # squared strains over their covariance, and strain, from which it is looked at
 _EXPLAINING = 200.0  # the same that a change of shape needs
 _MAX_LEFT, _MAX_LEFT_SHARE = 0.03, 0.5  # RMS systematic heights that a map leaves that explains all, share of squares
-_EXTREME = 1000.0  # significance of no reconstruction
+_EXTREME = 1500.0  # significance of no reconstruction
+_DECISIVE = 2.0  # significance of the points that a map confirms and the pose contradicts, less the reverse
+_MAX_LEFT_BY_SCALE = 0.1  # share of the squares of systematic heights that such a similarity leaves
 _MIN_REDUCED = 0.012  # RMS systematic heights that a map must remove, without which its strains are a bias
 _MAX_STRAIN, _STRAIN_ERRORS, _MAX_LARGE_STRAIN_ERROR = 0.08, 4.0, 0.03  # strain that no reconstruction reaches
 _MIN_SCALE, _SCALE_ERRORS = 0.015, 4.0  # difference of scale, and the same in standard errors, that is reported
@@ -75,7 +84,9 @@ class Deformation(NamedTuple):
     """Change of shape between two clouds in a pose."""
 
     explanation: Explanation | None  # how the clouds differ; None where they may be scans of one scene
-    is_bent: bool  # whether a bend explains most of what the pose leaves between the surfaces
+    is_deformed: (
+        bool  # whether strains are significant, or a bend explains most of what the pose leaves between surfaces
+    )
 
 
 def describe_scale(scale: float, *, exact: bool = True) -> str:
@@ -95,35 +106,68 @@ def _describe_strain(strain: float, axis: Floats) -> Explanation:
     return Explanation(f"the source seems sheared or stretched: {strain:+.1%} along ({words})", "shape")
 
 
-def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deformation:
-    """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose."""
-    planes = Planes.from_scan(target)
-    step = max(1, len(source.points) // _SAMPLED)
-    points, normals = source.points[::step], source.normals[::step] @ transform[:3, :3].T
-    rigid = _fit_deformation_to_surfaces(planes, points, normals, transform, _STRAINS[:0], _RIGID_REACHES)
-    affine = _fit_deformation_to_surfaces(planes, points, normals, transform, _STRAINS, _REACHES)
+def measure_deformation(
+    transform: Floats, source: Scan, target: Scan, comparison: SurfaceComparison, agreement: Agreement
+) -> Deformation:
+    """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose with its agreement."""
+    surfaces = _Surfaces(Planes.from_scan(source), Planes.from_scan(target), max(1, len(source.points) // _SAMPLED))
+    rigid = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS[:0], _RIGID_REACHES)
+    affine = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS, _REACHES)
     explanation = None
-    if (
+    is_strained = (
         affine.measure_strain_significance(1.0) > _SIGNIFICANT
         or _find_largest_strain(affine, 1.0).certain > _MIN_STRAIN
-    ):
-        similar = _fit_deformation_to_surfaces(planes, points, normals, transform, _ISOTROPIC, _REACHES)
-        explanation = _explain_by_scale(similar, affine, rigid) or _explain_by_shape(affine, rigid, similar.scale)
-    if explanation is not None or rigid.systematic < _MIN_BENT**2:
-        return Deformation(explanation, is_bent=False)
-    left = _measure_systematic_after_bend(planes, points, normals, transform)
-    return Deformation(
-        _explain_by_bend(rigid.systematic, left), is_bent=left < (1 - _MIN_EXPLAINED_OF_BENT) * rigid.systematic
     )
+    if is_strained:
+        similar = _fit_deformation_to_surfaces(surfaces, transform, _ISOTROPIC, _REACHES)
+        explanation = _explain_by_scale(
+            similar, affine, rigid, is_decisive=_is_decisive(similar, comparison, agreement)
+        ) or _explain_by_shape(affine, rigid, similar.scale, is_decisive=_is_decisive(affine, comparison, agreement))
+    if explanation is not None:
+        return Deformation(explanation, is_deformed=True)
+    before, after = _measure_systematic_around_bend(surfaces, rigid.transform)
+    is_bent = before >= _MIN_BENT**2 and after < (1 - _MIN_EXPLAINED_OF_BENT) * before
+    return Deformation(_explain_by_bend(before, after), is_deformed=is_strained or is_bent)
+
+
+class _Surfaces(NamedTuple):
+    """Planes of both scans, each in its own coordinates."""
+
+    source: Planes
+    target: Planes
+    sampling_step: int  # every such point of the source is fitted
+
+    def move_samples(self, transform: Floats) -> tuple[Floats, Floats]:
+        """Return the moved points [N, 3] of the source that are fitted, and their normals [N, 3]."""
+        points, normals = self.source.points[:: self.sampling_step], self.source.normals[:: self.sampling_step]
+        return apply_transform(transform, points), transform_normals(normals, transform)
+
+    def find_mutual_contacts(self, transform: Floats, points: Floats, normals: Floats, max_distance: float) -> Contacts:
+        """Find moved points that touch a plane of the target at the height at which it touches the source.
+
+        Nearest points of different surfaces differ by direction, and pull every fit towards the pose where it began.
+        """
+        contacts = find_contacts(self.target, points, normals, max_distance, _MIN_MUTUAL_COSINE)
+        goals, goal_normals = self.target.points[contacts.partner], self.target.normals[contacts.partner]
+        inverse = np.asarray(np.linalg.inv(transform), np.float64)
+        nearest = find_nearest_in_tree(self.source.tree, apply_transform(inverse, goals))[1]
+        heights = ((apply_transform(transform, self.source.points[nearest]) - goals) * goal_normals).sum(1)
+        is_mutual = np.abs(heights - contacts.heights) < _MAX_HEIGHT_DIFFERENCE
+        return Contacts(*(values[is_mutual] for values in contacts))
 
 
 class _SurfaceFit(NamedTuple):
     """Map of the source onto the target's planes."""
 
-    linear_map: Floats  # [3, 3]
+    transform: Floats  # [4, 4], affine
     covariance: Floats  # [S, S] of the strains
     residuals: Floats  # [N], NaN beyond the planes
     systematic: float  # mean square of the residuals' part that neighbours have in common
+
+    @property
+    def linear_map(self) -> Floats:
+        """Return the map [3, 3] of directions."""
+        return self.transform[:3, :3]
 
     @property
     def scale(self) -> float:
@@ -145,11 +189,24 @@ class _SurfaceFit(NamedTuple):
         return float((components**2 / np.maximum(variances[is_determined], 1e-12)).sum())
 
 
-def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _SurfaceFit) -> Explanation | None:
+def _is_decisive(fit: _SurfaceFit, comparison: SurfaceComparison, agreement: Agreement) -> bool:
+    """Return whether the surfaces decide for the map, against the pose with this agreement."""
+    mapped = comparison(fit.transform)
+    return (
+        measure_significance(mapped.confirmed & agreement.contradicted, mapped.contradicted & agreement.confirmed)
+        > _DECISIVE
+    )
+
+
+def _explain_by_scale(
+    similar: _SurfaceFit, affine: _SurfaceFit, rigid: _SurfaceFit, *, is_decisive: bool
+) -> Explanation | None:
     """Return the sentence for another size, None where it does not explain what a rigid pose leaves."""
     difference, error = abs(np.log(similar.scale)), float(np.sqrt(similar.covariance[0, 0]))
     if difference <= max(_MIN_SCALE, _SCALE_ERRORS * error):
         return None
+    if is_decisive and similar.systematic < _MAX_LEFT_BY_SCALE * rigid.systematic:
+        return Explanation(describe_scale(1 / similar.scale), "scale")
     is_simplest = similar.systematic < max(_MAX_LEFT**2, 1.5 * affine.systematic)
     explains = (difference / max(error, 1e-9)) ** 2 > _EXPLAINING and similar.systematic < _MAX_LEFT**2
     if is_simplest and (explains or _measure_explained_share(similar, rigid) >= _SIMILAR_GAIN):
@@ -157,14 +214,17 @@ def _explain_by_scale(similar: _SurfaceFit, affine: _SurfaceFit, rigid: _Surface
     return None
 
 
-def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
+def _explain_by_shape(
+    affine: _SurfaceFit, rigid: _SurfaceFit, scale: float, *, is_decisive: bool
+) -> Explanation | None:
     """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
     left, significance = max(affine.systematic, 0.0), affine.measure_strain_significance(scale)
-    if significance <= _EXPLAINING or rigid.systematic - left <= _MIN_REDUCED**2:
+    if significance <= _EXPLAINING:
         return None
     strain = _find_largest_strain(affine, scale)
-    explains = left < _MAX_LEFT**2 or strain.certain > _MAX_STRAIN
-    if significance > _EXTREME or (explains and left < _MAX_LEFT_SHARE * rigid.systematic):
+    reduces = rigid.systematic - left > _MIN_REDUCED**2
+    explains = left < min(_MAX_LEFT**2, _MAX_LEFT_SHARE * rigid.systematic)
+    if (is_decisive and strain.certain > _MAX_STRAIN) or (reduces and (explains or significance > _EXTREME)):
         return _describe_strain(-strain.value, strain.axis)
     return None
 
@@ -211,38 +271,54 @@ def _measure_explained_share(deformed: _SurfaceFit, rigid: _SurfaceFit) -> float
 
 
 def _fit_deformation_to_surfaces(
-    planes: Planes,
-    points: Floats,
-    normals: Floats,
-    transform: Floats,
-    strains: Floats,
-    max_distances: tuple[float, ...],
+    surfaces: _Surfaces, transform: Floats, strains: Floats, max_distances: tuple[float, ...]
 ) -> _SurfaceFit:
     """Fit a pose with ``strains``; a large one brings further points together, so steps go on until it settles."""
-    linear_map, shift = transform[:3, :3], transform[:3, 3]
+    start = transform
     extra = (max_distances[-1],) * (_MORE_STEPS if len(strains) else 0)
     for number, max_distance in enumerate((*max_distances, *extra)):
-        equations = build_plane_equations(planes, points @ linear_map.T + shift, normals, max_distance, strains)
+        equations, _ = _build_mutual_equations(surfaces, transform, strains, max_distance)
         if equations is None:
             break
         change, center = equations.change, equations.center
-        motion = convert_to_rotation_matrix(change[:3] / equations.radius)
-        motion = motion + np.einsum("s,sij->ij", change[6:], strains) / equations.radius
-        linear_map, shift = motion @ linear_map, motion @ (shift - center) + center + change[3:6]
+        motion = np.eye(4)
+        motion[:3, :3] = convert_to_rotation_matrix(change[:3] / equations.radius)
+        motion[:3, :3] += np.einsum("s,sij->ij", change[6:], strains) / equations.radius
+        motion[:3, 3] = center - motion[:3, :3] @ center + change[3:6]
+        transform = motion @ transform
         if number + 1 >= len(max_distances) and np.abs(change).max() < _SETTLED:
             break
-    last = build_plane_equations(planes, points @ linear_map.T + shift, normals, max_distances[-1], strains)
-    residuals = np.full(len(points), np.nan)
+    last, normals = _build_mutual_equations(surfaces, transform, strains, max_distances[-1])
+    residuals = np.full(len(normals), np.nan)
     if last is None:
-        return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), residuals, 0.0)
+        return _SurfaceFit(start, np.eye(len(strains)), residuals, 0.0)
     residuals[last.contacts.rows] = last.contacts.heights
     covariance = last.estimate_covariance(_CELL)[6:, 6:] / last.radius**2
-    return _SurfaceFit(linear_map, covariance, residuals, _measure_systematic_heights(last, normals))
+    return _SurfaceFit(transform, covariance, residuals, _measure_systematic_heights(last, normals))
 
 
-def _measure_systematic_after_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> float:
-    """Fit a displacement that is quadratic in the place; return the systematic mean square that it leaves."""
-    start = apply_transform(transform, points)
+def _build_mutual_equations(
+    surfaces: _Surfaces, transform: Floats, strains: Floats, max_distance: float
+) -> tuple[PlaneEquations | None, Floats]:
+    """Return the equations of the contacts that both scans confirm, and the normals [N, 3] of the moved points."""
+    points, normals = surfaces.move_samples(transform)
+    contacts = surfaces.find_mutual_contacts(transform, points, normals, max_distance)
+    return build_plane_equations(surfaces.target, points, contacts, strains), normals
+
+
+def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> tuple[float, float]:
+    """Fit a displacement that is quadratic in the place; return the systematic mean squares before and after it."""
+    planes = surfaces.target
+    start, normals = surfaces.move_samples(transform)
+
+    def measure(points: Floats) -> float:
+        contacts = find_contacts(planes, points, normals, _BEND_REACHES[-1])
+        equations = build_plane_equations(planes, points, contacts, _STRAINS[:0])
+        return 0.0 if equations is None else _measure_systematic_heights(equations, normals)
+
+    before = measure(start)
+    if before < _MIN_BENT**2:
+        return before, before
     arm = start - start.mean(0)
     arm /= np.sqrt((arm**2).sum(1).mean())
     x, y, z = arm.T
@@ -256,8 +332,7 @@ def _measure_systematic_after_bend(planes: Planes, points: Floats, normals: Floa
         matrix = rows.T @ (weights[:, None] * rows) + _BEND_PRIOR * np.eye(rows.shape[1])
         change = np.linalg.solve(matrix, rows.T @ (weights * -contacts.heights))
         mapped = mapped + terms @ change.reshape(-1, 3)
-    left = build_plane_equations(planes, mapped, normals, _BEND_REACHES[-1], _STRAINS[:0])
-    return 0.0 if left is None else _measure_systematic_heights(left, normals)
+    return before, measure(mapped)
 
 
 def _measure_systematic_heights(equations: PlaneEquations, normals: Floats) -> float:

@@ -8,10 +8,11 @@ of their surfaces; how much they share does not, for that depends on the windows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fullfield._check import InputError
 from fullfield.registration.contacts import (
     Agreement,
     Flags,
@@ -20,6 +21,7 @@ from fullfield.registration.contacts import (
     convert_to_rotation_matrix,
     find_nearest_in_tree,
     find_nearest_points,
+    measure_significance,
     refine_pose_on_planes,
 )
 from fullfield.registration.descriptors import Floats, Ints
@@ -29,7 +31,8 @@ from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
-_NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
+_NEARLY_SYMMETRIC = 0.14  # contradicted share of a rival up to which its motion may be a symmetry
+_END, _BORDER = 2.0, 1.0  # voxels: beyond the surface, and from the hull inwards, where a window ends
 _EQUAL = 1.1  # margin below which the clouds do not decide
 _FEW_CONTRADICTED, _EQUAL_WITH_FEW = 0.045, 1.7  # contradicted share of a pose that nearly all confirms, and its margin
 _CLOSE, _STEPS = 1.5, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
@@ -38,7 +41,6 @@ _UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
 _MIN_COMPARED = 100  # points away from ends, with which ends are left out
-_CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.35, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
 _ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
@@ -156,14 +158,41 @@ def _find_points_beyond_window_ends(motion: Floats, source_points: Floats, targe
     """Return the points [N + M] that meet an end of the other cloud's window after ``motion``, if it is a symmetry.
 
     ``source_points`` are in the best pose. Stairs that are shifted by a step hang over the last step of the other scan,
-    whose window ends there: its next step is not in its own cloud either. That contradicts nothing.
+    whose window ends there: its next step is not in its own cloud either. A wall just outside the other scan's window
+    hangs behind what stands before it. That contradicts nothing.
     """
     inverse = np.asarray(np.linalg.inv(motion), np.float64)
+    moved_source, moved_target = apply_transform(motion, source_points), apply_transform(inverse, target_points)
     beyond_target = find_nearest_points(target_points, apply_transform(motion, target_points))[0] > _END
     beyond_source = find_nearest_points(source_points, apply_transform(inverse, source_points))[0] > _END
-    target_partner = find_nearest_points(target_points, apply_transform(motion, source_points))[1]
-    source_partner = find_nearest_points(source_points, apply_transform(inverse, target_points))[1]
-    return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
+    target_partner = find_nearest_points(target_points, moved_source)[1]
+    source_partner = find_nearest_points(source_points, moved_target)[1]
+    return np.concatenate(
+        (
+            beyond_target[target_partner] | _find_points_outside_hull(moved_source, target_points),
+            beyond_source[source_partner] | _find_points_outside_hull(moved_target, source_points),
+        )
+    )
+
+
+def _find_points_outside_hull(points: Floats, cloud: Floats) -> Flags:
+    """Return which ``points`` [N, 3] lie outside the convex hull of a cloud, or inside but close to it."""
+    planes = import_convex_hull()(cloud).equations
+    is_outside: Flags = (points @ planes[:, :3].T + planes[:, 3] > -_BORDER).any(1)
+    return is_outside
+
+
+def import_convex_hull() -> Any:
+    """Return the class scipy.spatial.ConvexHull.
+
+    Raises:
+        InputError: where SciPy is not installed.
+    """
+    try:
+        from scipy.spatial import ConvexHull  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InputError(f"registration needs SciPy ({error}); pip install 'fullfield[register]'") from None
+    return ConvexHull
 
 
 def _compare_rival_with_best(
@@ -183,17 +212,15 @@ def _compare_rival_with_best(
     if points_per_sample * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
         shared = surrounded
         is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best_agreement.is_at_end
-    against = points_per_sample * np.count_nonzero(
-        is_against if meets_window_end is None else is_against & ~meets_window_end
-    )
-    favor = points_per_sample * np.count_nonzero(is_in_favor)
-    significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
+    if meets_window_end is not None:
+        is_against = is_against & ~meets_window_end
+    significance = measure_significance(is_against, is_in_favor, points_per_sample)
     first, second = best_agreement.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
     confirmed = int(agreement.confirmed.sum()) / max(int(best_agreement.confirmed.sum()), 1)
     unlike = (only_best - only_rival) / max(len(first), 1)
-    return Rival(transform, confirmed, float(significance), unlike, agreement.contradiction)
+    return Rival(transform, confirmed, significance, unlike, agreement.contradiction)
 
 
 def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.contacts import SurfaceComparison, measure_distinctive_contradiction
+from fullfield.registration.contacts import Agreement, SurfaceComparison, measure_distinctive_contradiction
 from fullfield.registration.deformation import Deformation, find_shape_change_of_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, find_mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
@@ -148,10 +148,12 @@ def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report)
     report(0.95, "judging")
     evidence, pose = weighed[0]
     other_poses += [other for _, other in weighed[1:]]
-    objection, pose, is_bent = _judge_pose(pair, evidence, pose, other_poses, search)
+    objection, pose, is_deformed = _judge_pose(pair, evidence, pose, other_poses, search)
     if pose is not weighed[0][1]:
         evidence = pair.rank_poses_by_evidence([pose])[0][0]
-    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, other_poses, is_bent=is_bent))
+    confidence = estimate_confidence(
+        evidence, _measure_doubts(pair, evidence, pose, other_poses, is_deformed=is_deformed)
+    )
     if objection is None and confidence < _MIN_CONFIDENCE:
         reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
         objection = Objection(reason, "overlap", is_certain=False)
@@ -178,7 +180,7 @@ def _search_and_judge(pair: _Pair, voxel: float, search: Search, report: Report)
 
 
 def _measure_doubts(
-    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], *, is_bent: bool
+    pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], *, is_deformed: bool
 ) -> Doubts:
     agreement = pair.compare(pose)
     matched_points = pair.matched_points
@@ -195,7 +197,7 @@ def _measure_doubts(
     return Doubts(
         measure_distinctive_contradiction(agreement, pair.source, pair.target),
         max(inliers, default=0) / max(evidence.inliers, 1),
-        is_bent,
+        is_deformed,
     )
 
 
@@ -277,7 +279,7 @@ class _Judgement(NamedTuple):
 
     objection: Objection | None
     pose: Floats  # the pose, or a rival that is better
-    is_bent: bool = False
+    is_deformed: bool = False
 
 
 def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list[Floats], search: Search) -> _Judgement:
@@ -294,7 +296,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
         agreement = pair.compare(pose)
         if agreement.contradiction > MAX_CONTRADICTION:
             reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
-            explanation = _find_deformation(pair, pose).explanation
+            explanation = _find_deformation(pair, pose, agreement).explanation
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
@@ -313,7 +315,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
             objection = Objection(reason, "repetition", max_confidence=BELOW_HALF, alternatives=alternatives)
             return _Judgement(objection, pose)
         evidence, pose = weighed[0]
-    deformation = _find_deformation(pair, pose)
+    deformation = _find_deformation(pair, pose, agreement)
     if deformation.explanation is not None:
         return _Judgement(Objection(*deformation.explanation), pose)
     equal = tuple(rival.transform for rival in select_equal_rivals(rivals))
@@ -321,7 +323,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
         return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
-    return _Judgement(None, pose, deformation.is_bent)
+    return _Judgement(None, pose, deformation.is_deformed)
 
 
 def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
@@ -337,8 +339,8 @@ def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> 
     return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
 
 
-def _find_deformation(pair: _Pair, pose: Floats) -> Deformation:
-    deformation = measure_deformation(pose, pair.source, pair.target)
+def _find_deformation(pair: _Pair, pose: Floats, agreement: Agreement) -> Deformation:
+    deformation = measure_deformation(pose, pair.source, pair.target, pair.compare, agreement)
     if deformation.explanation is not None:
         return deformation
     matched_points = pair.matched_points
