@@ -67,7 +67,7 @@ UNITS = {1000.0: "millimetres against metres", 100.0: "centimetres against metre
 """Larger cloud's unit against the smaller one's, by the factor between the numbers."""
 _SAME_UNIT, _LIKELY_UNIT = 0.05, 0.35  # logarithms of factors: measured ones, and those of the extents
 
-_ISOTROPIC = np.eye(3)[None]
+_RIGID, _ISOTROPIC = np.zeros((0, 3, 3)), np.eye(3)[None]
 _STRAINS = np.zeros((6, 3, 3))
 for _row, (_i, _j) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))):
     _STRAINS[_row, _i, _j] = _STRAINS[_row, _j, _i] = 1.0 if _i == _j else 0.5
@@ -84,9 +84,7 @@ class Deformation(NamedTuple):
     """Change of shape between two clouds in a pose."""
 
     explanation: Explanation | None  # how the clouds differ; None where they may be scans of one scene
-    is_deformed: (
-        bool  # whether strains are significant, or a bend explains most of what the pose leaves between surfaces
-    )
+    is_deformed: bool  # whether strains are significant, or a bend explains most of what the pose leaves
 
 
 def describe_scale(scale: float, *, exact: bool = True) -> str:
@@ -111,7 +109,7 @@ def measure_deformation(
 ) -> Deformation:
     """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose with its agreement."""
     surfaces = _Surfaces(Planes.from_scan(source), Planes.from_scan(target), max(1, len(source.points) // _SAMPLED))
-    rigid = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS[:0], _RIGID_REACHES)
+    rigid = _fit_deformation_to_surfaces(surfaces, transform, _RIGID, _RIGID_REACHES)
     affine = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS, _REACHES)
     explanation = None
     is_strained = (
@@ -145,7 +143,7 @@ class _Surfaces(NamedTuple):
     def find_mutual_contacts(self, transform: Floats, points: Floats, normals: Floats, max_distance: float) -> Contacts:
         """Find moved points that touch a plane of the target at the height at which it touches the source.
 
-        Nearest points of different surfaces differ by direction, and pull every fit towards the pose where it began.
+        Where a nearest point lies on another surface, the two heights differ. Such contacts bias the strains.
         """
         contacts = find_contacts(self.target, points, normals, max_distance, _MIN_MUTUAL_COSINE)
         goals, goal_normals = self.target.points[contacts.partner], self.target.normals[contacts.partner]
@@ -313,7 +311,7 @@ def _measure_systematic_around_bend(surfaces: _Surfaces, transform: Floats) -> t
 
     def measure(points: Floats) -> float:
         contacts = find_contacts(planes, points, normals, _BEND_REACHES[-1])
-        equations = build_plane_equations(planes, points, contacts, _STRAINS[:0])
+        equations = build_plane_equations(planes, points, contacts, _RIGID)
         return 0.0 if equations is None else _measure_systematic_heights(equations, normals)
 
     before = measure(start)
