@@ -181,6 +181,7 @@ def test_register_refuses_undetermined_pairs(kind: str) -> None:
         ("sheared", 78030, "the source seems sheared or stretched"),  # in a part whose nearest points mislead
         ("sheared", 79027, "the source seems sheared or stretched: -18.7% along (0, 0, 1)"),  # only boxes' tops show it
         ("sheared", 90035, "the source seems sheared or stretched"),  # a wall is out of reach in the rigid pose
+        ("sheared", 80291, "the source seems sheared or stretched"),  # only matches lead from the pose to the shear
         ("slightly scaled", 90000, "the source seems 1.035 times as large as the target"),
         ("bent", 30002, "the clouds seem bent against each other"),
         ("spiral", 31010, "two poses fit equally well"),

@@ -105,12 +105,26 @@ def _describe_strain(strain: float, axis: Floats) -> Explanation:
 
 
 def measure_deformation(
-    transform: Floats, source: Scan, target: Scan, comparison: SurfaceComparison, agreement: Agreement
+    transform: Floats,
+    source: Scan,
+    target: Scan,
+    matched_points: Floats,
+    comparison: SurfaceComparison,
+    agreement: Agreement,
 ) -> Deformation:
-    """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose with its agreement."""
+    """Fit an affine map, a similarity and a bend to the touching surfaces, starting from a pose with its agreement.
+
+    ``matched_points`` [M, 2, 3] give the affine map another start: a pose may fit most surfaces far from the true map.
+    """
     surfaces = _Surfaces(Planes.from_scan(source), Planes.from_scan(target), max(1, len(source.points) // _SAMPLED))
     rigid = _fit_deformation_to_surfaces(surfaces, transform, _RIGID, _RIGID_REACHES)
     affine = _fit_deformation_to_surfaces(surfaces, transform, _STRAINS, _REACHES)
+    is_affine_decisive = _is_decisive(affine, comparison, agreement)
+    start = fit_deformation_to_matches(transform, matched_points[:, 0], matched_points[:, 1], "shape")
+    if not is_affine_decisive and _is_credible(start):
+        other = _fit_deformation_to_surfaces(surfaces, start, _STRAINS, _REACHES)
+        is_affine_decisive = _is_decisive(other, comparison, agreement)
+        affine = other if is_affine_decisive else affine
     explanation = None
     is_strained = (
         affine.measure_strain_significance(1.0) > _SIGNIFICANT
@@ -120,7 +134,7 @@ def measure_deformation(
         similar = _fit_deformation_to_surfaces(surfaces, transform, _ISOTROPIC, _REACHES)
         explanation = _explain_by_scale(
             similar, affine, rigid, is_decisive=_is_decisive(similar, comparison, agreement)
-        ) or _explain_by_shape(affine, rigid, similar.scale, is_decisive=_is_decisive(affine, comparison, agreement))
+        ) or _explain_by_shape(affine, rigid, similar.scale, is_decisive=is_affine_decisive)
     if explanation is not None:
         return Deformation(explanation, is_deformed=True)
     before, after = _measure_systematic_around_bend(surfaces, rigid.transform)
@@ -366,6 +380,12 @@ def _extract_symmetric_stretch(linear_map: Floats) -> Floats:
     return stretch
 
 
+def _is_credible(transform: Floats) -> bool:
+    """Return whether an affine map stretches no direction so much that only few or flat matches explain it."""
+    sizes = np.linalg.svd(transform[:3, :3], compute_uv=False)
+    return bool(np.exp(-_MAX_CREDIBLE) <= sizes.min() and sizes.max() <= np.exp(_MAX_CREDIBLE))
+
+
 def find_shape_change_of_matches(
     transform: Floats, source: Floats, target: Floats, max_distance: float
 ) -> Explanation | None:
@@ -379,13 +399,13 @@ def find_shape_change_of_matches(
     ]
     if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_FRACTION * len(source)):
         return None
-    values, axes = np.linalg.eigh(_extract_symmetric_stretch(affine[:3, :3]))
     if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
         scale = 1 / float(np.cbrt(np.linalg.det(similar[:3, :3])))
         return Explanation(describe_scale(scale), "scale")
+    if not _is_credible(affine):
+        return None
+    values, axes = np.linalg.eigh(_extract_symmetric_stretch(affine[:3, :3]))
     largest = int(np.abs(np.log(values)).argmax())
-    if abs(np.log(values[largest])) > _MAX_CREDIBLE:
-        return None  # few matches in a plane, or on a line
     return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 

@@ -340,10 +340,10 @@ def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> 
 
 
 def _find_deformation(pair: _Pair, pose: Floats, agreement: Agreement) -> Deformation:
-    deformation = measure_deformation(pose, pair.source, pair.target, pair.compare, agreement)
+    matched_points = pair.matched_points
+    deformation = measure_deformation(pose, pair.source, pair.target, matched_points, pair.compare, agreement)
     if deformation.explanation is not None:
         return deformation
-    matched_points = pair.matched_points
     explanation = find_shape_change_of_matches(pose, matched_points[:, 0], matched_points[:, 1], MAX_INLIER_DISTANCE)
     return deformation._replace(explanation=explanation)
 
