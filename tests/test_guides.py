@@ -88,8 +88,8 @@ def test_guides_commands_run(page: str, page_folder: Path, capsys: pytest.Captur
 
 def test_follow_page_runs_from_plates_to_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shot, points, python = blocks("follow.md", "python")
-    run(shot.replace("120, 160, 12", "48, 64, 12").replace("range(12)", "range(3)"), {})
+    points, python = blocks("follow.md", "python")
+    run(blocks("compositors.md", "python")[0].replace("120, 160, 24", "48, 64, 24"), {})
     run(points.replace("70,50", "30,20").replace("20.5,90", "20.5,40"), {})
     for words in commands("follow.md"):
         assert main([*words, *(QUICK if words[0] == "follow" else [])]) == 0, words
@@ -122,6 +122,7 @@ def build_variables(folder: Path) -> dict[str, Any]:
 
 
 def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
+    given.setdefault("__name__", "__main__")
     exec(compile(block, "page", "exec"), given)
     return given
 

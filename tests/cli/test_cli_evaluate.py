@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -53,6 +54,18 @@ def test_evaluate_prints_table_and_writes_folder(cli: Any, pairs: Path) -> None:
             known &= ~(read_frame(pairs / "occluded.png") > 0).any(0)
         metrics.update(pred, flow, known)
     assert result["scores"]["epe"] == metrics.compute()["epe"]
+
+
+def test_evaluate_prints_weights_and_updates_of_networks(cli: Any, pairs: Path) -> None:
+    write_wide(pairs)
+    weights(Path("w.pth"), 1)
+    for method, options, expected in (
+        ("raft-small", ("--weights", "w.pth", "--updates", "1"), r"w\.pth \(sha256 [0-9a-f]{12}\.\.\.\), 1 update"),
+        ("fullfield-s", (), r"fullfield-s \(sha256 [0-9a-f]{12}\.\.\.\), 4 to 12 updates"),
+    ):
+        lines = cli("evaluate", method, "pairs:mine", *options).out.splitlines()
+        assert re.fullmatch(f"weights {expected}", lines[1])
+    assert "weights" not in cli("evaluate", "tvl1", "pairs:mine", *FAST).out
 
 
 def test_evaluate_prints_json_and_resumes(cli: Any, pairs: Path) -> None:  # noqa: ARG001

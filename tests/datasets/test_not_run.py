@@ -16,7 +16,7 @@ from benchmarks import runner
 from fullfield.cli.main import main
 from fullfield.datasets.three_d_match import SCENES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "not-run.md"
+PAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "notes" / "not_run.md"
 COMMANDS = re.findall(r"`((?:fullfield|python -m benchmarks) [^`]+)`", PAGE.read_text("utf-8"))
 FLOW = [command for command in COMMANDS if command.startswith("fullfield evaluate raft ")]
 SCANS = [command for command in COMMANDS if command.startswith("fullfield evaluate fpfh ")]

@@ -215,10 +215,27 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Pr
     return run
 
 
+def _format_network_line(parameters: dict[str, Any]) -> list[str]:
+    """Return a line with the weights and the updates of a run's network; none for a method without weights."""
+    weights = parameters.get("weights")
+    if weights is None:
+        return []
+    text = f"weights {report.escape_control_characters(str(weights))}"
+    checksum, updates = parameters.get("weights_sha256"), parameters.get("updates")
+    if checksum is not None:
+        text += f" (sha256 {report.escape_control_characters(str(checksum))}...)"
+    if updates is not None:
+        max_updates = parameters.get("max_updates")
+        count = updates if max_updates is None else f"{updates} to {max_updates}"
+        text += f", {count} {'update' if count == 1 else 'updates'}"
+    return [text]
+
+
 def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     stored = result["config"]["dataset"]
     name, backends = report.escape_control_characters(stored["name"]), ", ".join(result["backends"])
     lines = [f"{report.escape_control_characters(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
+    lines += _format_network_line(result["config"]["parameters"])
     if result["scores"] is not None:
         lines += format_score_lines(result["scores"], result["averaging"])
     runtime = result["runtime"]
