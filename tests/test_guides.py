@@ -77,7 +77,7 @@ def test_guides_commands_run(page: str, page_folder: Path, capsys: pytest.Captur
     assert found
     for words in found:
         quick = QUICK if words[0] in ("flow", "shot") or words[:2] == ["live", "clip.mp4"] else []
-        quick = QUICK[2:] if words[0] == "evaluate" else quick
+        quick = QUICK[2:] if words[:2] == ["evaluate", "tvl1"] else quick
         words = [word for i, word in enumerate(words) if not (quick and "--preset" in words[max(i - 1, 0) : i + 1])]
         assert main([*words, *quick]) == 0, (words, capsys.readouterr().err)
         capsys.readouterr()
