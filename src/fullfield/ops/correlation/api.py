@@ -97,7 +97,7 @@ def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *o
     one, rest = (
         finish_feature_gradients(restored, grads)
         if first or second
-        else (None, [None] * _count_input_feature_maps(shape, pooled))
+        else (None, [None] * _count_fmap2_inputs(shape, pooled))
     )
     empty = coords.new_empty
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
@@ -106,7 +106,7 @@ def _compute_gradients(grad_out: Tensor, coords: Tensor, state: list[Tensor], *o
 def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
     shape, pooled, *_, dtype, requested = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_input_feature_maps(shape, pooled))]
+    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_count_fmap2_inputs(shape, pooled))]
 
     def like(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
         return coords.new_empty(
@@ -119,7 +119,7 @@ def _compute_gradients_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tens
     return [like(requested[0], (shape[2], shape[3])), *(like(requested[1], size) for size in sizes), grad_coords]
 
 
-def _count_input_feature_maps(shape: Sequence[int], pooled: bool) -> int:
+def _count_fmap2_inputs(shape: Sequence[int], pooled: bool) -> int:
     return 1 if pooled else (len(shape) - 4) // 2
 
 
@@ -160,7 +160,7 @@ register_operator(
 )  # fmt: skip
 register_operator(
     "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
-    "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]",
+    "int radius, str? backend, str precision, ScalarType dtype, bool[] requested) -> Tensor[]",
     _compute_gradients, _compute_gradients_fake,
 )  # fmt: skip
 

@@ -31,8 +31,8 @@ def explain_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
-def _run_on_threads(count: int, task: Any) -> None:
-    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), task)
+def _run_on_ranges(count: int, range_task: Any) -> None:
+    run_task_on_ranges(count, _GRAIN, torch.get_num_threads(), range_task)
 
 
 def _as_writable_array(tensor: Tensor) -> NDArray[np.float32]:
@@ -44,12 +44,12 @@ def _compute_batch_index(offsets: Tensor) -> NDArray[np.int64]:
     return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
 
 
-def _locate_cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
-    """Return cells [4, M] of ``columns`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
-    cells = np.empty((4, columns.shape[1]), np.int64)
+def _locate_cells_zyx(xyz_rows: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
+    """Return cells [4, M] of ``xyz_rows`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
+    cells = np.empty((4, xyz_rows.shape[1]), np.int64)
     cells[0] = _compute_batch_index(offsets)
-    for axis, column in enumerate(columns):
-        cell_index = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
+    for axis, row in enumerate(xyz_rows):
+        cell_index = np.clip((row.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
         np.floor(cell_index, out=cells[3 - axis], casting="unsafe")
     return cells
 
@@ -72,28 +72,27 @@ def radius_search(
     rows = np.zeros(len(query_spots) + 1, np.int64)
     if not len(spots) or not len(query_spots):
         return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
-    columns = np.ascontiguousarray(spots.T)
-    low, high = columns.min(1).astype(np.float64), columns.max(1).astype(np.float64)
+    xyz_rows = np.ascontiguousarray(spots.T)
+    low, high = xyz_rows.min(1).astype(np.float64), xyz_rows.max(1).astype(np.float64)
     cell = radius * _MARGIN
     while np.prod(np.floor((high - low) / cell) + 1.0) * (offsets.numel() - 1) > _MAX_CELLS:
         cell *= 2.0
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
-    cells = _locate_cells(columns, offsets, low, cell)
+    cells = _locate_cells_zyx(xyz_rows, offsets, low, cell)
     keys = _compute_flat_cell_indices(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
     around, visit = cells, order
     if queries is not points:
-        around = _locate_cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
+        around = _locate_cells_zyx(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
         visit = np.argsort(_compute_flat_cell_indices(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
-    columns = columns.take(order, 1)
     common = (
         spots,
-        columns,
+        xyz_rows.take(order, 1),
         order.astype(np.int32),
         used,
         starts,
@@ -105,10 +104,10 @@ def radius_search(
     )
 
     nothing = np.empty(0, np.int32)
-    _run_on_threads(len(query_spots), lambda a, b: kernel(*common, False, sort_indices, rows, nothing, a, b))
+    _run_on_ranges(len(query_spots), lambda a, b: kernel(*common, False, sort_indices, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _run_on_threads(len(query_spots), lambda a, b: kernel(*common, True, sort_indices, rows, indices, a, b))
+    _run_on_ranges(len(query_spots), lambda a, b: kernel(*common, True, sort_indices, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
@@ -127,7 +126,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
     common = (spots[order], order, axes, cuts, bounds, query_spots, batches, k, rows, indices)
-    _run_on_threads(len(query_spots), lambda a, b: kernels.find_k_nearest(*common, a, b))
+    _run_on_ranges(len(query_spots), lambda a, b: kernels.find_k_nearest(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 

@@ -39,8 +39,8 @@ def explain_triplets_unsupported(device: torch.device) -> str | None:
 _kernels = KernelModule(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
-def _run_on_threads(count: int, grain: int, task: Any) -> None:
-    run_task_on_ranges(count, grain, torch.get_num_threads(), task)
+def _run_on_ranges(count: int, grain: int, range_task: Any) -> None:
+    run_task_on_ranges(count, grain, torch.get_num_threads(), range_task)
 
 
 def _as_float_array(tensor: Tensor) -> NDArray[np.float32]:
@@ -99,7 +99,7 @@ def convolve_triplets(
     arrays = (_as_float_array(features), flat, added, *_unpack_triplets_and_index_bits(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
-    _run_on_threads(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
+    _run_on_ranges(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
     return out.to(request.dtype)
 
 
@@ -130,7 +130,7 @@ def sum_outer_products(request: ConvRequest, features: Tensor, grad: Tensor, tri
             kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
 
     if sums.numel():
-        _run_on_threads(segments * groups * blocks, 1, task)
+        _run_on_ranges(segments * groups * blocks, 1, task)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
     own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)
@@ -158,7 +158,7 @@ def build_triplets(
         np.float32(grid),
     )
     sides = np.array(kernel_size, np.int64)
-    _run_on_threads(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
+    _run_on_ranges(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
     return triplets
 
 
@@ -171,7 +171,7 @@ def transpose_triplets(triplets: Triplets, columns: int, cells: int) -> Triplets
     out = _allocate_triplets(convert_counts_to_offsets(counts), len(rows) - 1, len(entries), cells)
     others = _unpack_triplets_and_index_bits(out, cells)
     kernels.transpose_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
-    _run_on_threads(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
+    _run_on_ranges(columns, 256, lambda a, b: kernels.sort_row_entries(*others, a, b))
     return out
 
 

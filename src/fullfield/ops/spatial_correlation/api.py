@@ -88,8 +88,8 @@ register_operator(
     _correlate, _correlate_fake, _save_for_backward, _backpropagate,
 )  # fmt: skip
 register_operator(
-    "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, bool[] wanted) "
-    "-> Tensor[]",
+    "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, "
+    "bool[] requested) -> Tensor[]",
     _compute_gradients, _compute_gradients_fake,
 )  # fmt: skip
 

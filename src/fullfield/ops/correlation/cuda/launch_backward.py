@@ -80,7 +80,7 @@ class FeatureGradients:
         pair.p.scale = state[2].data_ptr()
         self._blocks = self._config.padded_channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
-        self._fill_targets_and_splits(pair)
+        self._fill_target_offsets_and_splits(pair)
         self._pair = pair
         source = generate_gradient_sources(config, 0, device.shared)[1]
         self._kernels = _launching.load_kernels(LIBRARIES, source, device.index)
@@ -93,7 +93,7 @@ class FeatureGradients:
         max_blocks = self._blocks * (MIN_SPLITS * pair.p.tiles + request.batch * splits)
         self._multiply_blocks = max(1, min(each * device.processors, max_blocks))
 
-    def _fill_targets_and_splits(self, pair: ctypes.Structure) -> None:
+    def _fill_target_offsets_and_splits(self, pair: ctypes.Structure) -> None:
         request = self.request
         tiles = pair.p.tiles_x * pair.p.tiles_y
         counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
