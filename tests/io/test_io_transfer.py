@@ -143,7 +143,7 @@ def test_read_frame_converts_primaries(tmp_path: Path) -> None:
 def test_choose_display_curve_if_needed_knows_every_short_name() -> None:
     for name in TRANSFERS:
         choose_display_curve_if_needed(name, "srgb")
-    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_ocio_color_spaces(
+    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._list_lowercase_ocio_names(
         transfer.OCIO_CONFIG
     )
 

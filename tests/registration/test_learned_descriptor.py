@@ -130,7 +130,7 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
     assert torch.equal(found_j[order], j)
     assert (found_k[order] != wanted).double().mean() < 1e-3  # rounded otherwise, a value may cross an edge
     counts = torch.bincount(rows * CELLS + found_k, minlength=len(points) * CELLS).view(-1, CELLS)
-    assert torch.equal(around.cells, counts.float())
+    assert torch.equal(around.neighbors_per_cell, counts.float())
 
 
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,7 +169,7 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
     rows = select_one_per_cell(fine, 1.0)
     wanted = prepare_network_levels(fine, rows, 2, around=True)
     model = DescriptorNetwork(SMALL)
-    known = [model.compute_properties(one.features, one.around) for one in wanted.inputs]
+    known = [model.append_ring_means_and_shares(one.features, one.around) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
     machine.schedule = 1
     found = prepare_levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
@@ -179,8 +179,9 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
         apart = (one.features - other.features).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
-        assert (one.around.cells - other.around.cells).abs().sum() < 1e-3 * other.around.cells.sum()
-        apart = (model.compute_properties(one.features, one.around) - there).abs().amax(1)
+        counts, expected_counts = one.around.neighbors_per_cell, other.around.neighbors_per_cell
+        assert (counts - expected_counts).abs().sum() < 1e-3 * expected_counts.sum()
+        apart = (model.append_ring_means_and_shares(one.features, one.around) - there).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-2).double().mean() < 1e-2
         assert one.around.geometry.backward is None
@@ -223,7 +224,7 @@ def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
     around = find_surroundings(points, normals, offsets)
-    found = model.compute_properties(features, around)
+    found = model.append_ring_means_and_shares(features, around)
     assert found.shape == (300, WIDTH)
     cloud = (torch.arange(300) >= 120).long()
     apart = torch.cdist(points.double(), points.double())
@@ -236,7 +237,7 @@ def test_prepare_network_input_returns_means_and_fractions(room: Floats) -> None
             assert torch.allclose(found[i, INPUTS * (ring + 1) : INPUTS * (ring + 2)], mean, atol=1e-5)
         share = found[i, -CELLS:].square()
         assert share.sum() == pytest.approx(1.0)
-        assert around.cells[i].sum() == (others & (apart[i] <= RINGS[-1])).sum()
+        assert around.neighbors_per_cell[i].sum() == (others & (apart[i] <= RINGS[-1])).sum()
 
 
 def test_descriptor_network_is_independent_of_pose(room: Floats) -> None:

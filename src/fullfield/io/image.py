@@ -36,9 +36,9 @@ from fullfield.io.orientation import SIDEWAYS, rotate_upright
 from fullfield.io.transfer import (
     Curve,
     Planes,
-    build_half_float_table,
     choose_display_curve_if_needed,
     decode_srgb_in_place,
+    tabulate_half_floats_if_possible,
 )
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_argument, resolve_window_to_box
 
@@ -242,7 +242,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _find_straight_alpha_channel(part, colour) if reader.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
-    table = build_half_float_table(to_display) if forms == {"half"} and opacity is None else None
+    table = tabulate_half_floats_if_possible(to_display) if forms == {"half"} and opacity is None else None
     value_type = value_type if table is None else "half"
     planes: Planes | None = None
     valid_mask = None if covered else np.zeros(shape[1:], np.bool_)

@@ -50,10 +50,11 @@ def choose_display_curve_if_needed(transfer: str, auto: str) -> Curve | None:
 
 
 @lru_cache(maxsize=4)
-def build_half_float_table(to_display: Curve | None) -> Planes | None:
-    """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
+def tabulate_half_floats_if_possible(to_display: Curve | None) -> Planes | None:
+    """Return the values of a curve (None: the identity) for every half float, by its bits.
 
     NaN for those that are not finite. None for a curve that mixes channels, see :func:`choose_display_curve_if_needed`.
+    A lookup takes a tenth of the time.
     """
     if to_display not in (None, encode_srgb_in_place, _convert_cineon_to_srgb):
         return None
@@ -109,18 +110,18 @@ def _convert_cineon_to_srgb(planes: Planes) -> None:
 def _build_ocio_curve(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
-    spaces = _list_ocio_color_spaces(config)
-    if space.lower() not in spaces:
+    names = _list_lowercase_ocio_names(config)
+    if space.lower() not in names:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
             f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
-            f"{suggest_nearest(space, [*TRANSFERS, *sorted(spaces)])}"
+            f"{suggest_nearest(space, [*TRANSFERS, *sorted(names)])}"
         )
-    linear = next((name for name in _LINEAR_SPACES if name.lower() in spaces), "scene_linear")
-    if linear.lower() not in spaces:
+    linear = next((name for name in _LINEAR_SPACES if name.lower() in names), "scene_linear")
+    if linear.lower() not in names:
         raise InputError(f"OCIO: the configuration {config!r} has no linear Rec.709 space and no scene_linear role")
 
-    def convert(planes: Planes) -> None:
+    def convert_to_srgb_in_place(planes: Planes) -> None:
         colour = np.ascontiguousarray(np.broadcast_to(planes, (3, *planes.shape[1:])).transpose(1, 2, 0))
         buffer = oiio.ImageBuf(colour)
         if not oiio.ImageBufAlgo.colorconvert(buffer, buffer, space, linear, False, colorconfig=config):
@@ -131,12 +132,12 @@ def _build_ocio_curve(space: str, config: str) -> Curve:
         planes[:] = light if len(planes) == 3 else light[1:2]
         encode_srgb_in_place(planes)
 
-    return convert
+    return convert_to_srgb_in_place
 
 
 @lru_cache(maxsize=4)
-def _list_ocio_color_spaces(config: str) -> frozenset[str]:
-    """Everything a colour space of the configuration goes by, in lower case, as OpenColorIO compares."""
+def _list_lowercase_ocio_names(config: str) -> frozenset[str]:
+    """Return the names, aliases and roles of a configuration's colour spaces; OpenColorIO ignores case."""
     import OpenImageIO as oiio
 
     colours = oiio.ColorConfig(config)

@@ -46,27 +46,27 @@ class Describer:
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
     def compute_shapes(
-        self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, upright: Tensor
+        self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, normals: Tensor
     ) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
 
-        ``neighbors`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are
-        written into ``upright`` [N, 3]. Points are float64.
+        ``neighbors`` has the points that a normal is computed from, ``radius`` limits those of the shape;
+        ``normals`` [N, 3] is an output. Points are float64.
         """
         features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
         p = _Params()
         p.fine, p.queries, p.rows, p.indices = map(get_address, (fine, queries, *neighbors))
-        p.upright, p.features = upright.data_ptr(), features.data_ptr()
+        p.upright, p.features = normals.data_ptr(), features.data_ptr()
         p.count, p.near, p.reach = len(queries), radius**2, radius
         self._launch("local_shapes", fine, p)
         return features
 
-    def sort_pairs(
+    def bin_neighbors_into_cells(
         self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
-        """Return how many neighbours each cell has [N, cells], and the triplets; also write FPFH into ``features``."""
+        """Return the number of neighbours in each cell [N, cells], and the triplets; write FPFH into ``features``."""
         count, dtype = len(points), torch.float32
-        cells = points.new_empty(count, self._cells, dtype=dtype)
+        neighbors_per_cell = points.new_empty(count, self._cells, dtype=dtype)
         entries = points.new_empty(len(neighbors.indices) - count, dtype=torch.int32)
         own = None if features is None else points.new_empty(count, 3 * BINS, dtype=dtype)
         if points.device not in self._on:
@@ -74,21 +74,25 @@ class Describer:
         p = _Params()
         p.points, p.normals, p.rows, p.indices = map(get_address, (points, normals, *neighbors))
         p.edges, p.own, p.cells, p.entries, p.features = map(
-            get_address, (self._on[points.device], own, cells, entries, features)
+            get_address, (self._on[points.device], own, neighbors_per_cell, entries, features)
         )
         p.count, p.bits = count, bits
         self._launch("look_at_pairs", points, p)
         if features is not None:
             self._launch("weigh_histograms", points, p)
         rows = neighbors.offsets - torch.arange(count + 1, device=points.device)
-        return cells, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
+        return neighbors_per_cell, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
 
-    def compute_properties(self, features: Tensor, cells: Tensor, triplets: Triplets, bits: int) -> Tensor:
+    def append_ring_means_and_shares(
+        self, features: Tensor, neighbors_per_cell: Tensor, triplets: Triplets, bits: int
+    ) -> Tensor:
         """Return features, their means over the rings, and the roots of the cells' shares, one after the other."""
         count, rings = len(features), self._kernel[0]
         properties = features.new_empty(count, (1 + rings) * self._inputs + self._cells)
         p = _Params()
-        p.features, p.counts, p.rows, p.words = map(get_address, (features, cells, triplets.rows, triplets.entries))
+        p.features, p.counts, p.rows, p.words = map(
+            get_address, (features, neighbors_per_cell, triplets.rows, triplets.entries)
+        )
         p.known, p.count, p.bits = properties.data_ptr(), count, bits
         self._launch("known_properties", features, p)
         return properties

@@ -146,9 +146,11 @@ def prepare_levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
         )
         outward = torch.empty_like(coordinates)
         features = DESCRIBER.compute_shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
-        cells, triplets = DESCRIBER.sort_pairs(coordinates, outward, feature_neighbors, BITS, features)
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_into_cells(
+            coordinates, outward, feature_neighbors, BITS, features
+        )
         geometry = geometry_from_sorted_triplets(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
-        inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, cells)))
+        inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, neighbors_per_cell)))
     return Levels(tuple(inputs), tuple(links))
 
 

@@ -74,12 +74,12 @@ class Surroundings(NamedTuple):
     """Neighbourhoods of a batch of clouds, made once for all layers."""
 
     geometry: PointGeometry  # a triplet for each neighbour, itself left out
-    cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
+    neighbors_per_cell: Tensor  # [N, CELLS] float32
 
     @property
     def neighbor_counts(self) -> Tensor:
         """Number of neighbours of each point, [N, 1] float32, at least 1."""
-        return self.cells.sum(1, keepdim=True).clamp(min=1)
+        return self.neighbors_per_cell.sum(1, keepdim=True).clamp(min=1)
 
 
 def find_surroundings(
@@ -99,40 +99,45 @@ def find_surroundings(
     on_cpu = device.type == "cpu"
     if _launching.explain_unsupported_device(device) is not None and not on_cpu:
         on_cpu_surroundings = find_surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
-        return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.cells.to(device))
+        return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.neighbors_per_cell.to(device))
     _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
     if neighbors is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
         neighbors = radius_search(
             points, RINGS[-1], offsets=offsets, sort_indices=_launching.explain_unsupported_device(device) is None
         )
     if _launching.explain_unsupported_device(device) is None:
-        cells, triplets = DESCRIBER.sort_pairs(points, normals, neighbors, BITS)
+        neighbors_per_cell, triplets = DESCRIBER.bin_neighbors_into_cells(points, normals, neighbors, BITS)
     else:
-        cells, triplets = _sort_on_cpu(points, normals, neighbors)
+        neighbors_per_cell, triplets = _bin_neighbors_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
-    return Surroundings(geometry_from_sorted_triplets(points, clouds, triplets, KERNEL, gradient=gradient), cells)
+    geometry = geometry_from_sorted_triplets(points, clouds, triplets, KERNEL, gradient=gradient)
+    return Surroundings(geometry, neighbors_per_cell)
 
 
-def _sort_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:
-    """Return how many neighbours each cell has [N, CELLS], and the triplets."""
+def _bin_neighbors_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:
+    """Return the number of neighbours in each cell [N, CELLS], and the triplets."""
     count, entries = points.shape[0], int(neighbors.offsets[-1]) - points.shape[0]
-    cells, packed = torch.empty(count, CELLS, dtype=torch.float32), torch.empty(entries, dtype=torch.int32)
+    neighbors_per_cell = torch.empty(count, CELLS, dtype=torch.float32)
+    packed = torch.empty(entries, dtype=torch.int32)
     surface = join_points_and_normals(*(tensor.detach().numpy() for tensor in (points, normals)))
     inputs = surface, neighbors.offsets.numpy(), neighbors.indices.numpy(), np.array(_EDGES, np.float32)
-    outputs = cells.numpy(), packed.numpy().view(np.uint32)
+    outputs = neighbors_per_cell.numpy(), packed.numpy().view(np.uint32)
     kernel = kernels().sort_neighbors_by_cell
     run_in_parallel(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
-    return cells, Triplets(neighbors.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
+    rows = neighbors.offsets - torch.arange(count + 1)
+    return neighbors_per_cell, Triplets(rows, packed, torch.empty(0, dtype=torch.uint8))
 
 
-def _compute_properties_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
+def _append_ring_means_and_shares_on_cpu(
+    features: Tensor, neighbors_per_cell: Tensor, rows: Tensor, entries: Tensor
+) -> Tensor:
     """Return the unlearned properties [N, WIDTH], without gradients; ``rows`` and ``entries`` are of the triplets."""
     compiled = kernels()
     padded = nn.functional.pad(features.detach(), (0, compiled.ROW - INPUTS)).numpy()
     properties = torch.empty(len(features), WIDTH, dtype=torch.float32)
     arguments = (
         padded,
-        cells.numpy(),
+        neighbors_per_cell.numpy(),
         rows.numpy(),
         entries.numpy().view(np.uint32),
         BITS,
@@ -195,18 +200,18 @@ class DescriptorNetwork(nn.Module):
         self.up = nn.ModuleList(ups)
         self.join = Join(channels) if self.coarser else None
 
-    def compute_properties(self, features: Tensor, around: Surroundings) -> Tensor:
-        """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
+    def append_ring_means_and_shares(self, features: Tensor, around: Surroundings) -> Tensor:
+        """Append the rings' mean features and the roots of the cells' shares of neighbours to features, [N, WIDTH]."""
         forward = around.geometry.forward
         if _launching.explain_unsupported_device(features.device) is None:
-            return DESCRIBER.compute_properties(features, around.cells, forward, BITS)
-        return _compute_properties_on_cpu(
-            features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()
+            return DESCRIBER.append_ring_means_and_shares(features, around.neighbors_per_cell, forward, BITS)
+        return _append_ring_means_and_shares_on_cpu(
+            features.cpu(), around.neighbors_per_cell.cpu(), forward.rows.cpu(), forward.entries.cpu()
         ).to(features.device)
 
     def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
-        properties = self.compute_properties(features, around)
+        properties = self.append_ring_means_and_shares(features, around)
         state = self.enter(properties)
         states = [state]
         for layer in self.layers:
@@ -223,7 +228,7 @@ class DescriptorNetwork(nn.Module):
         stages = cast("Sequence[CoarseStage]", self.coarser)
         properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
-            properties.append(self.compute_properties(level.features, level.around))
+            properties.append(self.append_ring_means_and_shares(level.features, level.around))
             state = stage.reduce_features(properties[-1], state[level.links.kept], level.around)
             states.append(state)
         addition, seen = stages[-1].direct(properties[-1]), states[-1]

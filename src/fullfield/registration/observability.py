@@ -47,33 +47,31 @@ class Observability(NamedTuple):
     def free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are not determined."""
         is_free = (self.significance < _MIN_SIGNIFICANCE) | (self.correlation < _MIN_CORRELATION)
-        return self._convert_to_free_directions(self.directions[is_free])
+        return self._separate_slides_and_turns(self.directions[is_free])
 
     @property
     def nearly_free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are far less determined than most: the likely reason of a pose that is refused."""
         is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
-        return self._convert_to_free_directions(self.directions[is_weak])
+        return self._separate_slides_and_turns(self.directions[is_weak])
 
-    def _convert_to_free_directions(self, motions: Floats) -> tuple[FreeDirection, ...]:
+    def _separate_slides_and_turns(self, motions: Floats) -> tuple[FreeDirection, ...]:
         if not len(motions):
             return ()
         left, turns, _ = np.linalg.svd(motions[:, :3])
         motions = left.T @ motions  # any slides among them apart from the turns
         turns = np.pad(turns, (0, max(0, len(motions) - len(turns))))
-        return tuple(
-            self._convert_to_free_direction(motion, turn) for motion, turn in zip(motions, turns, strict=False)
-        )
+        return tuple(self._classify_motion(motion, turn) for motion, turn in zip(motions, turns, strict=False))
 
-    def _convert_to_free_direction(self, motion: Floats, rotation_size: float) -> FreeDirection:
+    def _classify_motion(self, motion: Floats, rotation_norm: float) -> FreeDirection:
         shift = motion[3:]
-        if rotation_size < _TURNING:
+        if rotation_norm < _TURNING:
             return FreeDirection("sliding", _normalize_axis_and_sign(shift), self.center)
-        axis = motion[:3] / rotation_size
-        point = self.center + np.cross(axis, shift) * self.radius / rotation_size
+        axis = motion[:3] / rotation_norm
+        point = self.center + np.cross(axis, shift) * self.radius / rotation_norm
         rise = abs(float(axis @ shift))
         return FreeDirection(
-            "screwing" if rise > _RISING * rotation_size else "turning", _normalize_axis_and_sign(axis), point
+            "screwing" if rise > _RISING * rotation_norm else "turning", _normalize_axis_and_sign(axis), point
         )
 
 
