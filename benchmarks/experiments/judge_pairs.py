@@ -299,7 +299,7 @@ def main(arguments: list[str] | None = None) -> None:
             pairs.take_batch(step), step, learning_rate=rate, include_occluded=done >= training.visible
         )
         step += 1
-        pairs.start_fetching_batch(step)
+        pairs.enqueue_batch(step)
         share = training.compute_completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:

@@ -103,14 +103,14 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
 
     def both(number: int) -> None:
         stepper.train_on_batch(ahead.take_batch(number), number, learning_rate=1e-4)
-        ahead.start_fetching_batch(number + 1)
+        ahead.enqueue_batch(number + 1)
 
     timed(both, 12)  # the processes that draw scenes start
     result["loop"] = timed(lambda number: both(12 + number), args.steps)
     result["loop"]["pairs_per_second"] = round(1e3 * args.batch / result["loop"]["ms"], 1)
     result["reading_of_loop"] = stepper.read_and_reset_means()._asdict()
-    result["scenes"] = timed(lambda number: ahead.start_fetching_batch(13 + args.steps + number), 30)
-    result["scene_kernels"] = kernels(lambda number: ahead.start_fetching_batch(43 + args.steps + number), 4)[:30]
+    result["scenes"] = timed(lambda number: ahead.enqueue_batch(13 + args.steps + number), 30)
+    result["scene_kernels"] = kernels(lambda number: ahead.enqueue_batch(43 + args.steps + number), 4)[:30]
 
 
 def main() -> None:

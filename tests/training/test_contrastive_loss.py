@@ -1,4 +1,4 @@
-"""The loss and the ratio against what they are by hand."""
+"""The loss and the precision against what they are by hand."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_train_descriptor_reduces_loss() -> None:
     torch.manual_seed(0)
     model = DescriptorNetwork(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses, ratios = [], []
+    losses, precisions = [], []
     for step in range(25):
         [(first, second)] = compute_pair_descriptors(model, [pair])
         assert torch.allclose(first.norm(dim=1), torch.ones(len(first)), atol=1e-5)
@@ -81,13 +81,13 @@ def test_train_descriptor_reduces_loss() -> None:
         optimizer.step()
         losses.append(loss.item())
         if step in (0, 24):
-            ratios.append(
+            precisions.append(
                 compute_mutual_match_precision(
                     first.detach(), second.detach(), pair.moved_source_points, pair.target_points
                 )
             )
     assert losses[-1] < 0.7 * losses[0]
-    assert ratios[-1] > ratios[0]
+    assert precisions[-1] > precisions[0]
 
 
 def test_train_descriptor_starts_from_given_weights(tmp_path: Path, whole: Path) -> None:
@@ -124,7 +124,7 @@ def test_train_descriptor_writes_descriptor_and_history(whole: Path) -> None:
     assert config["clouds"][0][0]["points"] == 4500
     rows = list(csv.DictReader((whole / "history.csv").open()))
     assert [int(row["step"]) for row in rows] == [2, 4]
-    assert all(float(row["loss"]) > 0 and 0 <= float(row["ratio"]) <= 1 for row in rows)
+    assert all(float(row["loss"]) > 0 and 0 <= float(row["precision"]) <= 1 for row in rows)
     assert LearnedDescriptor.load(whole / "weights.safetensors").config == SMALL
 
 
@@ -290,7 +290,7 @@ def test_train_descriptor_reuses_pairs_in_other_order(room: np.ndarray) -> None:
     assert len({tuple(block) for block in blocks}) == 4
 
 
-def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> None:
+def test_train_descriptor_uses_posed_pairs(tmp_path: Path, room: np.ndarray) -> None:
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (1.0, 2.0, 3.0)
@@ -298,15 +298,15 @@ def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> N
     source = (room - pose[:3, 3]) @ pose[:3, :3]
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)
-    actual = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
+    actual = train_descriptor(tmp_path / "run", only, posed_pairs=[(source, other, tmp_path / "pose.txt")])
     assert np.isfinite(actual.history[-1].loss)
     draw = np.random.default_rng(0)
     pair = cut_overlapping_pair(room, draw, 300, other + 0.0)
     assert pair is not None
-    with pytest.raises(InputError, match=r"scans\[0\]\[2\]: expected a finite 4×4 matrix"):
-        train_descriptor(tmp_path / "bad", only, scans=[(source, other, np.zeros((3, 3)))])
-    with pytest.raises(InputError, match=r"scans\[0\]\[1\]: expected at least 1000 finite points"):
-        train_descriptor(tmp_path / "bad", only, scans=[(source, other[:9], pose)])
+    with pytest.raises(InputError, match=r"posed_pairs\[0\]\[2\]: expected a finite 4×4 matrix"):
+        train_descriptor(tmp_path / "bad", only, posed_pairs=[(source, other, np.zeros((3, 3)))])
+    with pytest.raises(InputError, match=r"posed_pairs\[0\]\[1\]: expected at least 1000 finite points"):
+        train_descriptor(tmp_path / "bad", only, posed_pairs=[(source, other[:9], pose)])
 
 
 @pytest.mark.gpu

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = parser.add_argument_group("data")
     data.add_argument("--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds: {' '.join(POINT_SUFFIXES)}")
     data.add_argument(
-        "--scans",
+        "--posed-pairs",
         nargs=3,
         action="append",
         default=[],
@@ -70,11 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    for path, option in [(p, "--clouds") for p in args.clouds] + [(p, "--scans") for s in args.scans for p in s[:2]]:
+    clouds = [(path, "--clouds") for path in args.clouds]
+    posed_clouds = [(path, "--posed-pairs") for pair in args.posed_pairs for path in pair[:2]]
+    for path, option in clouds + posed_clouds:
         paths.check_input_file(path, option)
         paths.get_checked_suffix(path, option, POINT_SUFFIXES)
-    for *_, pose in args.scans:
-        paths.check_input_file(pose, "--scans")
+    for *_, pose in args.posed_pairs:
+        paths.check_input_file(pose, "--posed-pairs")
     if args.start not in (None, "learned"):
         paths.check_input_file(args.start, "--start")
     paths.check_folder_exists_or_creatable(args.output, "--output")
@@ -96,12 +98,12 @@ def run_command(args: argparse.Namespace) -> int:
         )
         args.device = methods.resolve_auto_device(args.device)
         options = {"device": args.device, "workers": args.workers, "checkpoint_every": args.every, "progress": progress}
-        trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
+        trained = train_descriptor(args.output, training, args.clouds, args.posed_pairs, **options)
     watch.add_lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     properties = {
-        **report.select_attributes(args, "output", "clouds", "scans", "device"),
+        **report.select_attributes(args, "output", "clouds", "posed_pairs", "device"),
         "weights": weights,
         "training": training.as_dict(),
         "history": [row._asdict() for row in trained.history],
@@ -109,7 +111,7 @@ def run_command(args: argparse.Namespace) -> int:
     }
     summary = (
         f"{last.step} steps in {last.seconds:.0f} s on {args.device}, loss {last.loss:.3f}, "
-        f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
+        f"{last.precision:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
     text = f"{report.escape_control_characters(weights)}: {summary}"
     text += report.format_next_command(args, "fullfield", "register", "a.ply", "b.ply", "--weights", weights)

@@ -35,7 +35,7 @@ class RestoredRun(NamedTuple):
     """State of a run at its last checkpoint."""
 
     history: list[Any]  # rows
-    notes: dict[str, Any]  # what else was saved, numbers and texts
+    resume_state: dict[str, Any]  # what else was saved, numbers and texts
 
 
 class TrainingFolder:
@@ -80,29 +80,31 @@ class TrainingFolder:
         modules: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
         history: Sequence[tuple[Any, ...]],
-        notes: Mapping[str, Any] | None = None,
+        resume_state: Mapping[str, Any] | None = None,
     ) -> None:
         """Store everything that the next step depends on.
 
         The parameters of the optimizer, AdamW, are those of ``modules["model"]``. ``history`` has one row at least,
-        and ``notes`` are further values for :class:`RestoredRun`, as JSON can hold them.
+        and ``resume_state`` has further values for :class:`RestoredRun`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
         states: dict[str, dict[str, Tensor]] = {name: copy_state_dict(module) for name, module in modules.items()}
         states |= _collect_adam_moments(modules["model"], optimizer)
         for name, state_dict in states.items():
             write_safetensors(state / f"{step}.{name}.safetensors", state_dict)
-        self.save_notes(history, notes)
+        self.save_history_and_resume_state(history, resume_state)
         current = {f"{step}.{name}.safetensors" for name in states} | {POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
 
-    def save_notes(self, history: Sequence[tuple[Any, ...]], notes: Mapping[str, Any] | None = None) -> None:
-        """Store the history and notes of the last row's step, whose tensors are already stored."""
+    def save_history_and_resume_state(
+        self, history: Sequence[tuple[Any, ...]], resume_state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Store the history and further values of the last row's step, whose tensors are already stored."""
         rows = [[None if value != value else value for value in row] for row in history]
         write_json_file_atomically(
-            self.folder / STATE / POINTER, {"step": int(history[-1][0]), **(notes or {}), "history": rows}
+            self.folder / STATE / POINTER, {"step": int(history[-1][0]), **(resume_state or {}), "history": rows}
         )
         self.write_history(history)
 
@@ -158,8 +160,9 @@ def restore_run(
     if not has_checkpoint(folder):
         return None
     try:
-        notes = read_json_file(pointer, "the state of a run")
-        step, history = int(notes.pop("step")), [_restore_history_row(values, row) for values in notes.pop("history")]
+        resume_state = read_json_file(pointer, "the state of a run")
+        step = int(resume_state.pop("step"))
+        history = [_restore_history_row(values, row) for values in resume_state.pop("history")]
     except (ValueError, KeyError, TypeError, OverflowError):
         step, history = 0, []
     if not history:
@@ -175,7 +178,7 @@ def restore_run(
     for name, module in modules.items():
         load_state_into(module, stored[name], str(files[name]), "this run")
     _restore_adam_moments(modules["model"], optimizer, stored, files)
-    return RestoredRun(history, notes)
+    return RestoredRun(history, resume_state)
 
 
 def _restore_history_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:

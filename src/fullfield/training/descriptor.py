@@ -51,7 +51,7 @@ def contrastive_loss(
     which are neither right nor wrong.
 
     Raises:
-        InputError: for shapes that do not fit, no match, a temperature or reach that is not above 0.
+        InputError: for shapes that do not fit, no match, a temperature or ``exclusion_radius`` that is not above 0.
     """
     _check.check_tensor(first, "first", ("A", "C"))
     _check.check_tensor(second, "second", ("B", first.shape[1]))
@@ -114,7 +114,7 @@ class DescriptorRow(NamedTuple):
 
     step: int
     loss: float  # mean since the row before
-    ratio: float  # of mutual matches that are right, on pairs that no step sees
+    precision: float  # share of mutual matches that are right, on pairs that no step sees
     seconds: float  # of training so far
 
 
@@ -134,7 +134,7 @@ def train_descriptor(
     folder: str | os.PathLike[str],
     training: DescriptorTraining | None = None,
     clouds: Sequence[Any] = (),
-    scans: Sequence[tuple[Any, Any, Any]] = (),
+    posed_pairs: Sequence[tuple[Any, Any, Any]] = (),
     *,
     device: str | torch.device = AUTO,
     workers: int = 1,
@@ -150,8 +150,8 @@ def train_descriptor(
         folder: see :class:`~fullfield.training.checkpoint.TrainingFolder`.
         training: the configuration.
         clouds: files, arrays or tensors [N, 3], clouds; of any unit each, at least 1000 finite points.
-        scans: pairs of clouds of one place, with the transform from the first into the second: a 4×4 or its file. One
-            part is cut from each.
+        posed_pairs: tuples of two clouds of one place and the transform from the first into the second: a 4×4 or its
+            file. One part is cut from each cloud.
         device: of the network; ``"auto"`` is the first GPU with kernels, else the CPU. Pairs are cut on the CPU.
         workers: that cut pairs: a thread, or so many processes.
         checkpoint_every: steps between checkpoints.
@@ -171,8 +171,8 @@ def train_descriptor(
     real: list[tuple[Floats, Floats | None]] = [
         (_load_finite_points(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
     ]
-    for number, (source, target, pose) in enumerate(scans):
-        name = f"scans[{number}]"
+    for number, (source, target, pose) in enumerate(posed_pairs):
+        name = f"posed_pairs[{number}]"
         truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else orthonormalize_pose(pose, f"{name}[2]")
         aligned = apply_transform(truth, _load_finite_points(source, f"{name}[0]"))
         real.append((aligned, _load_finite_points(target, f"{name}[1]")))
@@ -286,11 +286,11 @@ def _compute_mean_mutual_match_precision(
     model.eval()
     pairs = [compute_pair_descriptors(model, [pair])[0] for pair in validation_examples]
     model.train()
-    ratios = [
+    precisions = [
         compute_mutual_match_precision(*pair, seen.moved_source_points, seen.target_points, max_distance=max_distance)
         for seen, pair in zip(validation_examples, pairs, strict=True)
     ]
-    return statistics.fmean(0.0 if math.isnan(ratio) else ratio for ratio in ratios)
+    return statistics.fmean(0.0 if math.isnan(value) else value for value in precisions)
 
 
 def _load_finite_points(value: Any, name: str) -> Floats:

@@ -501,7 +501,7 @@ def restored(folder: Path, stepper: TrainingStepper) -> dict[str, Any]:
     """Load a run's state into a stepper; return what else was stored."""
     modules = {"model": stepper.model, "average": stepper.average.model}
     actual = restore_run(folder, modules, stepper.optimizer, FlowRow)
-    return actual.notes
+    return actual.resume_state
 
 
 def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,15 +49,15 @@ class BatchPrefetcher:
         self._waiting: dict[int, FlowBatch] = {}
         self._announced: int | None = None
 
-    def start_fetching_batch(self, step: int) -> None:
-        """Start to make the batch of a step, without waiting for the step before on the device."""
+    def enqueue_batch(self, step: int) -> None:
+        """Make the batch of a step; on a GPU, enqueue its work on the second stream."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._waiting = {step: self._fetch_and_check_batch(step)}
 
     def take_batch(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
-            self.start_fetching_batch(step)
+            self.enqueue_batch(step)
         batch = self._waiting.pop(step)
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
@@ -186,16 +186,19 @@ class _TrainingClock:
         self._settled = step + _SETTLED
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since this process began."""
+    def process_seconds(self) -> float:
+        """Seconds of training in this process up to the last reading."""
         return self._mark[1] - self._before
 
     def extrapolate_seconds(self, step: int) -> float:
         """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
-    def read_seconds(self, step: int, *, only_steps_ran: bool = True) -> float:
-        """Read the clock; ``only_steps_ran``: nothing else ran since the last reading."""
+    def read_and_update_pace(self, step: int, *, only_steps_ran: bool = True) -> float:
+        """Return the seconds of training, the same in all processes.
+
+        Update the pace if ``only_steps_ran`` since the last reading.
+        """
         seconds = self._team.broadcast_number(self._before + time.perf_counter() - self._start, self._device)
         if only_steps_ran and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
@@ -203,8 +206,8 @@ class _TrainingClock:
         return seconds
 
 
-class _CheckpointNotes(NamedTuple):
-    """Notes of a checkpoint, besides tensors and history."""
+class _ResumeState(NamedTuple):
+    """Values of a checkpoint that a run continues with, besides tensors and history."""
 
     batches: int  # of the runs that this run continues from: they have shown as many pairs
     pairs: int  # shown so far, by those runs too
@@ -214,7 +217,7 @@ class _CheckpointNotes(NamedTuple):
     validation_due: bool  # of the last row: a run killed while it validates does so when it continues
 
     def as_json(self) -> dict[str, Any]:
-        """Return the notes as JSON can hold them."""
+        """Return the values as JSON can hold them."""
         return {
             **self._asdict(),
             "best": self.best if self.best < math.inf else None,
@@ -223,16 +226,16 @@ class _CheckpointNotes(NamedTuple):
         }
 
     @staticmethod
-    def from_notes(notes: Mapping[str, Any], folder: Path) -> _CheckpointNotes:
-        """Read the notes of a checkpoint; InputError if they are damaged."""
+    def from_json(values: Mapping[str, Any], folder: Path) -> _ResumeState:
+        """Read the result of :meth:`as_json`; InputError if it is damaged."""
         try:
-            scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
-            rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
-            best = math.inf if notes["best"] is None else float(notes["best"])
+            scaling = torch.tensor(values["scaling"], dtype=torch.float32)
+            rng = torch.frombuffer(bytearray.fromhex(values["rng"]), dtype=torch.uint8)
+            best = math.inf if values["best"] is None else float(values["best"])
             torch.Generator().set_state(rng)  # of the right length, and valid
             if scaling.shape == (2,) and bool(scaling.isfinite().all()):
-                due = bool(notes.get("validation_due", False))  # missing in checkpoints of earlier versions
-                return _CheckpointNotes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng, due)
+                due = bool(values.get("validation_due", False))  # missing in checkpoints of earlier versions
+                return _ResumeState(int(values["batches"]), int(values["pairs"]), best, scaling, rng, due)
         except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             pass
         raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
@@ -269,11 +272,11 @@ class _TrainingLoop:
         self.check = FiniteStateCheck(self._get_checkpointed_modules(), stepper.optimizer, buffers=self.team.is_first)
         restored = self._restore_state(folder)
         if restored is not None:
-            self.history, notes = restored
-            self.batches, self.best, self.validation_due = notes.batches, notes.best, notes.validation_due
-            stepper.scaling = notes.scaling.to(stepper.device)
+            self.history, state = restored
+            self.batches, self.best, self.validation_due = state.batches, state.best, state.validation_due
+            stepper.scaling = state.scaling.to(stepper.device)
             if self.team.is_first:
-                torch.set_rng_state(notes.rng)
+                torch.set_rng_state(state.rng)
         elif after is not None and (before := self._restore_state(after)) is not None:
             self.batches = -(-before[1].pairs // self.training.batch)
         # Seconds of training when the last row was written.
@@ -285,22 +288,21 @@ class _TrainingLoop:
         self.rows = 0
         if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
             self.run_folder.write_history(self.history)
-            self._write_weights(self.run_folder.folder)
+            self._write_averaged_weights(self.run_folder.folder)
             self._draw_curves(self.run_folder.folder)
 
-    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _CheckpointNotes] | None:
+    def _restore_state(self, folder: Path) -> tuple[list[FlowRow], _ResumeState] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
         restored = restore_run(folder, self._get_checkpointed_modules(), self.stepper.optimizer, FlowRow)
         if restored is None:
             return None
         self.stepper.fold_biases_into_norms()
-        return restored.history, _CheckpointNotes.from_notes(restored.notes, folder)
+        return restored.history, _ResumeState.from_json(restored.resume_state, folder)
 
     def _get_checkpointed_modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
 
-    def _write_weights(self, folder: Path) -> None:
-        """Write the averaged weights."""
+    def _write_averaged_weights(self, folder: Path) -> None:
         write_safetensors(folder / WEIGHTS, copy_state_dict(self.stepper.average.model))
 
     def _draw_curves(self, folder: Path) -> None:
@@ -317,24 +319,24 @@ class _TrainingLoop:
         clock = _TrainingClock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
         completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
         while completed < 1.0 and not paused:
-            rate = training.compute_learning_rate(completed)
+            learning_rate = training.compute_learning_rate(completed)
             batch = self.ahead.take_batch(self.batches + step)
             self.stepper.train_on_batch(
-                batch, self.batches + step, learning_rate=rate, include_occluded=completed >= training.visible
+                batch, self.batches + step, learning_rate=learning_rate, include_occluded=completed >= training.visible
             )
             step += 1
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
             if completed < 1.0:
-                self.ahead.start_fetching_batch(self.batches + step)
+                self.ahead.enqueue_batch(self.batches + step)
             is_due = step % run.checkpoint_every == 0 or completed >= 1.0
             if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
             reading = self.stepper.read_and_reset_means()
             self.readings.append(reading)
             check_steps_finite(reading, step, training)
-            seconds = clock.read_seconds(step)
+            seconds = clock.read_and_update_pace(step)
             completed = training.compute_completed_fraction(step, seconds)
-            paused = run.pause_after_s is not None and clock.elapsed_s >= run.pause_after_s
+            paused = run.pause_after_s is not None and clock.process_seconds >= run.pause_after_s
             # Steps in float16 may overflow until the loss's scale has settled.
             is_due = is_due or paused or completed >= 1.0
             if is_due and training.precision != "float16":
@@ -344,12 +346,12 @@ class _TrainingLoop:
                     raise build_divergence_error(f"the last {reading.consecutive_skipped} steps", step, training)
             self._report_progress(completed, step, reading, clock)
             if is_due:
-                self._write_checkpoint(step, seconds, rate, last=paused or completed >= 1.0)
-                self.checkpoint_seconds = clock.read_seconds(step, only_steps_ran=False)
+                self._write_checkpoint(step, seconds, learning_rate, training_stops=paused or completed >= 1.0)
+                self.checkpoint_seconds = clock.read_and_update_pace(step, only_steps_ran=False)
                 completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed)
 
-    def _write_checkpoint(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
+    def _write_checkpoint(self, step: int, seconds: float, learning_rate: float, *, training_stops: bool) -> None:
         """Check the state, add a row to the history and write a checkpoint."""
         self.check(step)
         before = self.history[-1] if self.history else None
@@ -365,25 +367,26 @@ class _TrainingLoop:
         self.readings.clear()
         self.rows += 1
         speed = steps * self.training.batch / took if took > 0 else math.nan
-        self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, math.nan))
+        self.history.append(FlowRow(step, seconds, loss, seen, norm, learning_rate, skipped, speed, math.nan))
         if self.run_folder is None:
             return
-        self.validation_due = self.validation is not None and (last or self.rows % self.run.validate_every == 0)
+        is_validation_step = training_stops or self.rows % self.run.validate_every == 0
+        self.validation_due = self.validation is not None and is_validation_step
         self.run_folder.save_checkpoint(
-            self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_notes()
+            self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_resume_state()
         )
-        self._write_weights(self.run_folder.folder)
+        self._write_averaged_weights(self.run_folder.folder)
         self._validate_if_due(self.run_folder)
         self._draw_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
 
-    def _collect_notes(self) -> dict[str, Any]:
-        """Return the notes of a checkpoint at the last row."""
+    def _collect_resume_state(self) -> dict[str, Any]:
+        """Return what else a checkpoint at the last row stores."""
         pairs = (self.batches + self.history[-1].step) * self.training.batch
         rng = torch.get_rng_state()
-        notes = _CheckpointNotes(self.batches, pairs, self.best, self.stepper.scaling, rng, self.validation_due)
-        return notes.as_json()
+        scaling = self.stepper.scaling
+        return _ResumeState(self.batches, pairs, self.best, scaling, rng, self.validation_due).as_json()
 
     def _validate_if_due(self, run_folder: TrainingFolder) -> None:
         """Validate the averaged weights; add the error to the last row, whose checkpoint is already stored."""
@@ -395,7 +398,7 @@ class _TrainingLoop:
         if error < self.best:
             self.best = error
             write_safetensors(run_folder.folder / BEST, copy_state_dict(self.stepper.average.model))
-        run_folder.save_notes(self.history, self._collect_notes())
+        run_folder.save_history_and_resume_state(self.history, self._collect_resume_state())
 
     def _report_progress(self, completed: float, step: int, reading: StepMeans, clock: _TrainingClock) -> None:
         if self.progress is None or not self.team.is_first:

@@ -67,7 +67,7 @@ def _expand_to_pixels(values: Tensor) -> Tensor:
 
 
 def _displace_by_waves(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
-    """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
+    """Move pixels [B, H, W] by a card's waves; ``fraction`` [B]."""
     target_x, target_y = x, y
     for wave in (0, 5):
         ax, ay, kx, ky, phase = (_expand_to_pixels(paint[:, wave + value]) for value in range(5))
@@ -173,19 +173,19 @@ def _sample_texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas:
     t = [_expand_to_pixels(paint[:, TEXTURE + component]) for component in range(6)]
     d = [_expand_to_pixels(paint[:, DEPTH_TEXTURE + component]) for component in range(2)]
 
-    def map_to_texels(point: _Vector) -> tuple[Tensor, Tensor]:
+    def apply_texture_matrix(point: _Vector) -> tuple[Tensor, Tensor]:
         a, b, c = point
         return t[0] * a + t[1] * b + d[0] * c, t[3] * a + t[4] * b + d[1] * c
 
-    u, v = (component + offset for component, offset in zip(map_to_texels(point.at), (t[2], t[5]), strict=True))
-    steps = [x.square() + y.square() for x, y in (map_to_texels(point.right), map_to_texels(point.down))]
+    u, v = (component + offset for component, offset in zip(apply_texture_matrix(point.at), (t[2], t[5]), strict=True))
+    steps = [x.square() + y.square() for x, y in (apply_texture_matrix(point.right), apply_texture_matrix(point.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
     level = 0.5 * texels.log2() + _expand_to_pixels(paint[:, BIAS])
     return sample_pictures(atlas, _expand_to_pixels(picture), u, v, level)
 
 
-def _find_surface_points(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
-    """Return the points that pixels show at a moment (frame, instant, layer)."""
+def _intersect_layer_at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
+    """Intersect the rays of pixels with a scene's layer at a moment (frame, instant, layer)."""
     frame, instant, layer = moment
     centre = scenes.centres[:, frame, instant, layer]
     return _intersect_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
@@ -203,7 +203,7 @@ class _MeshSamples(NamedTuple):
     colours: Tensor  # [N, 3]
 
     @classmethod
-    def draw_samples(
+    def rasterize_and_shade(
         cls, triangles: SceneTriangles, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor, exposure: Tensor
     ) -> _MeshSamples:
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
@@ -237,13 +237,15 @@ def _render_frame(
         seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
         meshes = None
         if triangles is not None:
-            meshes = _MeshSamples.draw_samples(triangles, atlas, frame, x, y, scenes.exposures[:, frame, exposure])
+            meshes = _MeshSamples.rasterize_and_shade(
+                triangles, atlas, frame, x, y, scenes.exposures[:, frame, exposure]
+            )
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
             if meshes is not None:
                 meshes.add_layer(layer, clear, seen)
             moment = frame, 1 + exposure, layer
-            point = _find_surface_points(scenes, moment, *_displace_by_waves(paint, at_x, at_y, fraction))
+            point = _intersect_layer_at(scenes, moment, *_displace_by_waves(paint, at_x, at_y, fraction))
             alpha = _sample_coverage(point, paint, ids[:, 1], atlas)
             alpha = torch.where(_is_layer_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
@@ -317,7 +319,7 @@ def _compute_flow_validity_and_occlusion(
     )
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _find_surface_points(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
+        point = _intersect_layer_at(scenes, (0, 0, layer), *_displace_by_waves(paint, x, y, ones))
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
@@ -330,7 +332,7 @@ def _compute_flow_validity_and_occlusion(
         if triangles is not None and keys is not None:
             is_mesh = (raster.unpack_layer_index(keys) == layer) & (owner == layers)
             covers |= is_mesh
-            second = _move_to_second_frame(triangles, keys[is_mesh], *_list_pixel_coordinates(is_mesh, x, y))
+            second = _project_to_second_frame(triangles, keys[is_mesh], *_list_pixel_coordinates(is_mesh, x, y))
             to_x[is_mesh], to_y[is_mesh], depth[is_mesh] = second
         is_visible = covers & (depth > NEAREST)
         surface_depth = torch.where(is_visible, depth, surface_depth)
@@ -348,7 +350,7 @@ def _compute_flow_validity_and_occlusion(
     occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _find_surface_points(scenes, (1, 0, layer), target_x, target_y)
+        point = _intersect_layer_at(scenes, (1, 0, layer), target_x, target_y)
         covers = (_sample_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _is_layer_active(
             scenes, layer
         )
@@ -368,7 +370,7 @@ def _list_pixel_coordinates(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor,
     return x.expand(mask.shape)[mask], y.expand(mask.shape)[mask]
 
 
-def _move_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def _project_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
     index = raster.unpack_triangle_index(keys)
     first, second = (
