@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fullfield._ledger.notes import read_json_file, write_json_file_atomically, write_json_file_unless_exists
+from fullfield._ledger.notes import read_json_file, write_json_file_atomically, write_json_file_if_absent
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield.io.files import write_atomically
@@ -109,22 +109,23 @@ def test_settings_file_names_three_changes_method_first(tmp_path: Path) -> None:
     refuses(r"method was 'x', is 'y'; a was 1, is 2; b was 1, is 2; and 1 more\)", settle, file, changed, ["x"])
 
 
-def test_write_notes_unless_exist_keeps_first_settings(tmp_path: Path) -> None:
-    path = tmp_path / "settings.json"
-    for number in range(3):
-        write_json_file_unless_exists(path, {"number": number})
+def test_write_notes_if_absent_keeps_first_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    path = folder / "settings.json"
+    written = [write_json_file_if_absent(path, {"number": number}) for number in range(3)]
+    assert written == [True, False, False]
     assert read_json_file(path) == {"number": 0}
     write_json_file_atomically(path, {"number": float("inf")})
     assert read_json_file(path) == {"number": None}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]
+    assert [entry.name for entry in folder.iterdir()] == ["settings.json"]
 
 
-def test_write_notes_unless_exist_works_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_notes_if_absent_works_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "link", refuse)
-    for number in range(2):
-        write_json_file_unless_exists(tmp_path / "settings.json", {"number": number})
-    assert read_json_file(tmp_path / "settings.json") == {"number": 0}
+    path = tmp_path / "settings.json"
+    assert [write_json_file_if_absent(path, {"number": number}) for number in range(2)] == [True, False]
+    assert read_json_file(path) == {"number": 0}
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]

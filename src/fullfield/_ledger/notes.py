@@ -39,14 +39,16 @@ def write_json_file_atomically(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(_format_json(content), "utf-8")
 
 
-def write_json_file_unless_exists(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as JSON atomically, unless another process has written the file before."""
+def write_json_file_if_absent(path: Path, content: Mapping[str, Any]) -> bool:
+    """Write as :func:`write_json_file_atomically` unless the file exists; return whether it was written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with write_atomically(path) as temporary:
             temporary.write_text(_format_json(content), "utf-8")
             _link_unless_exists(temporary, path)
     except _PathExistsError:
-        return
+        return False
+    return True
 
 
 class _PathExistsError(Exception):
@@ -67,14 +69,14 @@ def _link_unless_exists(temporary: Path, path: Path) -> None:
             raise _PathExistsError from None
 
 
-def convert_to_json_values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content as JSON reads it back, with None for numbers that are not finite."""
+def round_trip_through_json(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content as JSON gives it back: other objects as text, None for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_constant)
     return plain
 
 
 def _format_json(content: Mapping[str, Any]) -> str:
-    return json.dumps(convert_to_json_values(content), indent=1, allow_nan=False) + "\n"
+    return json.dumps(round_trip_through_json(content), indent=1, allow_nan=False) + "\n"
 
 
 def _parse_constant(_: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from fullfield._check import InputError, list_differences
 from fullfield._ledger.notes import (
     check_entry_kinds,
-    convert_to_json_values,
     read_json_file,
+    round_trip_through_json,
     write_json_file_atomically,
-    write_json_file_unless_exists,
+    write_json_file_if_absent,
 )
 
 _NAMED_CHANGES = 3
@@ -61,7 +61,7 @@ class SettingsFile:
         """Return the binding settings that differ, the method first; with another method its parameters differ too."""
         before, now = (
             self.select_binding_settings(stored),
-            self.select_binding_settings(convert_to_json_values(content)),
+            self.select_binding_settings(round_trip_through_json(content)),
         )
         skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
         names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
@@ -100,8 +100,7 @@ class SettingsFile:
                 raise InputError(
                     f"{self._describe_owner}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_json_file_unless_exists(self.path, content)
+            write_json_file_if_absent(self.path, content)
         elif self.list_changes(stored, content):
             with lock():
                 if overwrite or not has_results():

@@ -20,8 +20,8 @@ from fullfield import __version__
 from fullfield._check import InputError, list_differences
 from fullfield._ledger.notes import (
     check_entry_kinds,
-    convert_to_json_values,
     read_json_file,
+    round_trip_through_json,
     write_json_file_atomically,
 )
 from fullfield._ledger.settings import SettingsFile
@@ -64,7 +64,7 @@ class ResultFolder:
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.config = convert_to_json_values(config)
+        self.config = round_trip_through_json(config)
         self._settings = SettingsFile(
             self.folder / CONFIG,
             "the configuration of a run",

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops._fused import reference
 from fullfield.ops._launching import explain_unsupported_device, is_eager, is_traced
-from fullfield.ops._operators import recompute_gradients
+from fullfield.ops._operators import compute_gradients_by_recomputation
 
 # Number of weights at a time without gradients.
 _ELEMENTS = 1 << 25
@@ -79,7 +79,9 @@ class _Convex(torch.autograd.Function):
             inputs = [t if twice else t.detach().requires_grad_() for t in (field, mask)]
             upsample = partial(reference.convex_upsample, factor=_import_kernels().GRADIENTS_FACTOR)
             with torch.enable_grad():
-                grads = recompute_gradients(upsample, inputs, grad, ctx.needs_input_grad, create_graph=twice)
+                grads = compute_gradients_by_recomputation(
+                    upsample, inputs, grad, ctx.needs_input_grad, create_graph=twice
+                )
             return grads[0], grads[1]
         field_grad, mask_grad = _import_kernels().compute_convex_gradients(field, mask, grad)
         return field_grad, mask_grad

@@ -23,7 +23,7 @@ class InsufficientMemory(str):
     __slots__ = ()
 
 
-def is_usable_or_warn(operator: str, backend: str, refusal: str | None) -> bool:
+def is_usable_or_warn_missing(operator: str, backend: str, refusal: str | None) -> bool:
     """Return True if ``refusal`` is None; warn once if the machine misses something, because a slower backend runs."""
     if isinstance(refusal, Missing) and (operator, backend) not in _warned:
         _warned.add((operator, backend))
@@ -96,7 +96,7 @@ class Backends:
             kind = NotEnoughMemoryError if isinstance(reason, InsufficientMemory) else InputError
             raise kind(f"backend: {backend!r} cannot serve this request ({self._format_refusals(*request)})")
         for name in self.names:
-            if self.may_choose_automatically(name, *request) and is_usable_or_warn(
+            if self.may_choose_automatically(name, *request) and is_usable_or_warn_missing(
                 self.operator, name, self.explain_refusal(name, *request)
             ):
                 return name

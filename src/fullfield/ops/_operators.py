@@ -51,11 +51,11 @@ def register_operator_for_torch_func(
     def registered(*arguments: Any) -> Any:
         return getattr(torch.ops.fullfield, name)(*arguments)
 
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def compute_gradient_per_argument(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         # A registered operator has a gradient for each tensor of a list, an autograd.Function one for the whole list.
         return tuple(None if isinstance(grad, list) else grad for grad in gradient(ctx, *grads))
 
-    forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
+    forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": compute_gradient_per_argument}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in forms.items()})
 
     def call(*arguments: Any) -> Any:
@@ -107,7 +107,7 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return False
 
 
-def recompute_gradients(
+def compute_gradients_by_recomputation(
     recompute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     grad: Tensor,

@@ -20,7 +20,7 @@ def record_cuda_graph(launch: Callable[[], None], device: torch.device) -> torch
     return graph
 
 
-class SerializedCalls:
+class StreamOrderedCalls:
     """Context manager that runs every call after the previous one, on any streams.
 
     While the caller records a CUDA graph, the order is the caller's. On devices other than CUDA calls are in order
@@ -30,11 +30,11 @@ class SerializedCalls:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._finished: torch.cuda.Event | None = None
-        self._seen: set[int] = set()
+        self._recorded_streams: set[int] = set()
 
     def register_changed_tensors(self) -> None:
-        """Register the tensors again on every stream, because they have changed."""
-        self._seen.clear()
+        """Forget which streams hold the tensors: they have changed, and every stream's next call records them."""
+        self._recorded_streams.clear()
 
     @contextmanager
     def __call__(self, tensors: Callable[[], Iterator[Tensor]]) -> Iterator[None]:
@@ -57,7 +57,7 @@ class SerializedCalls:
                 yield
             finally:
                 self._finished = stream.record_event()
-                if stream.cuda_stream not in self._seen:
-                    self._seen.add(stream.cuda_stream)
+                if stream.cuda_stream not in self._recorded_streams:
+                    self._recorded_streams.add(stream.cuda_stream)
                     for tensor in tensors():
                         tensor.record_stream(stream)

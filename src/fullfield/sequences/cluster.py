@@ -71,7 +71,7 @@ def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report
     finally:
         if not was_connected:
             ray.shutdown()
-    return outcome.sort_and_warn(start_s)
+    return outcome.finalize(start_s)
 
 
 def _check_cluster_answers(address: str) -> None:

@@ -254,7 +254,7 @@ class ShotEngine:
             result.missing += settings.offsets
             return result
         result.plate, result.window = plate, plate.window
-        result.add_input(number, plate)
+        result.add_input_identities(number, plate)
         if plates.uses_data_windows:
             try:
                 result.window = self._merge_input_windows(number)
@@ -275,7 +275,7 @@ class ShotEngine:
                 continue
             partner = self._frames[other]
             if isinstance(partner, Plate):
-                result.add_input(other, partner)
+                result.add_input_identities(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
             for direction in sorted(self._list_directions_with_flow(result)):

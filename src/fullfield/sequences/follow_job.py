@@ -228,7 +228,7 @@ def run_follow(
         outcome.dead_pictures |= plates.pop_nonfinite_messages()
         plates.close()
     outcome.stages = stages.by_name
-    return outcome.sort_and_warn(start_s)
+    return outcome.finalize(start_s)
 
 
 def _record_plate_versions(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:

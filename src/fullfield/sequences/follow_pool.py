@@ -105,7 +105,7 @@ def run_follow_on_devices(
     finally:
         for worker in workers:
             worker.end_process()
-    return [outcome.sort_and_warn(start_s) for outcome in outcomes]
+    return [outcome.finalize(start_s) for outcome in outcomes]
 
 
 def split_at_reference(numbers: Sequence[int], reference: int) -> list[list[int]]:

@@ -313,4 +313,4 @@ def write_job_pictures(
             if outcome.stopped is not None:
                 break
     outcome.stages = stages.by_name
-    return outcome.sort_and_warn(start_s)
+    return outcome.finalize(start_s)

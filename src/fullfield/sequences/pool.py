@@ -152,7 +152,7 @@ def run_on_devices(
     finally:
         for worker in workers:
             worker.end_process()
-    return outcome.sort_and_warn(start_s)
+    return outcome.finalize(start_s)
 
 
 def _receive_message_if_alive(

@@ -101,8 +101,8 @@ class FrameResult:
     masks: dict[int, FileIdentity] = field(default_factory=dict)
     """The versions of their mask files."""
 
-    def add_input(self, number: int, plate: Plate) -> None:
-        """Add a frame that the result was computed from."""
+    def add_input_identities(self, number: int, plate: Plate) -> None:
+        """Add a frame that the result was computed from, with the versions of its files."""
         self.inputs[number] = plate.identity
         if plate.mask_identity is not None:
             self.masks[number] = plate.mask_identity
@@ -179,11 +179,11 @@ class Outcome:
             groups.setdefault(self.bars[number], []).append(number)
         return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
 
-    def sort_and_warn(self, start_s: float) -> Outcome:
-        """Sort the frames, set the time since ``start_s``, and warn of pictures with NaN or infinity."""
+    def finalize(self, started_at_s: float) -> Outcome:
+        """Sort the frames, set the time since ``started_at_s``, and warn of pictures with NaN or infinity."""
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()
-        self.wall_s = time.perf_counter() - start_s
+        self.wall_s = time.perf_counter() - started_at_s
         warn_about_nonfinite_pixels(self.dead_pictures)
         if self.unknown_flows:
             others = len(self.unknown_flows) - 1

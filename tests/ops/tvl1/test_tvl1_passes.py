@@ -484,7 +484,7 @@ class AnyOrder:
 def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record_cuda_graph", Graph)
-        monkeypatch.setattr(module, "SerializedCalls", AnyOrder)
+        monkeypatch.setattr(module, "StreamOrderedCalls", AnyOrder)
     monkeypatch.setattr(persistent, "_check_and_resolve_cuda_device", lambda *_: CPU)
     monkeypatch.setattr(persistent, "_create_timing_event", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())

@@ -67,7 +67,7 @@ def test_in_order_orders_calls_of_two_streams(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = _recording.SerializedCalls(torch.device("cuda", 0)), Used()
+    in_order, kept = _recording.StreamOrderedCalls(torch.device("cuda", 0)), Used()
     for stream in (one, one, two, one):
         now[0] = stream
         with in_order(lambda: iter([kept])):  # type: ignore[list-item]

@@ -21,7 +21,7 @@ from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, PreparedNetwork, WeightConverter, compute_nan_guard
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, FramePadding
-from fullfield.ops._recording import SerializedCalls
+from fullfield.ops._recording import StreamOrderedCalls
 
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
@@ -78,7 +78,7 @@ class PreparedFlow:
         left, right, top, bottom = self.padding
         self._frame = FramePadding(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
-        self._in_order = SerializedCalls(self.device)
+        self._in_order = StreamOrderedCalls(self.device)
         self._parameters = shared.converter.weights
         self._passes, self._network = shared.converter.passes, shared.network
         self._fused = self._passes is not reference and self.batch > 0

@@ -69,9 +69,11 @@ def _load_kernels(source: KernelSource, like: Tensor) -> LoadedKernels:
     return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 
-def _launch_pass_over_pixels(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
+def _launch_pass_over_pixels(
+    like: Tensor, name: str, threads_per_item: int, params: ctypes.Structure, batch_size: int = 1
+) -> None:
     _load_kernels(generate_passes_source(like.dtype), like).launch(
-        name, -(-threads // _THREADS), _THREADS, params, grid_rows=items
+        name, -(-threads_per_item // _THREADS), _THREADS, params, grid_rows=batch_size
     )
 
 

@@ -36,7 +36,13 @@ from fullfield.ops.correlation._cpu_kernels import (
     count_tiles,
 )
 from fullfield.ops.correlation._cpu_layout import TILE
-from fullfield.ops.correlation._cpu_simd import ADD_PRODUCTS, STEP, add_transposed_products, gather_lanes, scatter_lanes
+from fullfield.ops.correlation._cpu_simd import (
+    ADD_PRODUCTS_OVER_POSITIONS,
+    STEP,
+    add_products_over_lanes,
+    gather_lanes,
+    scatter_lanes,
+)
 
 _BLOCK = LANES * LANES
 TILE_HEIGHT, TILE_WIDTH = TILE
@@ -232,7 +238,7 @@ def _add_box_gradients(
     p += (ys * width + xs) * LANES
     if needs_source_gradient:
         for channel in range(0, LANES, STEP):
-            ADD_PRODUCTS(
+            ADD_PRODUCTS_OVER_POSITIONS(
                 weights,
                 w,
                 pitch,
@@ -246,7 +252,7 @@ def _add_box_gradients(
             )
     if needs_target_gradient:
         for row in range(ye - ys):
-            add_transposed_products(
+            add_products_over_lanes(
                 weights, w + row * pitch, source_block, 0, xe - xs, target_gradient, p + row * width * LANES
             )
 

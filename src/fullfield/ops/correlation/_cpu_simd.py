@@ -53,7 +53,7 @@ def _sum_lanes(builder: Any, vector: Any) -> Any:
     return builder.call(reduce, [ir.Constant(FLOAT, 0.0), vector], fastmath=_REORDER)
 
 
-def _zero_vectors(builder: Any, count: int) -> list[Any]:
+def _allocate_zeroed_cells(builder: Any, count: int) -> list[Any]:
     cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
         builder.store(create_vector_constant(0.0), cell)
@@ -91,7 +91,7 @@ def _build_lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any
     return builder.gep(emit_splat(builder, base), [emit_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
-def _emit_switch_by_width(builder: Any, count: Any, emit_case: Callable[[int], None]) -> None:
+def _emit_switch_by_even_width(builder: Any, count: Any, emit_case: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
     half = builder.lshr(builder.add(count, create_index_constant(1)), create_index_constant(1))
     emit_switch(builder, half, [width // 2 for width in WIDTHS], lambda half: emit_case(2 * half))
@@ -111,7 +111,7 @@ def compute_tile_products(
         a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _zero_vectors(builder, width)
+            cells = _allocate_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 operand = builder.gep(b, [builder.mul(outer.index, args[5])])
                 left = builder.gep(a, [builder.mul(outer.index, create_index_constant(LANES * LANES))])
@@ -128,7 +128,7 @@ def compute_tile_products(
             for position, cell in enumerate(cells):
                 emit_store(builder, builder.load(cell), c, create_index_constant(position * LANES))
 
-        _emit_switch_by_width(builder, args[0], emit)
+        _emit_switch_by_even_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -145,7 +145,7 @@ def compute_pixel_products(
         a, b, c = (build_pointer(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
-            cells = _zero_vectors(builder, width)
+            cells = _allocate_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 operand = builder.gep(b, [builder.mul(loop.index, args[5])])
                 channels = emit_load(builder, a, builder.mul(loop.index, create_index_constant(LANES)))
@@ -158,7 +158,7 @@ def compute_pixel_products(
                     _sum_lanes(builder, builder.load(cell)), builder.gep(c, [create_index_constant(position)])
                 )
 
-        _emit_switch_by_width(builder, args[0], emit)
+        _emit_switch_by_even_width(builder, args[0], emit)
         return context.get_dummy_value()
 
     i = types.intp
@@ -166,8 +166,8 @@ def compute_pixel_products(
 
 
 @intrinsic
-def store_eight_lanes(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
-    """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
+def store_eight_lanes(typingctx: Any, array: Any, byte_offset: Any, values: Any, first: Any) -> Any:
+    """Write ``values[first:first + 8]`` to ``array``, ``byte_offset`` bytes behind its begin."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.VectorType(FLOAT, LANES // 2)
@@ -197,17 +197,24 @@ def scatter_lanes(typingctx: Any, array: Any, offsets: Any, shift: Any, value: A
 
 def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
     @intrinsic
-    def add_products(
+    def add_products_over_positions(
         typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
         out: Any, o: Any,
     ) -> Any:  # fmt: skip
+        """Add products of 16 pixels with ``width`` channels, summed over rows and positions.
+
+        ``out[o + 16 c + lane]`` += the sum over r < rows, q < count of ``taps[t + r pitch + 16 q + lane] *
+        planes[position q, channel c]``, for channels from element p + r stride of a plane. Every row is summed
+        separately, then the rows.
+        """
+
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             a, b, c = (build_pointer(context, builder, sig, args, which) for which in (0, 3, 8))
-            totals = _zero_vectors(builder, width)
+            totals = _allocate_zeroed_cells(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
-                cells = _zero_vectors(builder, width)
+                cells = _allocate_zeroed_cells(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
                     offset = builder.mul(inner.index, create_index_constant(LANES))
                     pixels = emit_load(builder, left, offset)
@@ -224,11 +231,11 @@ def _build_add_products_intrinsic(width: int) -> Callable[..., None]:
         i = types.intp
         return types.void(taps, i, i, planes, i, i, i, i, out, i), codegen
 
-    return add_products  # type: ignore[no-any-return]
+    return add_products_over_positions  # type: ignore[no-any-return]
 
 
 @intrinsic
-def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
+def add_products_over_lanes(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
     """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -248,10 +255,7 @@ def add_transposed_products(typingctx: Any, taps: Any, t: Any, block: Any, k: An
     return types.void(taps, i, block, i, i, out, i), codegen
 
 
-# How many channels one ADD_PRODUCTS takes; divides 16.
+# How many channels one ADD_PRODUCTS_OVER_POSITIONS takes; divides 16.
 STEP = 16 if WIDE else 4
 
-# ADD_PRODUCTS: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] *
-# planes[position q, channel c], for STEP channels c from element p + r stride of a plane. Every row is summed
-# separately, then the rows.
-ADD_PRODUCTS = _build_add_products_intrinsic(STEP)
+ADD_PRODUCTS_OVER_POSITIONS = _build_add_products_intrinsic(STEP)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients
+from fullfield.ops._operators import compute_gradients_by_recomputation, get_apply_without_functorch, needs_gradient
 from fullfield.ops.matching import chunks, cuda, fused
 from fullfield.ops.matching.protocol import (
     MatchingRequest,
@@ -45,7 +45,7 @@ class _GlobalMatching(torch.autograd.Function):
         requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for second-order gradients
             recompute = partial(chunks.compute_matching_flow, scale=ctx.scale)
-            return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None
+            return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None
         saved = (query, key, matches.flatten(2), logarithms)
         sizes = get_height_and_width(fmap1), get_height_and_width(fmap2)
         both = cuda.compute_feature_gradients(saved, grad.flatten(2), sizes, ctx.scale)

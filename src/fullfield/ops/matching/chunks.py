@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, recompute_gradients
+from fullfield.ops._operators import compute_gradients_by_recomputation, get_apply_without_functorch
 from fullfield.ops.matching.protocol import (
     MatchingRequest,
     convert_matched_positions_to_flow,
@@ -56,7 +56,7 @@ class _Attention(torch.autograd.Function):
         requested = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second-order gradients
             recompute = partial(_compute_differentiable_attention, scale=ctx.scale)
-            return *recompute_gradients(recompute, (query, key, value), grad, requested), None
+            return *compute_gradients_by_recomputation(recompute, (query, key, value), grad, requested), None
         with torch.autocast(query.device.type, enabled=False):
             gradients = _compute_attention_gradients(query, key, value, out, grad, ctx.scale)
         return *(

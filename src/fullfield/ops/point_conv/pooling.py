@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import is_usable_or_warn
+from fullfield.ops._backends import is_usable_or_warn_missing
 from fullfield.ops._launching import is_eager, refuse_forward_mode
 from fullfield.ops._operators import register_operator_for_torch_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
@@ -69,9 +69,14 @@ def _count_entries_per_chunk(features: Tensor) -> int:
     return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
 
 
-def _compute_sum_pool(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
-    triplets = Triplets(*forward)
-    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
+def _compute_sum_pool(
+    features: Tensor,
+    forward_triplets: list[Tensor],
+    backward_triplets: list[Tensor],  # noqa: ARG001
+    cells: int,
+) -> Tensor:
+    triplets = Triplets(*forward_triplets)
+    if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.sum_features_per_row(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(features)):
@@ -82,19 +87,19 @@ def _compute_sum_pool(features: Tensor, forward: list[Tensor], backward: list[Te
     return out
 
 
-def _compute_sum_pool_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
-    return features.new_empty(forward[0].shape[0] - 1, features.shape[1])
+def _compute_sum_pool_fake(features: Tensor, forward_triplets: list[Tensor], *_: Any) -> Tensor:
+    return features.new_empty(forward_triplets[0].shape[0] - 1, features.shape[1])
 
 
 def _compute_max_pool(
     features: Tensor,
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001
+    forward_triplets: list[Tensor],
+    backward_triplets: list[Tensor],  # noqa: ARG001
     cells: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima and the points that they come from, int32, −1 for none."""
-    triplets = Triplets(*forward)
-    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(features)):
+    triplets = Triplets(*forward_triplets)
+    if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(features)):
         return kernels.max_features_per_row(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
@@ -114,16 +119,16 @@ def _compute_max_pool(
     return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
 
 
-def _compute_max_pool_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    out = _compute_sum_pool_fake(features, forward)
+def _compute_max_pool_fake(features: Tensor, forward_triplets: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    out = _compute_sum_pool_fake(features, forward_triplets)
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
-def _backpropagate_max(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
+def _backpropagate_max(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cells: int) -> Tensor:
     """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    triplets = Triplets(*backward)
-    if is_usable_or_warn("point_pool", "cuda", kernels.explain_unsupported(grad)):
+    triplets = Triplets(*backward_triplets)
+    if is_usable_or_warn_missing("point_pool", "cuda", kernels.explain_unsupported(grad)):
         return kernels.backpropagate_max(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in split_rows_into_chunks(triplets.rows, _count_entries_per_chunk(grad)):
@@ -135,8 +140,8 @@ def _backpropagate_max(grad: Tensor, winners: Tensor, backward: list[Tensor], ce
     return out
 
 
-def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
-    return grad.new_empty(backward[0].shape[0] - 1, grad.shape[1])
+def _backpropagate_max_fake(grad: Tensor, winners: Tensor, backward_triplets: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(backward_triplets[0].shape[0] - 1, grad.shape[1])
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -190,10 +195,12 @@ class _MaxPooling(torch.autograd.Function):
     """The maximum without the dispatcher, whose way through a registered operator takes the host long."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
-        out, winners = _compute_max_pool(features, forward, backward, cells)
+    def forward(
+        ctx: Any, features: Tensor, forward_triplets: list[Tensor], backward_triplets: list[Tensor], cells: int
+    ) -> Tensor:
+        out, winners = _compute_max_pool(features, forward_triplets, backward_triplets, cells)
         ctx.save_for_backward(winners)
-        ctx.backward_rows, ctx.cells = backward, cells
+        ctx.backward_rows, ctx.cells = backward_triplets, cells
         return out
 
     @staticmethod

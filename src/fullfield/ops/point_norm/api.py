@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import is_usable_or_warn
+from fullfield.ops._backends import is_usable_or_warn_missing
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients
+from fullfield.ops._operators import compute_gradients_by_recomputation, get_apply_without_functorch, needs_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.reference import Running, normalize
 
@@ -62,7 +62,7 @@ def point_norm(
     if not is_valid or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     fast = kind == "layer" and is_eager(features, weight, bias, residual)
-    if not fast or not is_usable_or_warn(
+    if not fast or not is_usable_or_warn_missing(
         "point_norm", "cuda", cuda.explain_unsupported(features, weight, bias, residual)
     ):
         return normalize(features, weight, bias, kind, eps, sizes, running, residual, relu)
@@ -104,11 +104,11 @@ def recompute_norm_gradients(
     grad: Tensor,
     requested: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return :func:`recompute_gradients`, then the residual's gradient; ``out`` is the result if a ReLU was applied."""
+    """Return the gradients of the inputs, then the residual's; ``out`` is the result if a ReLU was applied."""
     grad_before = grad if out is None else grad.masked_fill(out <= 0, 0)
     *others, is_residual_requested = requested
     return [
-        *recompute_gradients(recompute, inputs, grad_before, others),
+        *compute_gradients_by_recomputation(recompute, inputs, grad_before, others),
         grad_before if is_residual_requested else None,
     ]
 

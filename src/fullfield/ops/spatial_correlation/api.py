@@ -13,7 +13,12 @@ from torch.autograd import forward_ad
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import get_apply_without_functorch, needs_gradient, recompute_gradients, register_operator
+from fullfield.ops._operators import (
+    compute_gradients_by_recomputation,
+    get_apply_without_functorch,
+    needs_gradient,
+    register_operator,
+)
 from fullfield.ops.spatial_correlation.protocol import (
     FEATURES,
     SAMPLERS,
@@ -76,7 +81,7 @@ def _backpropagate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
         recompute = partial(correlate, window=_convert_numbers_to_window(ctx.window))
-        return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
+        return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
     return *(next(gradients) if is_requested else None for is_requested in requested), None, None
@@ -107,7 +112,7 @@ class _SpatialCorrelation(torch.autograd.Function):
         requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
             recompute = partial(correlate, window=ctx.window)
-            return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
+            return *compute_gradients_by_recomputation(recompute, (fmap1, fmap2), grad, requested), None, None
         left = iter(ctx.module.compute_correlation_gradients(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
         return *(next(left) if is_requested else None for is_requested in requested), None, None
 

@@ -19,7 +19,7 @@ class TVL1Config(Config):
     """Parameters of TV-L1 optical flow (Zach, Pock and Bischof 2007). The defaults are the preset ``default``.
 
     ``lambda_`` weighs the data term for intensities from 0 to 255; frames in [0, 1] are scaled by 255 inside. Presets:
-    see :meth:`preset`.
+    see :meth:`from_preset`.
     """
 
     lambda_: float = describe_field(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")

@@ -63,7 +63,7 @@ class _LevelLayout:
         self.size = (height + 2) * self.pitch + 32  # of a plane, in floats
         self._left = left
 
-    def get_plane_offset(self, plane: int) -> int:
+    def get_first_pixel_offset(self, plane: int) -> int:
         """Return the offset of pixel (0, 0) of a plane in the state."""
         return plane * self.size + self.pitch + self._left
 
@@ -74,7 +74,7 @@ class _LevelLayout:
         return padded[1 : self.height + 1, self._left : self._left + self.width]
 
 
-def _allocate_aligned(size: int) -> Plane:
+def _allocate_aligned_zeros(size: int) -> Plane:
     """Return zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
     raw = np.zeros(size + 15, np.float32)
     start = -(raw.ctypes.data // 4) % 16
@@ -93,7 +93,7 @@ class CpuSolver:
         self._pyramid1 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._pyramid2 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._scratch = self._k.PLANES
-        self._state = _allocate_aligned((self._scratch + 2) * self._levels[0].size)
+        self._state = _allocate_aligned_zeros((self._scratch + 2) * self._levels[0].size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + self._k.LEFT, np.float32)
         self._threads = 1
         self._tables: dict[tuple[str, int, int], Float32TapTable] = {}
@@ -151,19 +151,25 @@ class CpuSolver:
         return self._tables[key]
 
     def _resample_plane(
-        self, kind: str, source: Plane, target: Plane, size: tuple[int, ...], pitch: int, scale: float = 1.0
+        self,
+        kind: str,
+        source: Plane,
+        flat_target: Plane,
+        target_size: tuple[int, ...],
+        target_pitch: int,
+        scale: float = 1.0,
     ) -> None:
-        """Resample ``source`` into flat ``target``, which begins at its pixel (0, 0), with ``pitch`` floats a row."""
+        """Resample into ``flat_target``, which begins at its pixel (0, 0), with ``target_pitch`` floats a row."""
         height_in, width_in = source.shape
-        height, width = size
+        height, width = target_size
         vertical = self._get_resampling_table(kind, height_in, height)
         horizontal = self._get_resampling_table(kind, width_in, width)
         flat = source.reshape(-1)
 
         def kernel(top: int, bottom: int) -> None:
             line = np.empty(width_in, np.float32)
-            arguments = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
-            self._k.resample_rows(*arguments, line, top, bottom)
+            args = (flat, width_in, width_in, flat_target, target_pitch, width, vertical, horizontal, np.float32(scale))
+            self._k.resample_rows(*args, line, top, bottom)
 
         self._run_kernel_over_row_strips(height, kernel)
 
@@ -172,7 +178,7 @@ class CpuSolver:
         height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
         for plane, (source, ratio) in enumerate(zip(planes, ratios, strict=True)):
-            target = self._state[level.get_plane_offset(plane) :]
+            target = self._state[level.get_first_pixel_offset(plane) :]
             self._resample_plane(kind, source, target, (level.height, level.width), level.pitch, ratio)
 
     def _write_level_frames_to_buffers(self, level_index: int) -> None:

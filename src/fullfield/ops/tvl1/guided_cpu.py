@@ -12,7 +12,7 @@ import torch
 from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import run_tasks, split_into_row_ranges
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cpu import _allocate_aligned, _LevelLayout
+from fullfield.ops.tvl1.cpu import _allocate_aligned_zeros, _LevelLayout
 from fullfield.ops.tvl1.guided_reference import compute_gaussian_kernel, compute_mean_misfits
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class CpuRefiner:
         self._config, self._height, self._width = config, height, width
         self._k = k = kernels()
         self._level = _LevelLayout(height, width, k.LEFT)
-        self._state = _allocate_aligned((k.PLANES + 2) * self._level.size)
+        self._state = _allocate_aligned_zeros((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
         self._blurred = np.empty((2, height, width), np.float32)
         self._guide = np.empty(0, np.float32)

@@ -27,7 +27,7 @@ from fullfield.ops._launching import (
     raw_stream,
     read_source,
 )
-from fullfield.ops._recording import SerializedCalls, record_cuda_graph
+from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import compute_row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
@@ -217,7 +217,7 @@ class CudaRefiner:
         self.launches: dict[_RefinementGraphKey, list[tuple[str, Launch]]] = {}
         """The kernels that follow those of :meth:`_launch_input_conversion`, in order."""
         self._graphs: dict[_RefinementGraphKey, torch.cuda.CUDAGraph] = {}
-        self._in_order = SerializedCalls(device)
+        self._in_order = StreamOrderedCalls(device)
 
     def __call__(
         self,

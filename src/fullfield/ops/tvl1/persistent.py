@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import SerializedCalls, record_cuda_graph
+from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
@@ -92,7 +92,7 @@ class PersistentSolver:
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _check_and_resolve_cuda_device(device, self.config)
         batch, _, height, width = self.shape
-        self._lock, self._in_order = threading.Lock(), SerializedCalls(self.device)
+        self._lock, self._in_order = threading.Lock(), StreamOrderedCalls(self.device)
         self._previous: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._create_engine(batch, height, width)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops._launching import FRAMES
-from fullfield.ops._recording import SerializedCalls, record_cuda_graph
+from fullfield.ops._recording import StreamOrderedCalls, record_cuda_graph
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_frame_values
@@ -30,7 +30,7 @@ class CudaSolver:
         self._engine: Engine | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self._used = self._started = False
-        self._in_order = SerializedCalls(device)
+        self._in_order = StreamOrderedCalls(device)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None

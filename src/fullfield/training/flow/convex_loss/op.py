@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._backends import is_usable_or_warn
+from fullfield.ops._backends import is_usable_or_warn_missing
 from fullfield.ops._operators import forbid_second_derivative
 from fullfield.training.flow.convex_loss import cuda, reference
 
@@ -38,7 +38,7 @@ def convex_mixture_loss(
     fine = (factor * height, factor * width)
     _check.check_tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
     _check.check_tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
-    if not field.numel() or not is_usable_or_warn(
+    if not field.numel() or not is_usable_or_warn_missing(
         "convex_mixture_loss", "cuda", cuda.explain_unsupported(field, mask, factor)
     ):
         return reference.compute_loss_sums(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
