@@ -113,6 +113,7 @@ def test_doctor_names_purpose_of_each_package(cli: Any, monkeypatch: pytest.Monk
         "av": "video files and streams",
         "cv2": "cameras",
         "small_gicp": "`register`",
+        "scipy": "`register`",
         "laspy": "LAS clouds",
     }
     for name in uses:

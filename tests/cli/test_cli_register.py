@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_register_writes_pose_and_report(cli: Any, scans: Path) -> None:
     printed = np.array([line.split() for line in ran.out.splitlines()[:4]], np.float64)
     assert np.abs(printed - TRUTH).max() < 0.02
     assert "matches agree" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [("small_gicp", ()), ("scipy.spatial", ()), ("laspy", ("--merge", "all.las"))]
+)
+def test_register_names_missing_package_before_work(
+    cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch, module: str, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("fullfield.cli.register._read_cloud", lambda *_: pytest.fail("a cloud was read"))
+    ran = cli("register", "a.ply", "b.npy", *options)
+    assert ran.code == 2
+    assert {"scipy.spatial": "SciPy"}.get(module, module) in ran.err
+    assert "part" not in ran.err, "the name of a temporary file"
+    assert not (scans / "all.las").exists()
 
 
 @pytest.fixture

@@ -95,8 +95,12 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.ops.devices import AUTO
     from fullfield.registration import read_pose
     from fullfield.registration.group import register_group
+    from fullfield.registration.refinement import import_small_gicp
     from fullfield.registration.register import Settings, load_descriptor, register_clouds
+    from fullfield.registration.rivals import import_convex_hull
 
+    import_small_gicp()  # what is not installed is named before any work
+    import_convex_hull()
     methods.limit_cpu_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     with report.rename_arguments_in_errors(device="--device"):
@@ -136,6 +140,8 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def _check_file_options(args: argparse.Namespace) -> None:
+    from fullfield.io.pointcloud import check_writable
+
     names = ("SRC", "DST") if len(args.clouds) == 2 else ("CLOUD",) * len(args.clouds)
     inputs = [*zip(names, args.clouds, strict=True), ("--init", args.init), ("--weights", args.weights)]
     outputs = (
@@ -147,6 +153,8 @@ def _check_file_options(args: argparse.Namespace) -> None:
     paths.check_input_and_output_files([*inputs, ("--apply", args.apply)], outputs)
     for name, path in zip(names, args.clouds, strict=True):
         paths.get_checked_suffix(path, name, POINT_SUFFIXES)
+    for path in filter(None, (args.output, args.merge)):
+        check_writable(path)
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
     _check_options_match_cloud_count(args)

@@ -62,6 +62,13 @@ def check_lossless(path: PathLike, cloud: PointCloud) -> None:
         )
 
 
+def check_writable(path: PathLike) -> None:
+    """Raise InputError where a file of this name needs a package that is not installed."""
+    suffix = Path(path).suffix.lower()
+    if suffix in (".las", ".laz"):
+        las.import_laspy_for_writing(Path(path), compress=suffix == ".laz")
+
+
 def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor) -> None:
     """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
 

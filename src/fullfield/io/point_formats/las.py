@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
@@ -57,17 +58,23 @@ def read_las(path: Path) -> PointCloud:
         raise InputError(f"{path}: cannot be read as LAZ: {join_to_one_line(str(error))}") from error
 
 
-def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
-    """Write a LAS file, or with ``compress`` a LAZ file: version 1.4, steps of 1e-4 or what 32 bits allow.
-
-    Attributes that the format does not know, and normals, become extra bytes.
-    """
+def import_laspy_for_writing(path: Path, *, compress: bool = False) -> ModuleType:
+    """Return the module laspy; InputError where it, or what compresses LAZ, is not installed."""
     try:
         import laspy
     except ImportError as error:
         raise InputError(f"{path}: writing LAS needs laspy ({error}); pip install laspy, or take .ply") from None
     if compress and not laspy.LazBackend.detect_available():
         raise InputError(f"{path}: writing LAZ needs lazrs; pip install lazrs, or take .las")
+    return laspy  # type: ignore[no-any-return]
+
+
+def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
+    """Write a LAS file, or with ``compress`` a LAZ file: version 1.4, steps of 1e-4 or what 32 bits allow.
+
+    Attributes that the format does not know, and normals, become extra bytes.
+    """
+    laspy = import_laspy_for_writing(path, compress=compress)
     points = cloud.points.astype(np.float64)
     if not np.isfinite(points).all():
         raise InputError(f"{path}: LAS holds finite points only, and the cloud has others; take .ply")
