@@ -87,10 +87,10 @@ def time_on_gpu() -> dict[str, dict[str, dict[str, Any]]]:
     for height, width in GPU_SIZES:
         frames = [interpolate(frame, (height, width), mode="bicubic")[0].clamp(0, 1) for frame in (first, second)]
         for name, form in GPU_FORMS.items():
-            call = partial(fullfield.estimate, *frames, **form)
+            call = partial(fullfield.estimate, frames[0], frames[1], **form)
             milliseconds = []
             for count in range(2 + GPU_CALLS):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 start.record()
                 call()
                 end.record()
