@@ -19,8 +19,9 @@ from fullfield.registration.descriptors import (
     is_close_to_any,
 )
 from fullfield.registration.group import combine_registrations
+from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform, fit_rigid_transforms, search_pose_hypotheses
-from fullfield.registration.refinement import Refiner, import_small_gicp
+from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Doubts, Evidence, estimate_confidence
 
@@ -171,7 +172,7 @@ def test_refiner_ignores_points_without_partners() -> None:
 
     class Watched:
         def __getattr__(self, name: str) -> object:
-            return getattr(import_small_gicp(), name)
+            return getattr(import_module_of_extra("small_gicp"), name)
 
         def align(self, target: object, source: object, *rest: object, **options: object) -> object:
             sizes.append(source.size())  # type: ignore[attr-defined]

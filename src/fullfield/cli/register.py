@@ -95,12 +95,10 @@ def run_command(args: argparse.Namespace) -> int:
     from fullfield.ops.devices import AUTO
     from fullfield.registration import read_pose
     from fullfield.registration.group import register_group
-    from fullfield.registration.refinement import import_small_gicp
+    from fullfield.registration.packages import check_packages_installed
     from fullfield.registration.register import Settings, load_descriptor, register_clouds
-    from fullfield.registration.rivals import import_convex_hull
 
-    import_small_gicp()  # what is not installed is named before any work
-    import_convex_hull()
+    check_packages_installed()  # before any work
     methods.limit_cpu_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     with report.rename_arguments_in_errors(device="--device"):

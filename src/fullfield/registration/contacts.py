@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fullfield.ops.neighbors import radius_search
 from fullfield.registration.descriptors import Floats, Ints
+from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform
-from fullfield.registration.refinement import import_small_gicp
 from fullfield.registration.scan import Scan
 
 Flags = NDArray[np.bool_]
@@ -33,7 +33,7 @@ _MIN_CONTACTS = 20
 
 def find_nearest_points(points: Floats, queries: Floats) -> tuple[Floats, Ints]:
     """Return distances and indices [M] of the points [N, 3] that are nearest to ``queries`` [M, 3]."""
-    return find_nearest_in_tree(import_small_gicp().KdTree(points), queries)
+    return find_nearest_in_tree(import_module_of_extra("small_gicp").KdTree(points), queries)
 
 
 def find_nearest_in_tree(tree: Any, queries: Floats) -> tuple[Floats, Ints]:
@@ -106,7 +106,7 @@ class _Surface(NamedTuple):
         is_surrounded = np.ones(len(is_end), bool)
         if is_end.any():
             is_surrounded = find_nearest_points(scan.points[is_end], scan.points)[0] > _NEAR_END
-        return cls(scan, import_small_gicp().KdTree(scan.points), is_end, is_surrounded)
+        return cls(scan, import_module_of_extra("small_gicp").KdTree(scan.points), is_end, is_surrounded)
 
 
 def find_surface_ends(scan: Scan) -> Flags:
@@ -186,7 +186,7 @@ class Planes(NamedTuple):
     @classmethod
     def from_scan(cls, scan: Scan) -> Planes:
         """Prepare the points of a scan."""
-        return cls(import_small_gicp().KdTree(scan.points), scan.points, scan.normals)
+        return cls(import_module_of_extra("small_gicp").KdTree(scan.points), scan.points, scan.normals)
 
 
 class Contacts(NamedTuple):

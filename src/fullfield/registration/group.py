@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield._check import InputError
 from fullfield.registration.contacts import convert_to_rotation_matrix
 from fullfield.registration.descriptors import Floats
+from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.register import Progress, Settings, register_clouds
 from fullfield.registration.result import Registration
@@ -141,10 +141,7 @@ def _fit_group_poses(corners: Sequence[Floats], edges: Mapping[tuple[int, int], 
     ]
     if len(used) <= len(free):
         return poses  # a tree: every edge is met
-    try:
-        from scipy.optimize import least_squares  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise InputError(f"several clouds need SciPy ({error}); pip install 'fullfield[register]'") from None
+    least_squares = import_module_of_extra("scipy.optimize", "several clouds need").least_squares
     initial = {number: pose for number, pose in enumerate(poses) if pose is not None}
     centers = {number: apply_transform(initial[number], corners[number]).mean(0) for number in free}
     sizes = {number: max(float(np.linalg.norm(np.ptp(corners[number], axis=0))), 1e-12) for number in free}

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield._check import InputError
 from fullfield.io.pointcloud import orthonormalize_pose
 from fullfield.registration.descriptors import Floats, find_nearest, is_close_to_any
+from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform
 from fullfield.registration.scan import compute_median_point, select_one_per_cell, take_finite_points
 
@@ -20,24 +20,11 @@ _SLACK = 1.5
 """Voxels within which a point's neighbours lie, for its covariance. The steps may bring it closer by another reach."""
 
 
-def import_small_gicp() -> Any:
-    """Return the module small_gicp.
-
-    Raises:
-        InputError: where it is not installed.
-    """
-    try:
-        import small_gicp
-    except ImportError as error:
-        raise InputError(f"registration needs small_gicp ({error}); pip install 'fullfield[register]'") from None
-    return small_gicp
-
-
 class Refiner:
     """Source and prepared target, lengths in voxels; runs on one thread, so that results repeat."""
 
     def __init__(self, source: Floats, target: Floats) -> None:
-        self._gicp = import_small_gicp()
+        self._gicp = import_module_of_extra("small_gicp")
         self._points, self._goal = source, target
         self._target, self._tree = self._prepare_points(target)
 

@@ -8,11 +8,10 @@ of their surfaces; how much they share does not, for that depends on the windows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fullfield._check import InputError
 from fullfield.registration.contacts import (
     Agreement,
     Flags,
@@ -26,6 +25,7 @@ from fullfield.registration.contacts import (
 )
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import measure_observability
+from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform, search_pose_hypotheses
 from fullfield.registration.scan import Scan
 
@@ -177,22 +177,9 @@ def _find_points_beyond_window_ends(motion: Floats, source_points: Floats, targe
 
 def _find_points_outside_hull(points: Floats, cloud: Floats) -> Flags:
     """Return which ``points`` [N, 3] lie outside the convex hull of a cloud, or inside but close to it."""
-    planes = import_convex_hull()(cloud).equations
+    planes = import_module_of_extra("scipy.spatial").ConvexHull(cloud).equations
     is_outside: Flags = (points @ planes[:, :3].T + planes[:, 3] > -_BORDER).any(1)
     return is_outside
-
-
-def import_convex_hull() -> Any:
-    """Return the class scipy.spatial.ConvexHull.
-
-    Raises:
-        InputError: where SciPy is not installed.
-    """
-    try:
-        from scipy.spatial import ConvexHull  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise InputError(f"registration needs SciPy ({error}); pip install 'fullfield[register]'") from None
-    return ConvexHull
 
 
 def _compare_rival_with_best(
