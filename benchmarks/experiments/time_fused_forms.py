@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, relu
 
+from benchmarks.harness import event_clock
 from benchmarks.stored import state_conditions
 from fullfield.io.files import write_atomically
 from fullfield.ops.point_norm import point_norm
@@ -38,14 +39,7 @@ def time_call(call: Callable[[], object]) -> dict[str, Any]:
     """Return the median and the quartiles of a call's device time, ms, and the most memory it allocates, MiB."""
     for _ in range(_WARM_UP):
         call()
-    times = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
+    times = [1e3 * event_clock(call) for _ in range(REPEATS)]
     quartiles = statistics.quantiles(times, n=4)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -26,6 +26,7 @@ import torch
 from torch.nn.functional import interpolate
 
 import fullfield
+from benchmarks.harness import event_clock
 from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS, state_conditions
 from fullfield.estimators import release_memory
@@ -88,15 +89,8 @@ def time_on_gpu() -> dict[str, dict[str, dict[str, Any]]]:
         frames = [interpolate(frame, (height, width), mode="bicubic")[0].clamp(0, 1) for frame in (first, second)]
         for name, form in GPU_FORMS.items():
             call = partial(fullfield.estimate, frames[0], frames[1], **form)
-            milliseconds = []
-            for count in range(2 + GPU_CALLS):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-                start.record()
-                call()
-                end.record()
-                torch.cuda.synchronize()
-                if count >= 2:
-                    milliseconds.append(round(start.elapsed_time(end), 3))
+            call(), call()
+            milliseconds = [round(1e3 * event_clock(call), 3) for _ in range(GPU_CALLS)]
             quartiles = statistics.quantiles(milliseconds, n=4)
             times.setdefault(f"{width}x{height}", {})[name] = {
                 "median_ms": quartiles[1],
@@ -112,10 +106,11 @@ def main() -> None:
     """Time every form and store the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "auto_cpu.json")
+    parser.add_argument("-o", "--output", type=Path, help="[benchmarks/results/auto_DEVICE.json]")
     arguments = parser.parse_args()
     result = measure_on_gpu() if arguments.device == "cuda" else measure_on_cpu()
-    with write_atomically(arguments.output) as path:
+    output = arguments.output or RESULTS / f"auto_{arguments.device}.json"
+    with write_atomically(output) as path:
         path.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: value for name, value in result.items() if "seconds" in name or name == "times"}))
 
