@@ -136,7 +136,6 @@ class Journal:
         with (self._folder / f"{self._name or build_process_name()}.jsonl").open("ab", buffering=0) as file:
             with self._lock:
                 file.write(line)
-            if (
-                flush_to_disk
-            ):  # not inside the lock: it waits for the disk, and the system writes for all threads at once
+            # Not inside the lock: it waits for the disk, and the system writes for all threads at once.
+            if flush_to_disk:
                 os.fsync(file.fileno())

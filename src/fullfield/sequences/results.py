@@ -93,7 +93,7 @@ class FrameResult:
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     """Neighbouring frames with the same picture."""
     bars: dict[str, Bars] = field(default_factory=dict)
-    """By direction, the bars that both frames of the pair have."""
+    """Bars that both frames of a pair have, by direction."""
     plate: Plate | None = None
     window: FrameWindow | None = None
     inputs: dict[int, FileIdentity | None] = field(default_factory=dict)

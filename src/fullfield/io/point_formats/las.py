@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def read_las(path: Path) -> PointCloud:
         raise InputError(f"{path}: cannot be read as LAZ: {join_to_one_line(str(error))}") from error
 
 
-def import_laspy_for_writing(path: Path, *, compress: bool = False) -> ModuleType:
+def import_laspy_for_writing(path: Path, *, compress: bool = False) -> Any:
     """Return the module laspy; InputError where it, or what compresses LAZ, is not installed."""
     try:
         import laspy
@@ -66,7 +65,7 @@ def import_laspy_for_writing(path: Path, *, compress: bool = False) -> ModuleTyp
         raise InputError(f"{path}: writing LAS needs laspy ({error}); pip install laspy, or take .ply") from None
     if compress and not laspy.LazBackend.detect_available():
         raise InputError(f"{path}: writing LAZ needs lazrs; pip install lazrs, or take .las")
-    return laspy  # type: ignore[no-any-return]
+    return laspy
 
 
 def write_las(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:

@@ -122,15 +122,17 @@ Bar = tuple[Floats, float, float]
 """Both ends [2, 3] of a bar, and half its sides: across in the horizontal plane, and along the third direction."""
 
 
+_CUBOID_SIDES = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
+
+
 def _build_bars(bars: Sequence[Bar]) -> tuple[Floats, NDArray[np.int64]]:
     """Return vertices and triangles of bars of a rectangular section."""
-    quads = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
-    cuboid = np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+    cuboid = np.concatenate([_CUBOID_SIDES[:, [0, 1, 2]], _CUBOID_SIDES[:, [0, 2, 3]]])
     points = []
     for ends, half_width, half_height in bars:
         along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
-        upright = abs(along[1]) > 0.9
-        width = np.cross([1.0, 0.0, 0.0] if upright else [0.0, 1.0, 0.0], along)
+        is_upright = abs(along[1]) > 0.9
+        width = np.cross([1.0, 0.0, 0.0] if is_upright else [0.0, 1.0, 0.0], along)
         width /= np.linalg.norm(width)
         height = np.cross(along, width)
         sides = [sign * half_width * width + other * half_height * height for sign in (-1, 1) for other in (-1, 1)]
@@ -163,9 +165,9 @@ def _draw_furniture(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
         posts = [np.array([side * width * 0.93, 0, -depth]) for side in (-1, 1)]
         tops = [post + np.array([0, high, -tilt]) for post in posts]
         bars += [_connect(post, top, thickness) for post, top in zip(posts, tops, strict=True)]
-        slats, upright, slat = stream.draw_integer(1, 5), between(0, 1) < 0.4, between(0.02, 0.12)
+        slats, are_upright, slat = stream.draw_integer(1, 5), between(0, 1) < 0.4, between(0.02, 0.12)
         for position in (np.arange(slats) + 1) / (slats + 0.5):
-            if upright:
+            if are_upright:
                 low = posts[0] + (posts[1] - posts[0]) * min(position, 0.95)
                 bars.append(_connect(low, low + tops[0] - posts[0], slat, thickness / 2))
             else:
@@ -195,8 +197,8 @@ def _draw_lattice(stream: RandomStream) -> tuple[Floats, NDArray[np.int64]]:
             bars.append(_connect([-half_gap, height, middle], [half_gap, height, middle], depth, rung))
         else:
             bars += [_connect([-half_gap, height, row], [half_gap, height, row], rung) for row in rows]
-            bars += [_connect([side * half_gap, height, rows[0]], [side * half_gap, height, rows[-1]], rung)
-                     for side in (-1, 1) if len(rows) > 1]  # fmt: skip
+            sides = (-half_gap, half_gap) if len(rows) > 1 else ()
+            bars += [_connect([side, height, rows[0]], [side, height, rows[1]], rung) for side in sides]
     return _build_bars(bars)
 
 
