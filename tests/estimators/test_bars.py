@@ -221,7 +221,24 @@ def test_estimate_batch_leaves_out_bars_of_all_pairs(paths: list[Path]) -> None:
     assert all(flow.valid.all() for flow in mixed)
 
 
-def test_estimate_takes_tensors_as_they_are() -> None:
-    flow = estimate(*(paint(frame, LETTERBOX) for frame in FRAMES), "tvl1", config=QUICK)
-    assert flow.bars is None
-    assert flow.valid.all()
+@pytest.mark.parametrize("kind", ["tensor", "batch", "float16", "uint8", "uint16", "pil", "bgr"])
+def test_estimate_finds_bars_of_arrays_as_of_files(paths: list[Path], kind: str) -> None:
+    expected = estimate(*paths[:2], "tvl1", config=QUICK)
+    codes = [np.asarray(Image.open(path)) for path in paths[:2]]
+    planes = [torch.from_numpy(np.moveaxis(code, 2, 0) / np.float32(255)) for code in codes]
+    if kind == "batch":
+        flow = estimate_batch(planes[0][None], planes[1][None], "tvl1", config=QUICK)[0]
+    elif kind == "bgr":
+        flow = estimate(*(code[..., ::-1] for code in codes), "tvl1", config=QUICK, color_order="bgr")
+    else:
+        convert = {
+            "tensor": lambda number: planes[number],
+            "float16": lambda number: (codes[number] / 255).astype(np.float16),
+            "uint8": lambda number: codes[number],
+            "uint16": lambda number: codes[number] * np.uint16(257),
+            "pil": lambda number: Image.open(paths[number]),
+        }[kind]
+        flow = estimate(convert(0), convert(1), "tvl1", config=QUICK)
+    assert flow.bars == expected.bars == (20, 14, 0, 9)
+    assert torch.equal(flow.valid, expected.valid)
+    torch.testing.assert_close(flow.flow, expected.flow, atol=0.05 if kind == "float16" else 1e-4, rtol=0)

@@ -65,7 +65,8 @@ def read_or_convert_frame(
         UserWarning: if values cannot be meant as 0 ... 1.
     """
     sources = _build_frame_sources([frame], name, transfer, color_order, reading)
-    values = _convert_and_stack_frames(sources, _get_frame_device(frame), [source.read_file() for source in sources])
+    device = frame.device if isinstance(frame, Tensor) else torch.device("cpu")
+    values = _stack_frames(sources, [source.read() for source in sources], device)
     _check_value_range([(values, sources)])
     return values[0]
 
@@ -101,7 +102,7 @@ def read_into_batches(
     """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
 
     The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
-    two has colour, the other is expanded to three channels. Bars are looked for where all frames are files.
+    two has colour, the other is expanded to three channels. Bars are looked for unless a frame is on a GPU.
     """
     sources1, sources2 = (
         _build_frame_sources(frames, name, transfer, color_order, reading)
@@ -110,14 +111,11 @@ def read_into_batches(
     if len(sources1) == len(sources2) == 1 and sources1[0].is_file and sources2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            files = list(pool.map(_FrameSource.read_file, (*sources1, *sources2)))
+            frames = list(pool.map(_FrameSource.read, (*sources1, *sources2)))
     else:
-        files = [source.read_file() for source in (*sources1, *sources2)]
-    files1, files2 = files[: len(sources1)], files[len(sources1) :]
-    first, second = (
-        _convert_and_stack_frames(sources1, device, files1),
-        _convert_and_stack_frames(sources2, device, files2),
-    )
+        frames = [source.read() for source in (*sources1, *sources2)]
+    frames1, frames2 = frames[: len(sources1)], frames[len(sources1) :]
+    first, second = _stack_frames(sources1, frames1, device), _stack_frames(sources2, frames2, device)
     _check.require(
         len(first) == len(second), argument_names[1], f"{len(first)} frames like {argument_names[0]}", f"{len(second)}"
     )
@@ -127,9 +125,9 @@ def read_into_batches(
     _check_value_range([(first, sources1), (second, sources2)])
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
-    lines = [file.lines for file in files if file is not None]
-    bars = find_bars(first.shape[2:], lines) if len(lines) == len(files) else None
-    return FrameBatches((first, second), (_stack_valid_masks(files1, device), _stack_valid_masks(files2, device)), bars)
+    bars = find_bars(first.shape[2:], [lines for frame in frames for lines in frame.lines])
+    valid = _stack_valid_masks(frames1, device), _stack_valid_masks(frames2, device)
+    return FrameBatches((first, second), valid, bars)
 
 
 def fill_unknown_pixels(
@@ -164,24 +162,23 @@ def warn_about_value_range(frame: Tensor, name: str) -> bool:
     return _warn_about_value_range(_measure_value_range(frame[None]).tolist(), name, 4)
 
 
-class _DecodedFileFrame(NamedTuple):
-    """Frame that was read from a file."""
+class _ReadFrame(NamedTuple):
+    """Frame, or batch of frames, where its memory is: read from a file in the host's, else the user's own."""
 
-    frame: Tensor
-    """float32 [C, H, W], filled where it is not known."""
+    values: Tensor
+    """[C, H, W] or [B, C, H, W], display-referred; integers are not scaled yet. Filled where it is not known."""
     valid: Tensor | None
-    lines: tuple[ConstantLines, ...]
-    """Its lines of one constant colour; see :func:`measure_constant_lines`."""
+    """bool [H, W]: where the frame is known; None: everywhere."""
+    lines: Sequence[tuple[ConstantLines, ...]]
+    """:func:`measure_constant_lines` of each frame; an empty tuple for one on a GPU."""
 
 
-def _stack_valid_masks(files: Sequence[_DecodedFileFrame | None], device: torch.device) -> Tensor | None:
+def _stack_valid_masks(frames: Sequence[_ReadFrame], device: torch.device) -> Tensor | None:
     """Return where frames are known, bool [B, H, W]; None: everywhere."""
-    if all(file is None or file.valid is None for file in files):
+    if all(frame.valid is None for frame in frames):
         return None
-    size = next(file.frame.shape[1:] for file in files if file is not None)
-    everywhere = torch.ones(size, dtype=torch.bool)
-    masks = [everywhere if file is None or file.valid is None else file.valid for file in files]
-    return torch.stack(masks).to(device)
+    everywhere = torch.ones(frames[0].values.shape[1:], dtype=torch.bool)
+    return torch.stack([everywhere if frame.valid is None else frame.valid for frame in frames]).to(device)
 
 
 class _FrameSource(NamedTuple):
@@ -211,23 +208,25 @@ class _FrameSource(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
 
-    def read_file(self) -> _DecodedFileFrame | None:
-        """Read a file on the CPU; return None if the frame is no file."""
-        if not self.is_file:
-            return None
-        from fullfield.io.image import FrameReader
+    def read(self) -> _ReadFrame:
+        """Read a file into the host's memory, or check and convert an array or tensor."""
+        if self.is_file:
+            from fullfield.io.image import FrameReader
 
-        result = FrameReader(self.transfer, **self.reading).read(self.frame)
-        if result.note:
-            warnings.warn(result.note, stacklevel=2)
-        frame = fill_unknown_pixels(result.frame, result.valid, self.name)
-        return _DecodedFileFrame(frame, result.valid, measure_constant_lines(frame))
+            result = FrameReader(self.transfer, **self.reading).read(self.frame)
+            if result.note:
+                warnings.warn(result.note, stacklevel=2)
+            values = fill_unknown_pixels(result.frame, result.valid, self.name)
+            return _ReadFrame(values, result.valid, [measure_constant_lines(values)])
+        values = self._convert_to_tensor()
+        if values.device.type != "cpu":
+            return _ReadFrame(values, None, [()])
+        frames = values if values.ndim == 4 else values[None]
+        return _ReadFrame(values, None, [measure_constant_lines(frame) for frame in frames])
 
-    def to_tensor(self, device: torch.device, file: _DecodedFileFrame | None) -> Tensor:
-        """Return float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` is from :meth:`read_file`."""
+    def _convert_to_tensor(self) -> Tensor:
+        """Return an array or tensor as a checked tensor; see :class:`_ReadFrame`."""
         frame = self.frame
-        if file is not None:
-            return to_device(file.frame, device)
         for option in self.reading:
             _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
@@ -237,11 +236,9 @@ class _FrameSource(NamedTuple):
                 f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe_value(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        values = _convert_to_display_referred(
-            _check.check_has_values(frame.detach(), self.name), self.name, self.transfer, device
+        return _convert_to_display_referred(
+            _check.check_has_values(frame.detach(), self.name), self.name, self.transfer
         )
-        is_bgr = self.color_order == "bgr" and values.shape[-3] == 3
-        return values.flip(-3) if is_bgr else values
 
 
 def _build_frame_source(
@@ -262,8 +259,8 @@ def _build_frame_source(
     return _FrameSource(frame, name, transfer, color_order, reading)
 
 
-def _convert_to_display_referred(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
-    """Return float32 values of 0 ... 1 on ``device``; integers are copied there before they are scaled."""
+def _convert_to_display_referred(values: Tensor, name: str, transfer: str) -> Tensor:
+    """Return the values themselves if they are display-referred, else float32 values in the host's memory."""
     is_valid = values.is_floating_point() or values.dtype in _WHITE
     _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
     to_display = None
@@ -272,12 +269,12 @@ def _convert_to_display_referred(values: Tensor, name: str, transfer: str, devic
 
         to_display = choose_display_curve_if_needed(transfer, auto="srgb")
     if to_display is None:
-        return _scale_integers_to_unit_range(to_device(values, device))
+        return values
     converted = _scale_integers_to_unit_range(values.cpu()).clone()  # the curves work on arrays
     _check.require(bool(converted.isfinite().all()), name, "finite values", "NaN or infinity")
     for frame in converted.view(-1, *converted.shape[-3:]):
         to_display(frame.numpy())
-    return to_device(converted, device)
+    return converted
 
 
 _Batch: TypeAlias = "tuple[Tensor, list[_FrameSource]]"
@@ -301,11 +298,11 @@ def _build_frame_sources(
     ]
 
 
-def _convert_and_stack_frames(
-    sources: list[_FrameSource], device: torch.device, files: Sequence[_DecodedFileFrame | None]
-) -> Tensor:
-    """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``files`` are those that were read."""
-    tensors = [source.to_tensor(device, file) for source, file in zip(sources, files, strict=True)]
+def _stack_frames(sources: Sequence[_FrameSource], frames: Sequence[_ReadFrame], device: torch.device) -> Tensor:
+    """Return frames as one tensor float32 [B, C, H, W] on ``device``; their values are not checked."""
+    tensors = [_scale_integers_to_unit_range(to_device(frame.values, device)) for frame in frames]
+    if sources[0].color_order == "bgr":
+        tensors = [tensor.flip(-3) if tensor.shape[-3] == 3 else tensor for tensor in tensors]
     if tensors[0].ndim == 4:
         return tensors[0]
     for frame, source in zip(tensors[1:], sources[1:], strict=True):
@@ -315,10 +312,6 @@ def _convert_and_stack_frames(
         return tensors[0][None]
     channels = max(frame.shape[0] for frame in tensors)
     return torch.stack([frame.expand(channels, -1, -1) for frame in tensors])
-
-
-def _get_frame_device(frame: object) -> torch.device:
-    return frame.device if isinstance(frame, Tensor) else torch.device("cpu")
 
 
 def _convert_array_to_tensor(array: NDArray[Any], name: str) -> Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -71,9 +72,10 @@ class ConstantLines(NamedTuple):
 def measure_constant_lines(frame: Tensor) -> tuple[ConstantLines, ...]:  # [C, H, W] in the host's memory
     """Return the constant rows at the top and bottom and the columns at the left and right, in the order of Bars.
 
-    Only these lines and the next few are read. It returns nothing for a frame of one colour, which has no bars.
+    Integers are 0 ... their maximum. Only these lines and the next few are read. It returns nothing for a frame of one
+    colour, which has no bars.
     """
-    planes = frame.detach().numpy()
+    planes = (frame.float() if frame.dtype == torch.bfloat16 else frame).detach().numpy()
     height, width = planes.shape[-2:]
     rows = [_measure_side(planes, _Side(1, is_far), width) for is_far in (False, True)]
     first, last = rows[0].line_count, height - rows[1].line_count
@@ -123,10 +125,13 @@ class _Side(NamedTuple):
         return 3 - self.axis
 
     def take_lines(self, planes: NDArray[Any], start: int, end: int) -> NDArray[Any]:
-        """Return lines as a view, in the order of memory: reductions of a reversed view take five times as long."""
+        """Return lines as float32, in the order of memory: reductions of a reversed view take five times as long."""
         count = planes.shape[self.axis]
-        lines = slice(max(count - end, 0), count - start) if self.is_far else slice(start, end)
-        return planes[:, lines] if self.axis == 1 else planes[:, :, lines]
+        numbers = slice(max(count - end, 0), count - start) if self.is_far else slice(start, end)
+        lines = planes[:, numbers] if self.axis == 1 else planes[:, :, numbers]
+        is_integer = lines.dtype.kind == "u"
+        values = lines.astype(np.float32, copy=False)
+        return values / np.float32(np.iinfo(lines.dtype).max) if is_integer else values
 
     def order_lines_inwards(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
         """Return values of :meth:`take_lines` from the side inwards."""

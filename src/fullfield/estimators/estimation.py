@@ -156,7 +156,7 @@ def estimate(
     The frames are read, checked and brought to the device; the flow is estimated, refined and judged there. It stays
     on the device: ``flow.cpu()``, ``flow.numpy()`` and ``flow.save(path)`` copy it to the host. What the last two
     methods prepared stays for the next call; :func:`fullfield.estimators.release_memory` releases it. Bars at the edges
-    of two files are not matched (``Flow.bars``).
+    of both frames, such as letterbox, are not matched (``Flow.bars``); in tensors on a GPU they are not looked for.
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
