@@ -9,11 +9,11 @@ import torch
 
 from fullfield import estimate
 from fullfield.io import read_flow, read_frame_window, write_flow, write_image, write_st_map
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 # Three synthetic plates: one seed gives the same middle frame at any speed. A float picture is written to EXR as
 # scene-linear light.
-slow, fast = (textured_scene(180, 320, seed=1, max_motion=motion) for motion in (2.0, 6.0))
+slow, fast = (sample_textured_scene(180, 320, seed=1, max_motion=motion) for motion in (2.0, 6.0))
 write_image("plate.0001.exr", slow.frame2)
 write_image("plate.0002.exr", fast.frame1)
 write_image("plate.0003.exr", fast.frame2)

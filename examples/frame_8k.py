@@ -14,13 +14,13 @@ import torch
 
 from fullfield import estimate
 from fullfield.io import read_flow, read_frame_window, write_flow, write_image, write_st_map
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.viz import draw_overlay, flow_to_image, measure_max_motion
 
 width = int(os.environ.get("FULLFIELD_EXAMPLE_WIDTH", "448"))
 height = round(width * 0.419 / 8) * 8
 device = "cuda" if torch.cuda.is_available() else "cpu"
-scene = textured_scene(height, width, seed=3, max_motion=width / 80)
+scene = sample_textured_scene(height, width, seed=3, max_motion=width / 80)
 write_image("frame.0001.exr", scene.frame1)
 write_image("frame.0002.exr", scene.frame2)
 

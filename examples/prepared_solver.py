@@ -11,9 +11,9 @@ import torch
 
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
-scene = textured_scene(240, 432, seed=1)
+scene = sample_textured_scene(240, 432, seed=1)
 pairs = [(scene.frame1, scene.frame2)] * 4  # a real sequence has different pairs
 
 solver = TVL1Solver(240, 432, TVL1Config.from_preset("fast"))  # allocates buffers and tables once

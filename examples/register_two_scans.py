@@ -14,10 +14,10 @@ import torch
 
 from fullfield.io import PointCloud, write_image, write_point_cloud
 from fullfield.registration import alignment_errors, register
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_alignment
 
-target, source = room_scan(5, scan=0), room_scan(5, scan=1)
+target, source = sample_room_scan(5, scan=0), sample_room_scan(5, scan=1)
 angle = np.deg2rad(100.0)
 true = np.eye(4)
 true[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
@@ -44,5 +44,5 @@ write_point_cloud("aligned.ply", PointCloud(moved.numpy()))
 
 # %%
 # Two scans of different rooms have no common pose; the result has the reason.
-refused = register(room_scan(6), target)
+refused = register(sample_room_scan(6), target)
 print(refused.success, "-", refused.reason)

@@ -7,11 +7,11 @@ Accumulate metrics, merge the results of several workers and print them.
 
 from fullfield import estimate
 from fullfield.metrics import FlowMetrics
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 workers = [FlowMetrics(), FlowMetrics()]
 for seed in range(4):
-    scene = textured_scene(120, 200, seed=seed)
+    scene = sample_textured_scene(120, 200, seed=seed)
     flow = estimate(scene.frame1, scene.frame2, preset="fast")
     workers[seed % 2].update(flow.flow, scene.flow, scene.valid, scene.occluded)
 

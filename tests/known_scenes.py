@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.testing.scenes import Scene
 
 
 @functools.cache
 def known_scene(height: int, width: int, seed: int = 0, max_motion: float | None = None) -> Scene:
-    """Return a cached :func:`fullfield.testing.textured_scene`; tests must not write into its shared tensors."""
-    return textured_scene(height, width, seed=seed, max_motion=max_motion)
+    """Return a cached :func:`fullfield.testing.sample_textured_scene`; tests must not write into its shared tensors."""
+    return sample_textured_scene(height, width, seed=seed, max_motion=max_motion)

@@ -43,7 +43,7 @@ from fullfield.registration import LearnedDescriptor, alignment, alignment_error
 from fullfield.registration.scan import choose_voxel
 from fullfield.sequences import ShotSettings, follow_frames, warp_image
 from fullfield.sequences.estimation import estimate_sequence
-from fullfield.testing import room_scan, textured_scene
+from fullfield.testing import sample_room_scan, sample_textured_scene
 from fullfield.training import flow as learning
 from fullfield.training.descriptor import compute_mutual_match_precision, contrastive_loss
 from fullfield.training.flow.batch import FlowBatch
@@ -398,12 +398,12 @@ def _() -> Any:
 
 
 def _scans() -> tuple[Any, Any]:
-    scan = room_scan(1, 1000)
+    scan = sample_room_scan(1, 1000)
     turned = pose(3).cpu().numpy()
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
 
-@case("registration.register", "registration.choose_voxel", "registration.alignment_errors", "testing.room_scan")
+@case("registration.register", "registration.choose_voxel", "registration.alignment_errors", "testing.sample_room_scan")
 def _() -> Any:
     source, target = _scans()
     found = register(source, target, iterations=500, samples=200)
@@ -464,7 +464,7 @@ def _() -> Any:
 def _() -> Any:
     from fullfield.datasets import FlowSample
 
-    scene = textured_scene(40, 56, seed=4)
+    scene = sample_textured_scene(40, 56, seed=4)
     sample = FlowSample("one", scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded)
     batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
     changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, eraser=1.0)
@@ -498,9 +498,9 @@ def _() -> Any:
     return [None if one is None else one.flow for one in flows]
 
 
-@case("testing.textured_scene", "testing.Scene")
+@case("testing.sample_textured_scene", "testing.Scene")
 def _() -> Any:
-    scene = textured_scene(48, 64, seed=2)
+    scene = sample_textured_scene(48, 64, seed=2)
     return scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded
 
 

@@ -117,9 +117,9 @@ def test_readme_is_short_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from foreign_network import Network
 
     from fullfield.io import read_flow, write_image
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
-    scene = textured_scene(48, 64)
+    scene = sample_textured_scene(48, 64)
     write_image("frame_0001.png", scene.frame1)
     write_image("frame_0002.png", scene.frame2)
     names: dict[str, Any] = {"model": Network()}

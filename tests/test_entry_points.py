@@ -16,7 +16,7 @@ import torch
 
 import fullfield
 from commands import load_file
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,7 +31,7 @@ def test_torch_hub_lists_networks() -> None:
         "sea_raft",
     }
     model = torch.hub.load(str(ROOT), "fullfield_s", source="local")
-    scene = textured_scene(64, 80, seed=1, max_motion=2.0)
+    scene = sample_textured_scene(64, 80, seed=1, max_motion=2.0)
     with torch.inference_mode():
         flow = model(scene.frame1[None], scene.frame2[None])
     expected = fullfield.estimate(scene.frame1, scene.frame2, "fullfield-s").flow
@@ -127,7 +127,7 @@ def plates(folder: Path) -> Read:
     from fullfield.io import write_image
 
     for number, motion in ((1001, 2.0), (1002, 3.0)):
-        write_image(folder / f"plate.{number}.exr", textured_scene(40, 48, seed=1, max_motion=motion).frame1)
+        write_image(folder / f"plate.{number}.exr", sample_textured_scene(40, 48, seed=1, max_motion=motion).frame1)
     return Read(file=Knob(f"{folder.as_posix()}/plate.%04d.exr"), first=Knob(1001), last=Knob(1002))
 
 
@@ -193,7 +193,7 @@ def test_nuke_command_line_parses(in_nuke: ModuleType) -> None:
 def test_comfyui_nodes_estimate() -> None:
     nodes = load_file("examples/comfyui/__init__.py")
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
-    scene = textured_scene(64, 80, seed=1, max_motion=2.0)
+    scene = sample_textured_scene(64, 80, seed=1, max_motion=2.0)
     first, second = (frame.movedim(0, -1)[None].repeat(2, 1, 1, 1) for frame in (scene.frame1, scene.frame2))
     made = {name: node() for name, node in nodes.NODE_CLASS_MAPPINGS.items()}
     for node in made.values():

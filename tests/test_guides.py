@@ -15,7 +15,7 @@ import torch
 
 import fullfield
 from fullfield.cli.main import main
-from fullfield.testing import room_scan, textured_scene
+from fullfield.testing import sample_room_scan, sample_textured_scene
 from known_scenes import known_scene
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,8 +56,8 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     writer.close()
     angle = np.deg2rad(40.0)
     turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-    write_point_cloud("scan_01.ply", room_scan(5))
-    write_point_cloud("scan_02.ply", room_scan(5, scan=1) @ turn + 1.0)
+    write_point_cloud("scan_01.ply", sample_room_scan(5))
+    write_point_cloud("scan_02.ply", sample_room_scan(5, scan=1) @ turn + 1.0)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     return tmp_path
 
@@ -171,7 +171,7 @@ def test_migrating_page_runs(page_folder: Path) -> None:
     assert torch.equal(weight.permute(1, 2, 3, 4, 0).reshape(27, 16, 32), given["conv"].weight.detach())
     assert "weight.permute(1, 2, 3, 4, 0).reshape(27, 16, 32)" in (DOCS / "migrating.md").read_text("utf-8")
 
-    scene = textured_scene(48, 64, seed=1, max_motion=2.0)
+    scene = sample_textured_scene(48, 64, seed=1, max_motion=2.0)
     grey = [(255 * frame.mean(0)).to(torch.uint8).numpy() for frame in (scene.frame1, scene.frame2)]
     given = run(ours, {**build_variables(page_folder), "frame1": scene.frame1, "frame2": scene.frame2})
     assert given["ours"].shape == (48, 64, 2)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from fullfield.io import write_flow, write_image
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "setuid"), reason="no users to become")
 
@@ -78,7 +78,7 @@ print(json.dumps([results, folders, os.geteuid()]))
 
 
 def _furnish(folder: Path) -> None:
-    scene = textured_scene(32, 40, seed=4)
+    scene = sample_textured_scene(32, 40, seed=4)
     write_image(folder / "a.png", scene.frame1)
     plates = [f"plate.{number:04d}.png" for number in range(1, 5)]
     for name in ("b.png", "secret.png", "seen.0001.png", "seen.0002.png", *plates):

@@ -58,9 +58,9 @@ class Worker:
 
 @functools.cache
 def _render_scene(height: int, width: int) -> Any:
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
-    return textured_scene(height, width, seed=3)
+    return sample_textured_scene(height, width, seed=3)
 
 
 def estimate_inputs(size: tuple[int, int], device: str) -> dict[str, Tensor]:

@@ -42,13 +42,13 @@ def run_worker(method: str, sizes: list[tuple[int, int]]) -> dict[str, Any]:
 
     from fullfield.estimators.estimation import build_estimator, estimate
     from fullfield.estimators.protocol import prepare_estimator
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
     estimator = build_estimator(method)
     prepare_estimator(estimator, "cpu")
     backend, prepared, rows = "", _read_memory(), []
     for height, width in sizes:
-        scene = textured_scene(height, width, seed=3)
+        scene = sample_textured_scene(height, width, seed=3)
         frames = [(frame.clamp(0, 1) * 255).round().to(torch.uint8) for frame in (scene.frame1, scene.frame2)]
         for _ in range(CALLS):
             flow = estimate(frames[0], frames[1], estimator, device="cpu", threads=1)

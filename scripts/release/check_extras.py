@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FRAMES = "from fullfield.testing import textured_scene; s = textured_scene(48, 64)"
+FRAMES = "from fullfield.testing import sample_textured_scene; s = sample_textured_scene(48, 64)"
 NVRTC = """
 import contextlib, io, json
 from fullfield._kernels.nvrtc import load_nvrtc
@@ -32,8 +32,8 @@ assert main(['demo', '--size', '96x72']) == 0
 """,
     "register": """
 from fullfield.registration import register
-from fullfield.testing import room_scan
-assert register(room_scan(5, scan=1) + 1.0, room_scan(5)).success
+from fullfield.testing import sample_room_scan
+assert register(sample_room_scan(5, scan=1) + 1.0, sample_room_scan(5)).success
 import laspy
 """,
     "video": f"""
@@ -71,9 +71,9 @@ cluster.shutdown()
 import os, runpy, sys
 sys.path.insert(0, os.environ['FULLFIELD_CHECKOUT'])
 import pynvml, skimage
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.io import write_flow, write_image
-s = textured_scene(72, 96)
+s = sample_textured_scene(72, 96)
 write_image('a.png', s.frame1); write_image('b.png', s.frame2); write_flow('t.flo', s.flow)
 sys.argv = ['benchmarks', 'tvl1', '--pair', 'a.png', 'b.png', 't.flo', '--repeats', '1', '-o', 'found.json']
 try:

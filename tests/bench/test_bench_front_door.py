@@ -13,14 +13,14 @@ from PIL import Image
 
 from benchmarks.cases.front_door import command, measure
 from fullfield.io import write_flow
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 SMALL = ("--sizes", "96x64", "--auto-size", "96x64", "--file-size", "96x64", "--batch", "2", "--batch-size", "64x48")
 
 
 def shared(folder: Path) -> Path:
     """Write small pairs under the names of the shared data and return their folder."""
-    made = textured_scene(64, 96, seed=3)
+    made = sample_textured_scene(64, 96, seed=3)
     names = {
         "middlebury/Venus": ("frame10.png", "frame11.png", "flow10.flo"),
         "flyingchairs": ("0000003-img0.ppm", "0000003-img1.ppm", "0000003-gt.flo"),

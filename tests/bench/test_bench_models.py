@@ -17,7 +17,7 @@ from benchmarks.harness import TooLarge
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
 from fullfield.models.prepared import choose_cpu_dtype
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 SIZE = (64, 96)
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_models_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_models_reports_error_with_time() -> None:
-    scene = textured_scene(64, 96)
+    scene = sample_textured_scene(64, 96)
     known = scene.flow.clone()
     known[:, :8] = torch.nan
     pair = scene.frame1, scene.frame2
@@ -114,7 +114,7 @@ def test_models_command_writes_results(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_models_command_reads_true_flow_of_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    scene = textured_scene(64, 96)
+    scene = sample_textured_scene(64, 96)
     pair = [tmp_path / f"{name}.png" for name in "ab"]
     for path, frame in zip(pair, (scene.frame1, scene.frame2), strict=True):
         write_image(path, frame)

@@ -12,7 +12,7 @@ from commands import CommandResult
 from fullfield import estimate
 from fullfield.cli.main import main
 from fullfield.io import write_flow, write_image
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.testing.scenes import Scene
 
 Cli = Callable[..., CommandResult]
@@ -46,7 +46,7 @@ def refused(cli: Cli, compiled: None) -> Callable[..., str]:  # noqa: ARG001 - s
 
 @pytest.fixture(scope="session")
 def made() -> Scene:
-    return textured_scene(48, 64)
+    return sample_textured_scene(48, 64)
 
 
 @pytest.fixture(scope="session")

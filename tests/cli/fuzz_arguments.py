@@ -34,7 +34,7 @@ from fullfield import InputError
 from fullfield.cli.main import build_parser
 from fullfield.cli.main import main as fullfield
 from fullfield.io import PointCloud, write_flow, write_image, write_point_cloud
-from fullfield.testing import room_scan, textured_scene
+from fullfield.testing import sample_room_scan, sample_textured_scene
 
 PATIENCE = 240.0  # seconds, on a busy machine
 CODES = (0, 1, 2, 3)
@@ -158,7 +158,7 @@ def _value(action: argparse.Action, rng: random.Random, odd: float) -> str:
 def furnish(folder: Path) -> None:
     """The files that command lines name."""
     folder.mkdir()
-    scene = textured_scene(40, 56, seed=4)
+    scene = sample_textured_scene(40, 56, seed=4)
     write_image(folder / "a.png", scene.frame1)
     write_image(folder / "b.png", scene.frame2)
     write_flow(folder / "flow.flo", scene.flow)
@@ -167,7 +167,7 @@ def furnish(folder: Path) -> None:
         moved = scene.frame1.roll(number, -1)
         for place in (folder, folder / "plates"):
             write_image(place / f"plate.{number:04d}.png", moved)
-    points = room_scan(1, 600)
+    points = sample_room_scan(1, 600)
     write_point_cloud(folder / "cloud.ply", PointCloud(points))
     write_point_cloud(folder / "moved.ply", PointCloud(points + 0.1))
     (folder / "pairs.txt").write_text("a.png b.png flow.flo\n")

@@ -12,7 +12,7 @@ import torch
 from fullfield.cli.evaluate import _choose_process_device
 from fullfield.io import read_flow, write_image
 from fullfield.ops import devices
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.training.flow import ranks
 
 OWN = """
@@ -28,7 +28,7 @@ class Shift:
 
 @pytest.fixture(autouse=True)
 def _frames(cli: Any) -> None:  # noqa: ARG001 - works in its folder
-    scene = textured_scene(48, 64, seed=3)
+    scene = sample_textured_scene(48, 64, seed=3)
     write_image("a.png", scene.frame1)
     write_image("b.png", scene.frame2)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fullfield.io import PointCloud, write_point_cloud
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 
 pytest.importorskip("small_gicp")
 
@@ -23,7 +23,7 @@ def rooms(scene: Path) -> str:
     home.mkdir(parents=True)
     true = np.eye(4)
     true[:3, 3] = (0.5, -1.0, 0.2)
-    clouds = room_scan(3, 4500) + true[:3, 3], room_scan(7, 4500), room_scan(3, 4500, scan=1)
+    clouds = sample_room_scan(3, 4500) + true[:3, 3], sample_room_scan(7, 4500), sample_room_scan(3, 4500, scan=1)
     for number, points in enumerate(clouds):
         write_point_cloud(home / f"cloud_bin_{number}.ply", PointCloud(points))
     text = "".join("\n".join((f"0 {j} 3", *(" ".join(map(str, line)) for line in true), "")) for j in (1, 2))

@@ -26,7 +26,7 @@ from fullfield.io.windows import FrameWindow
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.testing.scenes import Scene
 
 FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "3", "--warps", "2")
@@ -69,7 +69,7 @@ def test_flow_json_is_one_object(cli: Any) -> None:
 
 def test_flow_direction_both_uses_first_frame_pixels(cli: Any) -> None:
     """One picture that moves by 1 px, then by 3 px to the right: the fields differ, and so do their pixels."""
-    texture = textured_scene(60, 90, seed=4).frame1
+    texture = sample_textured_scene(60, 90, seed=4).frame1
     for name, left in (("z", 21), ("a", 20), ("b", 17)):  # a window that moves left moves the picture right
         write_image(f"{name}.png", texture[:, 6:54, left : left + 64])
     assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", *FAST[:4]).code == 0
@@ -98,7 +98,7 @@ def test_flow_reports_levels_that_small_frames_skip(cli: Any, scene: Path) -> No
 
 def _plates(corners: dict[str, tuple[int, int]]) -> None:
     """EXR frames of one unmoving picture, each with its 64 x 48 data window at that corner."""
-    texture = textured_scene(90, 120, seed=4).frame1
+    texture = sample_textured_scene(90, 120, seed=4).frame1
     for name, (x, y) in corners.items():
         pixels = np.ascontiguousarray(texture[:, y : y + 48, x : x + 64].permute(1, 2, 0).numpy())
         window = FrameWindow((x, y, 64, 48), (10, 0, 100, 90), 2.0)

@@ -19,7 +19,7 @@ from fullfield.io import open_video
 from fullfield.io.video import VideoWriter
 from fullfield.ops.tvl1 import TVL1Solver
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
 
@@ -29,7 +29,7 @@ QUICK = ("--method", "tvl1", "--preset", "fast", "--iterations", "2", "--warps",
 @pytest.fixture
 def film(scene: Path) -> str:
     """A texture that moves by 2 px to the left in each of eight frames of 64×48, 10 a second."""
-    texture = (textured_scene(48, 90, seed=4).frame1 * 255).to(torch.uint8)
+    texture = (sample_textured_scene(48, 90, seed=4).frame1 * 255).to(torch.uint8)
     with VideoWriter(scene / "film.mp4", 64, 48, 10.0) as writer:
         for number in range(8):
             writer.write(texture[:, :, 2 * number : 2 * number + 64], number / 10)

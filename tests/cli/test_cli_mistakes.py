@@ -23,7 +23,7 @@ from fullfield.datasets import SCANS
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import PointCloud, VideoWriter, write_flow, write_image, write_point_cloud
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 
 Refused = Callable[..., str]
 FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "1", "--warps", "1")
@@ -339,7 +339,7 @@ def furnished(_stored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a.png", "b.png", "truth.flo"):
         shutil.copy(folder / name, folder / "mine")
     (folder / "mine" / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    scans = room_scan(3, 4500), room_scan(3, 4500, scan=1)
+    scans = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
     home = folder / "set" / "room"
     home.mkdir(parents=True)
     for number, (name, points) in enumerate(zip("ab", scans, strict=True)):

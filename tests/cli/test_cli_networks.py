@@ -17,7 +17,7 @@ from fullfield.io import read_flow, write_flow, write_image
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import DEFAULTS, WEIGHTS
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 PAIR = ("flow", "a.png", "b.png", "-o", "out.flo")
 
@@ -122,7 +122,7 @@ def test_flow_runs_ptlflow_models(cli: Any, refused: Callable[..., str]) -> None
     ran = cli(*PAIR, *chosen)
     assert ran.code == 0, ran.err
     assert "64x48, ptlflow:raft_small (preset default), random weights, on cpu (" in ran.out
-    large = textured_scene(128, 136)  # the original fails on smaller ones
+    large = sample_textured_scene(128, 136)  # the original fails on smaller ones
     for name, frame in (("c.png", large.frame1), ("d.png", large.frame2)):
         write_image(name, frame)
     report = cli("flow", "c.png", "d.png", "-o", "out.flo", *chosen, "--no-patched", "--json").json

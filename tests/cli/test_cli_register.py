@@ -13,7 +13,7 @@ from fullfield import viz
 from fullfield.cli import progress
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import alignment
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from fullfield.viz import draw_sheet
 
 pytest.importorskip("small_gicp")
@@ -24,13 +24,13 @@ TRUTH = np.array([[0.0, -1, 0, 2], [1, 0, 0, -3], [0, 0, 1, 0.5], [0, 0, 0, 1]])
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room, the first with colours and normals, and one of another room."""
-    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
     colors = np.arange(3 * len(first)).reshape(-1, 3).astype(np.uint8)
     normals = np.tile(np.float32([0, 1, 0]), (len(first), 1))
     write_point_cloud(scene / "a.ply", PointCloud(first.astype(np.float32), colors, normals))
     write_point_cloud(scene / "b.npy", PointCloud(second @ TRUTH[:3, :3].T + TRUTH[:3, 3]))
-    write_point_cloud(scene / "c.ply", PointCloud(room_scan(22, 4500)))
+    write_point_cloud(scene / "c.ply", PointCloud(sample_room_scan(22, 4500)))
     return scene
 
 
@@ -140,7 +140,7 @@ def test_register_refuses_lossy_output_before_search(cli: Any, scans: Path, monk
 
 
 def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: Path) -> None:
-    third = room_scan(3, 4500, scan=2) + np.array([0.0, 1.0, 0.0])
+    third = sample_room_scan(3, 4500, scan=2) + np.array([0.0, 1.0, 0.0])
     write_point_cloud(scans / "d.ply", PointCloud(third))
     ran = cli("register", "a.ply", "b.npy", "d.ply", "--voxel", "0.09", "--merge", "all.las", "--json")
     assert ran.code == 0
@@ -201,7 +201,7 @@ def test_register_advice_matches_refusal_reason(cli: Any, scans: Path) -> None:
 
 def test_register_third_cloud_connects_two_without_overlap(cli: Any, scans: Path) -> None:
     """The advice of the refusal works."""
-    first, between, last = (room_scan(3, 9000, scan=number) for number in range(3))
+    first, between, last = (sample_room_scan(3, 9000, scan=number) for number in range(3))
     for name, points in (("x", first[first[:, 0] < 1.9]), ("y", between), ("z", last[last[:, 0] > 2.1])):
         write_point_cloud(scans / f"{name}.ply", points)
     ran = cli("register", "x.ply", "z.ply", "--voxel", "0.07")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 
 TURN = np.array([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]])
 SMALL = ("--channels", "6", "--layers", "0", "--pairs", "1", "--block", "2", "--cells", "300")
@@ -18,7 +18,7 @@ TINY = (*SMALL, "--steps", "2", "--every", "1")
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room that share two thirds, the second turned."""
-    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
     np.save(scene / "a.npy", first[first[:, 0] < 3.8])
     np.save(scene / "b.npy", second[second[:, 0] > 1.0] @ TURN.T)
     return scene

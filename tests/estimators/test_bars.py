@@ -16,9 +16,9 @@ from fullfield import estimate, estimate_batch
 from fullfield.estimators.bars import Bars, find_bars, measure_constant_lines
 from fullfield.io import write_image
 from fullfield.ops.tvl1 import TVL1Config
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
-SCENE = textured_scene(96, 128, seed=3)
+SCENE = sample_textured_scene(96, 128, seed=3)
 FRAMES = SCENE.frame1, SCENE.frame2
 QUICK = TVL1Config.from_preset("fast").replace(warps=1, iterations=2)
 LETTERBOX = Bars(top=20, bottom=20)

@@ -10,10 +10,10 @@ from fullfield.estimators import NetworkEstimator, RefinedEstimator
 from fullfield.estimators.network_config import NetworkSettings, RAFTSettings
 from fullfield.models import PreparedFlow
 from fullfield.models.cascade import compute_cascade_sizes
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
-SCENE = textured_scene(72, 100, seed=3)
+SCENE = sample_textured_scene(72, 100, seed=3)
 PAIR = SCENE.frame1[None], SCENE.frame2[None]
 NETWORKS = {
     "fullfield-s": NetworkSettings(updates=2),

@@ -21,10 +21,10 @@ from fullfield.io import read_flow_layers, read_frame, write_image
 from fullfield.io.flow import read_flow_window
 from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
-SCENE = textured_scene(48, 64, seed=3)
+SCENE = sample_textured_scene(48, 64, seed=3)
 FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.from_preset("fast").replace(warps=2)}
 
 
@@ -217,7 +217,7 @@ def test_estimate_is_interrupted_by_progress(method: str) -> None:
 
 
 def test_estimate_solves_textured_scene() -> None:
-    scene = textured_scene(64, 80, seed=3)
+    scene = sample_textured_scene(64, 80, seed=3)
     flow = estimate(scene.frame1, scene.frame2).flow
     seen = scene.valid & ~scene.occluded
     assert (flow - scene.flow).norm(dim=0)[seen].mean() < 0.5 * scene.flow.norm(dim=0)[seen].mean()

@@ -20,10 +20,10 @@ from fullfield.estimators._frames import read_or_convert_frame
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.estimation import build_estimator
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
-SCENE = textured_scene(48, 64, seed=3)
+SCENE = sample_textured_scene(48, 64, seed=3)
 FRAMES = SCENE.frame1, SCENE.frame2
 QUICK = TVL1Config.from_preset("fast").replace(warps=1, iterations=2)
 

@@ -37,10 +37,10 @@ from fullfield.models.downloads import DownloadError
 from fullfield.models.framing import choose_padding
 from fullfield.models.sea_raft import compute_expected_log_scale
 from fullfield.nn import CorrelationPyramid
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
-SCENE = textured_scene(48, 64, seed=3)
+SCENE = sample_textured_scene(48, 64, seed=3)
 PAIR = (SCENE.frame1[None], SCENE.frame2[None])
 MIDDLEBURY = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
 Made = Callable[..., NetworkEstimator]
@@ -263,7 +263,7 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "fullfield.estimators.network.compute_cascade_sizes", lambda *size: compute_cascade_sizes(*size, threshold=400)
     )
-    far = textured_scene(450, 520, seed=2, max_motion=200)
+    far = sample_textured_scene(450, 520, seed=2, max_motion=200)
     errors = [
         float(epe(estimate(far.frame1, far.frame2, "fullfield-s", **selected).flow, far.flow, ~far.occluded))
         for selected in ({}, {"cascade": False})
@@ -280,7 +280,7 @@ def test_fullfield_s_cascade_is_default_for_large_frames(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("lower_threshold")
 def test_network_estimator_double_with_cascade_matches_levels() -> None:
-    scene = textured_scene(104, 116, seed=4)
+    scene = sample_textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
     actual = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
     own = NetworkEstimator("fullfield-s", NetworkSettings(updates=1)).bidirectional(*frames)
@@ -299,7 +299,7 @@ def test_network_estimator_double_selects_more_confident_flow() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
     reports: list[tuple[float, str]] = []
     estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=2))
-    scene = textured_scene(96, 128, seed=1)
+    scene = sample_textured_scene(96, 128, seed=1)
     first, second = (frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2))
     frames = (torch.cat((first, first)), torch.cat((second, second.roll((9, 41), (2, 3)))))  # short and long motion
     start = torch.full((2, 2, 12, 16), 0.5)
@@ -412,7 +412,7 @@ def test_network_estimator_double_reduces_error_of_thin_objects(
 
 
 def test_cascaded_estimator_accepts_any_estimator(make: Made) -> None:
-    large = textured_scene(160, 200, seed=1)
+    large = sample_textured_scene(160, 200, seed=1)
     frames = (large.frame1[None], large.frame2[None])
     reports: list[float] = []
     inner = TVL1Estimator()

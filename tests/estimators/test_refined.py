@@ -15,10 +15,10 @@ from fullfield.estimators.estimation import build_estimator
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
 from fullfield.ops.tvl1 import TVL1Config, refine_flow
 from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
-SCENE = textured_scene(60, 80, seed=3)
+SCENE = sample_textured_scene(60, 80, seed=3)
 FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.from_preset("fast").replace(warps=2)}
 
 
@@ -127,7 +127,7 @@ def test_estimate_occlusion_ignores_noise() -> None:
         assert confidence[..., 36:].min() > confidence[..., :28].max()
 
 
-SMALL_SCENE = textured_scene(64, 80, seed=3)
+SMALL_SCENE = sample_textured_scene(64, 80, seed=3)
 _NETWORK = METHODS["auto"].network or ""
 QUICK: dict[str, Any] = {"updates": 1, "weights": "random"}
 

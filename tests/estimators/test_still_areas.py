@@ -9,9 +9,9 @@ from torch import Tensor
 from fullfield import estimate
 from fullfield.estimators import NetworkEstimator
 from fullfield.estimators._still import find_still_areas
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
-SCENE = textured_scene(136, 200, seed=3)
+SCENE = sample_textured_scene(136, 200, seed=3)
 FRAMES = SCENE.frame1, SCENE.frame2
 METHODS = ("fullfield-s", "auto")
 

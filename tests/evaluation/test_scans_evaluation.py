@@ -26,7 +26,7 @@ from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import LearnedDescriptor, Registration
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
 from fullfield.registration.refinement import measure_true_overlap
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from refusals import refuses
 
 pytest.importorskip("small_gicp")
@@ -257,7 +257,7 @@ def test_evaluate_scans_names_empty_cloud(pairs: Listed, tmp_path: Path) -> None
 
 
 def test_measure_true_overlap_refine_corrects_pose() -> None:
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = sample_room_scan(3), sample_room_scan(3, scan=1)
     far = np.array([1e5, -2e5, 50.0])
     exact = pose(30, 2.0)
     target = (second @ exact[:3, :3].T + exact[:3, 3]) + far

@@ -46,7 +46,7 @@ def test_simd_lanes_match_numpy() -> None:
 
 @numba.njit
 def _columns(a, indices, out):  # type: ignore[no-untyped-def]
-    for column, vector in enumerate(simd.load_columns(a, indices, 3)):
+    for column, vector in enumerate(simd.load_rows_transposed(a, indices, 3)):
         simd.store(out, 16 * column, vector)
 
 

@@ -16,7 +16,7 @@ from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedFlowCache, choose_cpu_dtype, shared
 from fullfield.models.prepared.shared import WeightConverter
 from fullfield.ops._fused import reference
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
 SIZE = (70, 93)
@@ -244,7 +244,7 @@ def test_prepared_sizes_in_cascade_equal_module() -> None:
 def test_bundled_networks_load_offline_and_equal_prepared_flow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.weights.download", lambda *_, **__: pytest.fail("downloads"))
     model = load_weights(name)
-    scene = textured_scene(160, 200, seed=3, max_motion=4)
+    scene = sample_textured_scene(160, 200, seed=3, max_motion=4)
     frames = scene.frame1[None], scene.frame2[None]
     with torch.inference_mode():
         flow = model(*frames)
@@ -258,7 +258,7 @@ def test_bundled_networks_load_offline_and_equal_prepared_flow(name: str, monkey
 @pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
 def test_bundled_networks_in_half_precision_match_float32(name: str) -> None:
     model = load_weights(name).cuda()
-    scene = textured_scene(160, 200, seed=3, max_motion=4)
+    scene = sample_textured_scene(160, 200, seed=3, max_motion=4)
     frames = scene.frame1[None].cuda(), scene.frame2[None].cuda()
     with torch.inference_mode():
         flow = model(*frames, updates=4)

@@ -16,7 +16,7 @@ from fullfield.registration.contacts import (
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
 from fullfield.registration.scan import Scan
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from fullfield.testing.cloud_pairs import (
     KINDS_WITH_UNIQUE_POSE,
     KINDS_WITHOUT_UNIQUE_POSE,
@@ -117,7 +117,7 @@ def test_register_names_scale_factor(factor: float) -> None:
 
 
 def test_register_names_scale_before_reflection_or_free_direction() -> None:
-    source, target = room_scan(5, scan=1), room_scan(5)
+    source, target = sample_room_scan(5, scan=1), sample_room_scan(5)
     for factor in (1.1, 1.2):
         result = register(source, factor * target)
         assert result.free_directions == result.alternatives == ()
@@ -151,7 +151,7 @@ def test_describe_scale_writes_large_factors_without_exponents() -> None:
 
 
 def test_register_names_unconfirmed_units_first() -> None:
-    result = register(1000 * room_scan(21, 4500), room_scan(22, 4500))
+    result = register(1000 * sample_room_scan(21, 4500), sample_room_scan(22, 4500))
     assert str(result.reason).startswith("the source seems about 1,")
     assert result.cause == "scale"
 

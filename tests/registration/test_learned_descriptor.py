@@ -44,7 +44,7 @@ from fullfield.registration.learned_network import (
 from fullfield.registration.register import load_descriptor
 from fullfield.registration.scan import prepare_scan, select_one_per_cell
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, measure_evidence
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from refusals import refuses
 
 Floats = NDArray[np.float64]
@@ -64,7 +64,7 @@ def turn() -> Floats:
 @pytest.fixture(scope="module")
 def room() -> Floats:
     """In voxels."""
-    cloud = room_scan(3) / 0.15
+    cloud = sample_room_scan(3) / 0.15
     return cloud - (cloud.min(0) + cloud.max(0)) / 2
 
 
@@ -333,7 +333,7 @@ def test_learned_descriptor_save_limits_file_size(tmp_path: Path) -> None:
 def test_register_with_untrained_descriptor_finds_pose(tmp_path: Path) -> None:
     """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
-    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     untrained().save(tmp_path / "w.safetensors")
     found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors", device="cpu")
@@ -365,7 +365,7 @@ def test_register_with_published_descriptor_finds_pose(monkeypatch: pytest.Monke
     pytest.importorskip("small_gicp")
     published = learned.fetch_descriptor()
     assert published.stat().st_size <= MAX_BYTES
-    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
+    first, second = sample_room_scan(3, 4500), sample_room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     judged: list[Limits] = []
 
@@ -462,7 +462,13 @@ def test_learned_descriptor_load_refuses_wrong_files_in_one_line(tmp_path: Path)
         assert str(tmp_path / name) in caught, name
     with pytest.raises(FileNotFoundError):
         LearnedDescriptor.load(tmp_path / "absent.safetensors")
-    refuses(r"page\.safetensors", register, room_scan(1), room_scan(2), descriptor=tmp_path / "page.safetensors")
+    refuses(
+        r"page\.safetensors",
+        register,
+        sample_room_scan(1),
+        sample_room_scan(2),
+        descriptor=tmp_path / "page.safetensors",
+    )
 
 
 @pytest.mark.parametrize(

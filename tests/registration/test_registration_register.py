@@ -27,7 +27,7 @@ from fullfield.registration import (
 from fullfield.registration.register import Settings, register_clouds
 from fullfield.registration.scan import choose_voxel
 from fullfield.registration.search import _select_distinct_poses
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from refusals import refuses
 
 pytest.importorskip("small_gicp")
@@ -59,7 +59,7 @@ def errors(found: Registration, truth: Floats, points: Floats) -> tuple[float, f
 @pytest.fixture(scope="module")
 def room() -> tuple[Floats, Floats]:
     """Two scans of one room that share two thirds."""
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = sample_room_scan(3), sample_room_scan(3, scan=1)
     return first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
 
 
@@ -99,7 +99,7 @@ def test_register_by_ransac_returns_unrefined_pose(room: tuple[Floats, Floats]) 
     assert np.isnan((plain.confidence, plain.fitness, plain.rmse)).all()
     few = register_by_ransac(source, moved(truth, target), voxel=0.09, samples=20)
     assert few.matches == len(few.matched) == 20
-    other = room_scan(22, 4500)
+    other = sample_room_scan(22, 4500)
     assert not register(source, other, voxel=0.1).success
     assert register_by_ransac(source, other, voxel=0.1).transform is not None
     none = register_by_ransac(source, other, voxel=0.1, samples=3)
@@ -130,7 +130,7 @@ def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -
 
 
 def test_register_refuses_different_rooms() -> None:
-    found = register(room_scan(21, 4500), room_scan(22, 4500))
+    found = register(sample_room_scan(21, 4500), sample_room_scan(22, 4500))
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5
@@ -142,9 +142,9 @@ def test_register_refuses_different_rooms() -> None:
 
 def test_register_refuses_mirrored_scan() -> None:
     """Its descriptors are the same, and walls and floor alone make a pose of which 63 matches agree."""
-    scan = room_scan(3)
-    assert register(scan, room_scan(3, scan=1)).success
-    found = register(scan * (-1.0, 1.0, 1.0), room_scan(3, scan=1))
+    scan = sample_room_scan(3)
+    assert register(scan, sample_room_scan(3, scan=1)).success
+    found = register(scan * (-1.0, 1.0, 1.0), sample_room_scan(3, scan=1))
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5
@@ -253,7 +253,7 @@ def test_read_pose_reads_every_format(tmp_path: Path) -> None:
 
 
 def test_choose_voxel_follows_scale_and_density() -> None:
-    room = room_scan(1, 20_000)
+    room = sample_room_scan(1, 20_000)
     voxel = choose_voxel(room, room)
     assert choose_voxel(room * 1000, room * 1000) == pytest.approx(1000 * voxel, rel=1e-6)
     assert choose_voxel(room[::50], room) > 1.2 * voxel

@@ -18,7 +18,7 @@ from fullfield.io import write_image
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.sequences import Output, ShotJob, ShotSettings, run_shot
 from fullfield.sequences.names import find_frame_files
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 HEIGHT, WIDTH = 180, 320
 _DIFFERENT = 12
@@ -31,7 +31,7 @@ def resident() -> float:
 
 def grown(folder: Path, frames: int, settled: int = 30) -> tuple[float, float]:
     """MiB by which the most after the first ``settled`` frames exceeds the most before; MiB of all that comes by."""
-    texture = textured_scene(HEIGHT, WIDTH + 2 * _DIFFERENT, seed=4).frame1
+    texture = sample_textured_scene(HEIGHT, WIDTH + 2 * _DIFFERENT, seed=4).frame1
     for number in range(frames):
         path = folder / f"plate.{number:05d}.png"
         if number < _DIFFERENT:

@@ -20,7 +20,7 @@ from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
 from fullfield.sequences.changes import _compute_block_means, is_cut, is_duplicate, shrink_to_grey
 from fullfield.sequences.engine import ShotEngine
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from refusals import refuses
 
 
@@ -162,8 +162,8 @@ def test_estimate_sequence_reports_cuts_and_duplicates(estimator: TVL1Estimator)
 
 @pytest.mark.parametrize("seed", range(6))
 def test_is_cut_is_false_for_motion(seed: int) -> None:
-    scene = textured_scene(120, 160, seed=seed, max_motion=10)
-    other = textured_scene(120, 160, seed=seed + 20)
+    scene = sample_textured_scene(120, 160, seed=seed, max_motion=10)
+    other = sample_textured_scene(120, 160, seed=seed + 20)
     a, b, c = (shrink_to_grey(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
     assert not is_cut(a, b)
     assert is_cut(a, c)
@@ -177,7 +177,7 @@ def test_is_cut_is_false_for_motion(seed: int) -> None:
 
 def test_is_cut_compares_pixels_known_in_both() -> None:
     """Frames whose data windows differ are one shot; what is filled or black there says nothing."""
-    scene, other = textured_scene(96, 128, seed=3, max_motion=8), textured_scene(96, 128, seed=8)
+    scene, other = sample_textured_scene(96, 128, seed=3, max_motion=8), sample_textured_scene(96, 128, seed=8)
     left, right = torch.zeros(2, 96, 128, dtype=torch.bool)
     left[:, :80], right[20:, 40:] = True, True
     first = shrink_to_grey(scene.frame1 * left, left)
@@ -195,7 +195,7 @@ def test_shot_reports_no_cut_for_changing_data_windows(
     from fullfield.io.oiio import Header, write_and_verify_picture
     from fullfield.io.windows import FrameWindow
 
-    texture = textured_scene(96, 128, seed=3).frame1
+    texture = sample_textured_scene(96, 128, seed=3).frame1
     boxes = ((0, 0, 128, 96), (0, 0, 76, 96), (40, 30, 88, 40), (0, 10, 128, 30))
     for number, (x, y, width, height) in enumerate(boxes):
         pixels = texture[:, y : y + height, x : x + width].permute(1, 2, 0).contiguous().numpy()
@@ -244,7 +244,7 @@ def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
 
 
 def test_is_cut_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = [textured_scene(60, 80, seed=seed).frame1 for seed in (1, 2)]
+    frames = [sample_textured_scene(60, 80, seed=seed).frame1 for seed in (1, 2)]
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("its threads take all cores from whoever estimates")
@@ -260,7 +260,7 @@ def test_is_cut_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_is_duplicate_compares_every_row() -> None:
-    frame = textured_scene(120, 160, seed=1).frame1
+    frame = sample_textured_scene(120, 160, seed=1).frame1
     for row in (0, 1, 59, 119):
         other = frame.clone()
         other[1, row, 7] += 0.1

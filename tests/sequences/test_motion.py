@@ -33,7 +33,7 @@ from fullfield.sequences.results import Outcome, StageTimes
 from fullfield.sequences.retiming import RetimeSettings, build_retime_job
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.warping import build_warp_job
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.testing.shots import SyntheticShot
 from refusals import refuses
 
@@ -265,8 +265,8 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_interpolate_picture_matches_true_frame() -> None:
     better = []
     for seed in (1, 5):
-        scene = textured_scene(96, 128, seed=seed, max_motion=8)
-        truth = textured_scene(96, 128, seed=seed, max_motion=4).frame2
+        scene = sample_textured_scene(96, 128, seed=seed, max_motion=8)
+        truth = sample_textured_scene(96, 128, seed=seed, max_motion=4).frame2
         there = estimate(scene.frame1, scene.frame2, "tvl1").flow
         back = estimate(scene.frame2, scene.frame1, "tvl1").flow
         made = interpolate_picture(scene.frame1, scene.frame2, there, back, 0.5)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullfield._check import InputError
-from fullfield.testing import scenes, textured_scene
+from fullfield.testing import sample_textured_scene, scenes
 
 pytestmark = pytest.mark.unit
 
@@ -59,7 +59,7 @@ def assert_truth_explains_the_frames(scene, flow=None):
     ("size", "seed", "motion"), [((180, 260), 0, None), ((218, 512), 3, 5.0), ((200, 300), 2, 60.0)]
 )
 def test_textured_scene_flow_explains_frames(size, seed, motion):
-    scene = textured_scene(*size, seed=seed, max_motion=motion)
+    scene = sample_textured_scene(*size, seed=seed, max_motion=motion)
     assert_truth_explains_the_frames(scene)
     error = photometric(scene)
     visible = ~scene.occluded & ~near_edges(scene.flow)
@@ -67,7 +67,7 @@ def test_textured_scene_flow_explains_frames(size, seed, motion):
 
 
 def test_photometric_check_fails_for_wrong_flow():
-    scene = textured_scene(120, 160, max_motion=6.0)
+    scene = sample_textured_scene(120, 160, max_motion=6.0)
     for wrong in (scene.flow + 0.25, torch.zeros_like(scene.flow), -scene.flow, scene.flow.flip(0)):
         with pytest.raises(AssertionError):
             assert_truth_explains_the_frames(scene, wrong)
@@ -76,7 +76,7 @@ def test_photometric_check_fails_for_wrong_flow():
 def test_textured_scene_objects_move_with_layer():
     """Vectors against complex arithmetic from the layers' own numbers, object by object."""
     height, width, motion = 150, 210, 12.0
-    scene = textured_scene(height, width, seed=4, max_motion=motion)
+    scene = sample_textured_scene(height, width, seed=4, max_motion=motion)
     layers = scenes._draw_layers(height, width, 4, motion)
     y, x = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
     top = torch.zeros(height, width, dtype=torch.long)
@@ -157,7 +157,7 @@ def test_textured_scene_edges_are_antialiased():
 @settings(max_examples=12, deadline=None)
 @given(st.integers(16, 60), st.integers(16, 60), st.integers(0, 2**31), st.floats(0, 8))
 def test_textured_scene_accepts_any_size_and_seed(height, width, seed, motion):
-    scene = textured_scene(height, width, seed=seed, max_motion=motion)
+    scene = sample_textured_scene(height, width, seed=seed, max_motion=motion)
     for frame in (scene.frame1, scene.frame2):
         assert frame.shape == (3, height, width)
         assert frame.dtype == torch.float32
@@ -175,7 +175,7 @@ def test_textured_scene_accepts_any_size_and_seed(height, width, seed, motion):
 
 def test_textured_scene_depends_on_seed_alone():
     before = torch.random.get_rng_state()
-    one, same, other = (textured_scene(40, 50, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (sample_textured_scene(40, 50, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
     for name in ("frame1", "frame2", "flow", "valid", "occluded"):
         assert torch.equal(getattr(one, name), getattr(same, name))
@@ -183,7 +183,7 @@ def test_textured_scene_depends_on_seed_alone():
     assert not torch.equal(one.flow, other.flow)
     with pytest.raises(AttributeError):
         one.flow = other.flow
-    still = textured_scene(32, 48, max_motion=0)
+    still = sample_textured_scene(32, 48, max_motion=0)
     assert not still.occluded.any()
     torch.testing.assert_close(still.frame1, still.frame2, rtol=0, atol=1e-6)
 
@@ -201,4 +201,4 @@ def test_textured_scene_depends_on_seed_alone():
 )
 def test_textured_scene_names_wrong_arguments(arguments):
     with pytest.raises(InputError, match=next(iter(arguments))):
-        textured_scene(**{"height": 40, "width": 50, **arguments})
+        sample_textured_scene(**{"height": 40, "width": 50, **arguments})

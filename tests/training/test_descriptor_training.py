@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from fullfield import InputError
 from fullfield.registration import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from fullfield.training import DescriptorTraining, descriptor, train_descriptor
 from fullfield.training.batches import ExampleExecutor, compute_pair_descriptors, generate_example, iterate_batches
 from fullfield.training.checkpoint import DivergedError
@@ -50,7 +50,7 @@ def _few_held_out() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def room() -> np.ndarray:
-    return room_scan(3, 4500)
+    return sample_room_scan(3, 4500)
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +294,7 @@ def test_train_descriptor_uses_posed_pairs(tmp_path: Path, room: np.ndarray) -> 
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (1.0, 2.0, 3.0)
-    other = room_scan(3, scan=1)
+    other = sample_room_scan(3, scan=1)
     source = (room - pose[:3, 3]) @ pose[:3, :3]
     np.savetxt(tmp_path / "pose.txt", pose)
     only = TINY.replace(synthetic=0.0)

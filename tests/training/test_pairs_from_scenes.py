@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import describe_surfaces
-from fullfield.testing import room_scan
+from fullfield.testing import sample_room_scan
 from fullfield.training.pairs import (
     MAX_MATCH_DISTANCE,
     OverlappingPair,
@@ -74,7 +74,7 @@ def test_cut_overlapping_pair_depends_on_seed_alone() -> None:
     assert np.array_equal(first.source.points, again.source.points)
     assert np.array_equal(first.truth, again.truth)
     assert not np.allclose(first.truth, other.truth)
-    cloud = room_scan(3)
+    cloud = sample_room_scan(3)
     near = cut_overlapping_pair(cloud, np.random.default_rng(0), 500)
     far = cut_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
     assert abs(len(near.source.described_rows) - len(far.source.described_rows)) < 5

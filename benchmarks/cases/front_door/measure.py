@@ -24,7 +24,7 @@ from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
 from fullfield.models import Cascade, load_weights
 from fullfield.models.prepared.runner import PreparedFlowCache
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 NETWORK = "fullfield-s"
 _SCENE = 1024  # larger frames are an enlarged scene
@@ -92,7 +92,7 @@ def pair_of(size: tuple[int, int], device: torch.device, seed: int = 3) -> Pair:
     """Return a scene with known motion on the device, enlarged to ``size``."""
     height, width = size
     shrink = max(1, -(-max(size) // _SCENE))
-    made = textured_scene(max(height // shrink, 16), max(width // shrink, 16), seed=seed)
+    made = sample_textured_scene(max(height // shrink, 16), max(width // shrink, 16), seed=seed)
     first, second, flow = (
         interpolate(part[None].to(device), size=size, mode="bilinear", align_corners=False)[0].contiguous()
         for part in (made.frame1, made.frame2, made.flow)

@@ -16,7 +16,7 @@ from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import given_up, peak_bytes
 from fullfield.ops.tvl1 import FlowRefiner, guided_cuda, refine_flow
 from fullfield.ops.tvl1.config import RefinementConfig
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: those that load; what
 # starts a later pass; for each warp linearising, all iterations, the median; for the weighted ones the colours, how
@@ -60,7 +60,7 @@ def inputs_of(size: tuple[int, int], device: torch.device) -> tuple[_Inputs, Ten
     """Frames, a flow that is a third of a pixel off in patches of 32 pixels, one back, and the true flow."""
     height, width = size
     shrink = max(1, -(-max(size) // _SCENE))
-    scene = textured_scene(max(height // shrink, 16), max(width // shrink, 16), seed=3, max_motion=12 / shrink)
+    scene = sample_textured_scene(max(height // shrink, 16), max(width // shrink, 16), seed=3, max_motion=12 / shrink)
     large = partial(interpolate, size=size, mode="bilinear", align_corners=False)
     first, second, truth = (part[None].to(device) for part in (scene.frame1, scene.frame2, scene.flow))
     stretch = torch.tensor([width / truth.shape[-1], height / truth.shape[-2]], device=device).view(1, 2, 1, 1)

@@ -36,7 +36,7 @@ from fullfield.io import read_flow_layers
 from fullfield.io.oiio import Header, write_and_verify_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
 from fullfield.sequences.names import find_frame_files
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"
 _KEPT = 9  # plates that the estimation alone goes round in
@@ -115,7 +115,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int, compression: st
 @lru_cache(maxsize=1)
 def _draw_texture(height: int, width: int) -> Tensor:
     """Return a picture [3, H, W]; the plates of all compressions show the same."""
-    return textured_scene(height, width, seed=4).frame1
+    return sample_textured_scene(height, width, seed=4).frame1
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], compression: str, note: Note) -> Result:

@@ -65,9 +65,9 @@ def load_pair(frame1: Path, frame2: Path, truth: Path) -> Pair:
 
 def synthetic_pair(height: int = 436, width: int = 1024) -> Pair:
     """Return the textured scene, for machines without data."""
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
-    scene = textured_scene(height, width, seed=1)
+    scene = sample_textured_scene(height, width, seed=1)
     return Pair("textured scene", scene.frame1, scene.frame2, scene.flow, scene.valid & ~scene.occluded)
 
 

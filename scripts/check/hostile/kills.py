@@ -229,10 +229,10 @@ def _content(path: Path) -> dict[str, bytes]:
 
 def _plates(folder: Path, count: int) -> None:
     from fullfield.io import write_image
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
     folder.mkdir(parents=True)
-    texture = textured_scene(120, 160 + 2 * count, seed=1).frame1
+    texture = sample_textured_scene(120, 160 + 2 * count, seed=1).frame1
     for number in range(count):
         write_image(folder / f"plate.{number:04d}.png", texture[:, :, 2 * number : 2 * number + 160].contiguous())
 

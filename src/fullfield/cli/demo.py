@@ -77,14 +77,14 @@ def run_command(args: argparse.Namespace) -> int:
         paths.check_folder_and_remove_abandoned_files(folder.parent, f"--output {folder}")
 
     from fullfield.metrics import FlowMetrics
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
     height, width = args.size
     methods.limit_cpu_threads(args.threads)
     words = {**methods.map_arguments_to_options(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with ProgressBar("demo", quiet=args.quiet) as progress, rename_arguments_in_errors(**words):
         progress(0.0, "generating the scene")
-        textured = textured_scene(height, width, seed=args.seed)
+        textured = sample_textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _round_to_8_bits(textured.frame1), _round_to_8_bits(textured.frame2)
         watch.add_lap("scene")
 

@@ -243,9 +243,9 @@ def _describe_colour_management() -> dict[str, object]:
 def _run_trial_estimation() -> dict[str, object]:
     from fullfield.estimators.estimation import estimate
     from fullfield.metrics import epe
-    from fullfield.testing import textured_scene
+    from fullfield.testing import sample_textured_scene
 
-    scene = textured_scene(72, 96)
+    scene = sample_textured_scene(72, 96)
     start = time.perf_counter()
     flow = estimate(scene.frame1, scene.frame2, preset="fast")
     seconds = time.perf_counter() - start

@@ -325,7 +325,7 @@ def _describe_preset_values(methods: tuple[str, ...], parameter: Parameter) -> s
     """Return the presets' values for the help: one, or one per preset and method if they differ."""
     values: dict[str, list[str]] = {}
     for name in methods:
-        values.setdefault(_describe_method_values(METHODS[name], parameter.field), []).append(name)
+        values.setdefault(_describe_default_and_presets(METHODS[name], parameter.field), []).append(name)
     if parameter.is_switch and values.keys() == {_format_value(None)}:
         return ""  # not a value of the command line
     if len(values) == 1:
@@ -333,7 +333,7 @@ def _describe_preset_values(methods: tuple[str, ...], parameter: Parameter) -> s
     return " [" + "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items()) + "]"
 
 
-def _describe_method_values(method: Method, field: str) -> str:
+def _describe_default_and_presets(method: Method, field: str) -> str:
     """Return the value of the default preset, and those of the presets that differ."""
     values = {preset: _format_value(getattr(config, field)) for preset, config in method.load_presets().items()}
     default = values[DEFAULT_PRESET]

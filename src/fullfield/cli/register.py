@@ -138,7 +138,7 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def _check_file_options(args: argparse.Namespace) -> None:
-    from fullfield.io.pointcloud import check_writable
+    from fullfield.io.pointcloud import check_writer_installed
 
     names = ("SRC", "DST") if len(args.clouds) == 2 else ("CLOUD",) * len(args.clouds)
     inputs = [*zip(names, args.clouds, strict=True), ("--init", args.init), ("--weights", args.weights)]
@@ -152,7 +152,7 @@ def _check_file_options(args: argparse.Namespace) -> None:
     for name, path in zip(names, args.clouds, strict=True):
         paths.get_checked_suffix(path, name, POINT_SUFFIXES)
     for path in filter(None, (args.output, args.merge)):
-        check_writable(path)
+        check_writer_installed(path)
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
     _check_options_match_cloud_count(args)

@@ -215,7 +215,7 @@ def estimate(
         precision=precision,
         backend=backend,
     )
-    reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         # Choose the device, read the frames onto it and check that they fit together; read where the flow starts.
         target = _choose_and_check_device(device, (frame1, frame2))
@@ -305,7 +305,7 @@ def estimate_batch(
     )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
-    reading = _select_non_default_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
+    reading = _select_non_default_reading_options(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         target = _choose_and_check_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
         names = ("frames1", "frames2")
@@ -346,7 +346,7 @@ def estimate_tensors(
     return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)[0]
 
 
-def _select_non_default_options(**options: Any) -> dict[str, Any]:
+def _select_non_default_reading_options(**options: Any) -> dict[str, Any]:
     """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
     return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 

@@ -164,7 +164,7 @@ class NetworkEstimator(LoadingEstimator):
         Once the network is loaded, ``weights`` is the name of what was loaded, ``weights_sha256`` the first 12 digits
         of the file's checksum (None for random weights), and ``precision`` is no longer "auto".
         """
-        fine, coarse = self._get_update_counts()
+        fine, coarse = self._get_fine_and_coarse_updates()
         numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
         max_updates = NETWORKS[self.method].max_updates
         if self.config.updates is None and max_updates is not None:
@@ -225,7 +225,7 @@ class NetworkEstimator(LoadingEstimator):
 
         Without updates the result is None. ``initial_flow`` starts the forward flow, ``initial_backward`` the other.
         """
-        if 0 in self._get_update_counts():
+        if 0 in self._get_fine_and_coarse_updates():
             return None
         starts = initial_flow, initial_backward
         (forward, backward), _ = self._estimate_directions(
@@ -251,7 +251,7 @@ class NetworkEstimator(LoadingEstimator):
         None without updates or with the double size, and so it is for a network without uncertainty, for whose backward
         flow no number of updates was measured.
         """
-        if 0 in self._get_update_counts() or self.config.double or not NETWORKS[self.method].has_mixture:
+        if 0 in self._get_fine_and_coarse_updates() or self.config.double or not NETWORKS[self.method].has_mixture:
             return None
         requested = _RequestedResults(log_scale=log_scale, is_backward_rough=True)
         (forward, backward), still = self._estimate_directions(
@@ -277,7 +277,7 @@ class NetworkEstimator(LoadingEstimator):
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
             results = self._estimate_coarse_to_fine(frame1, frame2, initial_flows, progress, requested)
-            if still is None or 0 in self._get_update_counts():
+            if still is None or 0 in self._get_fine_and_coarse_updates():
                 return results, still
             return [
                 _NetworkFlow(still.zero_still_and_fill_flat_flow(one.flow), one.log_scale) for one in results
@@ -293,8 +293,8 @@ class NetworkEstimator(LoadingEstimator):
     ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
-        fine, coarse = self._get_update_counts()
-        configured_fine, configured_coarse = self._get_configured_updates()
+        fine, coarse = self._get_fine_and_coarse_updates()
+        configured_fine, configured_coarse = self._get_configured_fine_and_coarse_updates()
         with self._lock:
             network = self._load_on_device(frame1.device)
             pairs = resample_pair_to_sizes(
@@ -396,14 +396,14 @@ class NetworkEstimator(LoadingEstimator):
                 precision = "fast" if choose_cpu_dtype() == torch.bfloat16 else "exact"
         return precision
 
-    def _get_update_counts(self) -> tuple[int, int]:
+    def _get_fine_and_coarse_updates(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
         own = NETWORKS[self.method].updates
-        fine, coarse = (own if number is None else number for number in self._get_configured_updates())
+        fine, coarse = (own if number is None else number for number in self._get_configured_fine_and_coarse_updates())
         return fine, coarse
 
-    def _get_configured_updates(self) -> tuple[int | None, int | None]:
-        """Return :meth:`_get_update_counts`, None where the network decides."""
+    def _get_configured_fine_and_coarse_updates(self) -> tuple[int | None, int | None]:
+        """Return :meth:`_get_fine_and_coarse_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 

@@ -11,7 +11,7 @@ from fullfield._kernels.simd import (
     compute_reciprocal_above,
     is_above,
     load,
-    load_columns,
+    load_rows_transposed,
     maximum,
     minimum,
     splat,
@@ -58,7 +58,7 @@ def _view_from_point(surface, i, row, n):
 
     ``surface`` has eight numbers for each point: coordinates, a normal and two unused ones.
     """
-    x, y, z, nx, ny, nz, _, _ = load_columns(surface, row, n)
+    x, y, z, nx, ny, nz, _, _ = load_rows_transposed(surface, row, n)
     at = np.uintp(i) * np.uintp(8)
     dx, dy, dz = x - splat(surface[at]), y - splat(surface[at + np.uintp(1)]), z - splat(surface[at + np.uintp(2)])
     distance = sqrt(dx * dx + dy * dy + dz * dz)

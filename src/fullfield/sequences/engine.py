@@ -268,7 +268,7 @@ class ShotEngine:
                 result.shot_ends.append(direction)
                 self._add_placeholder_flow(result, direction, size)
                 continue
-            flow = self._get_flow_or_estimate_with_changes(number, other, result)
+            flow = self._get_or_estimate_flow_and_record_cuts(number, other, result)
             if isinstance(flow, Problem):
                 result.add_missing(direction, flow)
                 self._add_placeholder_flow(result, direction, size)
@@ -307,7 +307,7 @@ class ShotEngine:
             result.tensors[direction] = flow
 
     def _refine_flow(self, flow: Tensor, result: FrameResult, number: int, other: int) -> Tensor | Problem:
-        refiner, backward = self._refiner, self._get_flow_or_estimate_with_changes(other, number, result)
+        refiner, backward = self._refiner, self._get_or_estimate_flow_and_record_cuts(other, number, result)
         if isinstance(backward, Problem) or refiner is None:
             return backward
         frames, valid = self._get_pair(number, other, number)
@@ -346,7 +346,7 @@ class ShotEngine:
         )
 
     def _add_occlusion_and_confidence(self, result: FrameResult, direction: str, number: int, other: int) -> None:
-        backward = self._get_flow_or_estimate_with_changes(other, number, result)
+        backward = self._get_or_estimate_flow_and_record_cuts(other, number, result)
         if isinstance(backward, Problem):
             result.add_missing(direction, backward)
             return
@@ -371,7 +371,7 @@ class ShotEngine:
         result.tensors[direction] = zero
         self._add_requested_planes(result, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
-    def _get_flow_or_estimate_with_changes(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
+    def _get_or_estimate_flow_and_record_cuts(self, first: int, second: int, result: FrameResult) -> Tensor | Problem:
         """Return the flow [2, H, W] between two loaded frames; each pair is estimated once."""
         pair = (first, second, self._get_pixel_grid_frame(result.number))
         if pair not in self._flows:

@@ -94,7 +94,7 @@ def create_furnished_room_sampler(rng: RandomGenerator, boxes: tuple[int, int] =
     return create_face_sampler(shell + list_furniture_faces(rng, int(rng.integers(*boxes)), width, depth))
 
 
-def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
+def sample_room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
     """Return points [points, 3] in metres on a floor, two walls and twelve boxes that are turned about the vertical.
 
     Args:

@@ -149,7 +149,7 @@ class _Layer:
         return _Layer(self.color, self.outline, self.middle, self.translation * factor, self.turn * factor)
 
 
-def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float | None = None) -> Scene:
+def sample_textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float | None = None) -> Scene:
     """Return a scene of textured shapes that move, turn and grow in front of a textured background that does too.
 
     Textures are continuous functions, and both frames sample them: neither frame is resampled from the other, and the

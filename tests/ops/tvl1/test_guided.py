@@ -21,7 +21,7 @@ from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.ops.tvl1.config import RefinementConfig
 from fullfield.ops.tvl1.guided import list_refinement_backends
 from fullfield.ops.tvl1.guided_cuda import CudaRefiner, IterationTile
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from known_scenes import known_scene
 
 CONFIGS = {
@@ -158,7 +158,7 @@ def test_refine_flow_boundary_threshold_is_exclusive() -> None:
 
 @pytest.mark.parametrize(("light", "share"), [(1.0, 0.6), (0.8, 0.85)])
 def test_refine_flow_removes_half_pixel_error(light: float, share: float) -> None:
-    scene = textured_scene(90, 120, seed=5, max_motion=3)
+    scene = sample_textured_scene(90, 120, seed=5, max_motion=3)
     off = scene.flow + torch.tensor([0.35, -0.25])[:, None, None]
     seen = scene.valid & ~scene.occluded
     frame2 = scene.frame2 * light + 0.05 * (light < 1)
@@ -265,7 +265,7 @@ def test_refine_flow_second_pass_starts_from_refined_flow() -> None:
 )
 def test_refine_flow_keeps_exact_flow_of_noisy_frames(passes: dict[str, int], backend: str) -> None:
     """A round hardly lets their gradients fit better."""
-    scene = textured_scene(64, 96, seed=2, max_motion=2)
+    scene = sample_textured_scene(64, 96, seed=2, max_motion=2)
     noise = torch.Generator().manual_seed(3)
     frames = [tensor + 0.05 * torch.randn(tensor.shape, generator=noise) for tensor in (scene.frame1, scene.frame2)]
     inputs = *(frame[None] for frame in frames), scene.flow[None], -scene.flow[None]
@@ -288,12 +288,14 @@ def test_refine_flow_later_passes_require_larger_misfit_reduction() -> None:
 def test_compute_change_weights_follows_misfit_reduction() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
-    first, later = guided.compute_change_blend_weights(misfits, config)
+    first, later = guided.compute_accepted_change_fractions(misfits, config)
     assert first.shape == later.shape == (5, 1, 1, 1)
     assert torch.allclose(first.flatten(), torch.tensor([0, 0.5, 1, 1, 1], dtype=torch.float64))
     assert torch.allclose(later.flatten(), torch.tensor([0, 0, 0.5, 1, 1], dtype=torch.float64))
     assert torch.equal(
-        guided.compute_change_blend_weights(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64)
+        guided.compute_accepted_change_fractions(misfits[:, :1], config)[0].flatten(),
+        torch.ones(5, dtype=torch.float64),
+        torch.ones(5, dtype=torch.float64),
     )
 
 
@@ -339,7 +341,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit = reference._refine_without_blending(*frames, *flows, rounds=config.rounds)
+    flow, misfit = reference._run_pass(*frames, *flows, rounds=config.rounds)
     for actual in results:
         error = (actual[0] - flow).abs()
         assert error.max() < 2e-3

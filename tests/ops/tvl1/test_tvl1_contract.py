@@ -18,7 +18,7 @@ from fullfield import InputError
 from fullfield._config import Config
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, list_backends, tvl1
 from fullfield.ops.tvl1.config import PRESETS, RefinementConfig
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 
 QUICK = TVL1Config(warps=2, iterations=5, scale_factor=0.5)
 
@@ -356,7 +356,7 @@ def test_tvl1_reference_is_independent_of_threads_and_autocast() -> None:
 @pytest.mark.long
 def test_tvl1_cpu_differs_only_where_rounding_matters() -> None:
     """The scene of 44 where ``cpu`` is farthest from it: 0.03 px, at one pixel."""
-    scene, config = textured_scene(44, 52, seed=4), TVL1Config(warps=5, iterations=10)
+    scene, config = sample_textured_scene(44, 52, seed=4), TVL1Config(warps=5, iterations=10)
     first, second = scene.frame1[None], scene.frame2[None]
     exact = tvl1(first, second, config, backend="reference")
     generator, moved = torch.Generator().manual_seed(0), torch.zeros(44, 52)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.training.flow.batch import FlowBatch
 
 HEIGHT, WIDTH = 24, 32
@@ -59,7 +59,7 @@ def network(kind: type[nn.Module] = Tiny, **more: object) -> nn.Module:
 
 @functools.cache
 def _parts(number: int) -> list[Tensor]:
-    scenes = [textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=4.0) for seed in range(number)]
+    scenes = [sample_textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=4.0) for seed in range(number)]
     return [torch.stack([getattr(scene, name) for scene in scenes]) for name in FlowBatch._fields]
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fullfield.datasets import FlowSample, Pairs
 from fullfield.io import write_flow, write_image
-from fullfield.testing import textured_scene
+from fullfield.testing import sample_textured_scene
 from fullfield.training.flow import (
     Augmentation,
     AugmentedPairs,
@@ -35,7 +35,7 @@ NUMBER, HEIGHT, WIDTH = 5, 40, 48
 
 def stored_scene(root: Path, seed: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> str:
     """Write a pair and its truth; return its line of pairs.txt."""
-    scene = textured_scene(*size, seed=seed, max_motion=3.0)
+    scene = sample_textured_scene(*size, seed=seed, max_motion=3.0)
     write_image(root / f"a{seed}.png", scene.frame1)
     write_image(root / f"b{seed}.png", scene.frame2)
     write_flow(root / f"f{seed}.flo", scene.flow)

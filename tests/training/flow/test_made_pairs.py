@@ -126,7 +126,7 @@ HANGS_ON = dict.fromkeys(UPPER, BODY) | {9: 5, 10: 6, 11: 7}
 
 def drawn(count: int, **style: float) -> Drawn:
     """``sample_scenes``, watched."""
-    with mock.patch.object(scene, "_sort_layers_by_depth", wraps=scene._sort_layers_by_depth) as ordered:
+    with mock.patch.object(scene, "_build_depth_sorted_scenes", wraps=scene._build_depth_sorted_scenes) as ordered:
         scenes = sample_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
     bodies, _, _, paint, ids, *_ = ordered.call_args.args
     return Drawn(scenes, bodies, bodies.compute_card_to_frame_matrices(), paint, ids)

@@ -104,9 +104,9 @@ def _update_dual_row_segment(planes, plane_size, start, stop, row_below_offset, 
 
 
 @_helper
-def _update_guided_flow_row_segment(planes, plane_size, start, stop, row_above_offset, slowness):
+def _update_guided_flow_row_segment(planes, plane_size, start, stop, row_above_offset, inverse_tau):
     """Update u <- M (u / tau + div p) + B on one row segment."""
-    k = splat(slowness)
+    k = splat(inverse_tau)
     for i in range(start, stop, 16):
         p = i + P11 * plane_size
         q = i + P12 * plane_size
@@ -207,7 +207,7 @@ def iterate_strip(planes, plane_size, pitch, height, width, top, bottom, iterati
 
     Inner borders recede by a row per iteration; ``iterate_seam`` fills what is left. In place and free of
     redundant work: every value a seam needs is still there when all strips are done. ``step_constants`` are (bound,
-    theta, slope), of the kind GUIDED (slowness, sigma, 0).
+    theta, slope), of the kind GUIDED (inverse_tau, sigma, 0).
     """
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
@@ -305,7 +305,7 @@ def _store_cubic_weights(weights_out, first, fractions):
 
 
 @_helper
-def _locate_flow_targets(u, v, x, y, right, low, weights_out, corners_out):
+def _locate_targets_and_mark_inside(u, v, x, y, right, low, weights_out, corners_out):
     """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + create_lane_numbers() + u
@@ -324,7 +324,7 @@ def _locate_flow_targets(u, v, x, y, right, low, weights_out, corners_out):
 
 @_helper
 def _sample_interleaved_bicubic(interleaved_frame, stride, weights, corners, lane):
-    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_flow_targets`` put lane ``lane``."""
+    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_locate_targets_and_mark_inside`` put lane ``lane``."""
     at = np.intp(corners[16 + lane]) * stride + np.intp(corners[lane]) * 4
     taps = splat(weights[64 + lane]) * load(interleaved_frame, at) + splat(weights[80 + lane]) * load(
         interleaved_frame, at + stride
@@ -358,7 +358,7 @@ def linearise_residual_rows(
             i = row + x
             u = load(planes, i + U * plane_size)
             v = load(planes, i + V * plane_size)
-            inside = _locate_flow_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
+            inside = _locate_targets_and_mark_inside(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for k in range(16):
                 value, gx, gy, _ = _sample_interleaved_bicubic(
                     interleaved_frame, stride, weights_scratch, corners_scratch, k

@@ -21,7 +21,7 @@ from fullfield.ops.tvl1._cpu_kernels import (
     U,
     V,
     _compute_central_differences,
-    _locate_flow_targets,
+    _locate_targets_and_mark_inside,
     _sample_interleaved_bicubic,
     filter_rows_by_median,  # noqa: F401
     interleave_second_frame_and_gradient,  # noqa: F401
@@ -57,7 +57,7 @@ def compute_linear_system_rows(
     interleaved_frame,
     lambda_,
     epsilon,
-    slowness,
+    inverse_tau,
     fit_residual,
     weights_scratch,
     corners_scratch,
@@ -72,7 +72,7 @@ def compute_linear_system_rows(
     right = splat(np.float32(width - 1))
     low = splat(np.float32(height - 1))
     small = splat(epsilon * epsilon)
-    k = splat(slowness)
+    k = splat(inverse_tau)
     one = splat(np.float32(1.0))
     strength = splat(lambda_)
     half_at = splat(fit_residual * fit_residual)
@@ -83,7 +83,7 @@ def compute_linear_system_rows(
             i = row + x
             u = load(planes, i + U * plane_size)
             v = load(planes, i + V * plane_size)
-            inside = _locate_flow_targets(u, v, x, y, right, low, weights_scratch, corners_scratch)
+            inside = _locate_targets_and_mark_inside(u, v, x, y, right, low, weights_scratch, corners_scratch)
             for n in range(16):
                 _, gx, gy, _ = _sample_interleaved_bicubic(
                     interleaved_frame, stride, weights_scratch, corners_scratch, n

@@ -111,30 +111,30 @@ class FlowRefiner:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             if self._cuda is None:
-                return self._refine_in_passes(first, second, prior, back)
+                return self._run_all_passes(first, second, prior, back)
             refined, flags = self._cuda(first, second, prior, back)
             self._raise_flagged_error(int(flags))
             return refined
 
-    def _refine_in_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
+    def _run_all_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
         """Run all passes over checked tensors, on the CPU or by the reference."""
         flow, misfits = initial, list[Tensor]()
         flow_after_first: Tensor | None = None
         for _ in range(self.config.passes - 1 if backward is not None else 0):
             # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
-            flow, misfit = self._refine_without_blending(first, second, flow, backward, rounds=1)
+            flow, misfit = self._run_pass(first, second, flow, backward, rounds=1)
             flow_after_first = flow if flow_after_first is None else flow_after_first
             misfits.append(misfit)
-        refined, misfit = self._refine_without_blending(first, second, flow, backward, rounds=self.config.rounds)
+        refined, misfit = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
         misfits.append(misfit)
         first_fraction, later_fraction = (
-            fraction.to(initial) for fraction in compute_change_blend_weights(torch.cat(misfits, 1), self.config)
+            fraction.to(initial) for fraction in compute_accepted_change_fractions(torch.cat(misfits, 1), self.config)
         )
         if flow_after_first is not None:
             torch.lerp(flow_after_first, refined, later_fraction, out=refined)
         return torch.lerp(initial, refined, first_fraction, out=refined)
 
-    def _refine_without_blending(
+    def _run_pass(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor]:
         """Run one pass; return flow and misfits [B, N]."""
@@ -147,7 +147,7 @@ class FlowRefiner:
             item_slice = slice(item, item + 1)
             backward = None if back is None else back[item_slice]
             if self._cpu is None:
-                coupling = compute_coupling_weights(prior[item_slice], backward, config)[0]
+                coupling = compute_prior_weights(prior[item_slice], backward, config)[0]
                 pair = guided_reference.RefinementInput(*frames, prior[item], coupling)
                 refined[item], misfit[item] = guided_reference.refine_pair(pair, config)
             else:
@@ -186,7 +186,7 @@ class FlowRefiner:
         return flow
 
 
-def compute_coupling_weights(
+def compute_prior_weights(
     flow: Tensor,  # [B, 2, H, W]
     backward: Tensor | None,  # [B, 2, H, W]
     config: RefinementConfig,
@@ -198,7 +198,7 @@ def compute_coupling_weights(
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
 
 
-def compute_change_blend_weights(
+def compute_accepted_change_fractions(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1

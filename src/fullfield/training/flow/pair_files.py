@@ -72,7 +72,7 @@ def write_pairs(
     )
     settings = {**manifest, "count": count}
     before = file.write_or_check(
-        settings, has_results=lambda: _has_pairs_or_other_files(base), advice="use another folder"
+        settings, has_results=lambda: _has_files_beyond_manifest(base), advice="use another folder"
     )
     if before is not None and before["count"] < count:
         file.write(settings)
@@ -142,6 +142,6 @@ def _drop_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name != "count"}
 
 
-def _has_pairs_or_other_files(base: Path) -> bool:
+def _has_files_beyond_manifest(base: Path) -> bool:
     """Return whether the folder holds pairs, or files of others."""
     return any(path.is_file() and path.name not in (MANIFEST, LICENCES) for path in base.rglob("*"))

@@ -101,7 +101,7 @@ def sample_scenes(
         drawn = sample_meshes(
             pair_numbers, bodies, meshes, seed=seed, pictures=pictures, relative_size=unit, style=style
         )
-    return _sort_layers_by_depth(bodies, drawn, times, paint, ids, floats, instants, seeds)
+    return _build_depth_sorted_scenes(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
 def _sample_layer_paint(
@@ -269,7 +269,7 @@ def _paint_objects_with_backdrop(
     ids[..., 0] = np.where(cut, ids[:, BACKDROP, None, 0], ids[..., 0])
 
 
-def _sort_layers_by_depth(
+def _build_depth_sorted_scenes(
     geometry: SceneGeometry,
     meshes: SampledMeshes | None,
     times: Floats,  # [B, 2, 1 + E]
