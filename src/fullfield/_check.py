@@ -167,7 +167,7 @@ _SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu"
 _SHORTEST_BEGINNING = 3
 
 
-def suggest_nearest(word: str, known_names: Sequence[str], instead_of: str = "") -> str:
+def suggest_nearest(word: str, known_names: Sequence[str], mistaken_name: str = "") -> str:
     """Return the end of a message about an unknown ``word``: ``; did you mean tvl1?``, or "" if no name is similar.
 
     Names that begin with ``word`` come first, then the most similar one; case does not count.
@@ -175,7 +175,7 @@ def suggest_nearest(word: str, known_names: Sequence[str], instead_of: str = "")
     Args:
         word: the name that is not known.
         known_names: the names that are.
-        instead_of: what to put after "instead of"; nothing by default.
+        mistaken_name: what to put after "instead of"; nothing by default.
     """
     from difflib import get_close_matches
 
@@ -184,7 +184,7 @@ def suggest_nearest(word: str, known_names: Sequence[str], instead_of: str = "")
     longer = [name for name in names if name.startswith(requested)] if len(requested) >= _SHORTEST_BEGINNING else []
     close = [name for name in reversed(longer) if len(name) == min(map(len, longer))]
     close = close or get_close_matches(requested, names, 1, _SIMILARITY)
-    instead = f" instead of {instead_of}" if instead_of else ""
+    instead = f" instead of {mistaken_name}" if mistaken_name else ""
     return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
 

@@ -167,9 +167,9 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
     fine = room[select_one_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
     rows = select_one_per_cell(fine, 1.0)
-    wanted = prepare_network_levels(fine, rows, 2, around=True)
+    wanted = prepare_network_levels(fine, rows, 2, with_surroundings=True)
     model = DescriptorNetwork(SMALL)
-    known = [model.append_ring_means_and_shares(one.features, one.around) for one in wanted.inputs]
+    known = [model.append_ring_means_and_shares(one.features, one.surroundings) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
     machine.schedule = 1
     found = prepare_levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
@@ -179,12 +179,12 @@ def test_prepare_network_input_emulated_equals_cpu(room: Floats, emulate: Callab
         apart = (one.features - other.features).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
-        counts, expected_counts = one.around.neighbors_per_cell, other.around.neighbors_per_cell
+        counts, expected_counts = one.surroundings.neighbors_per_cell, other.surroundings.neighbors_per_cell
         assert (counts - expected_counts).abs().sum() < 1e-3 * expected_counts.sum()
-        apart = (model.append_ring_means_and_shares(one.features, one.around) - there).abs().amax(1)
+        apart = (model.append_ring_means_and_shares(one.features, one.surroundings) - there).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-2).double().mean() < 1e-2
-        assert one.around.geometry.backward is None
+        assert one.surroundings.geometry.backward is None
     for one, other in zip(found.links, wanted.links, strict=True):
         assert torch.equal(one.kept, other.kept)
         assert torch.equal(one.nearest, other.nearest)

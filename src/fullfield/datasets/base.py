@@ -108,11 +108,11 @@ class FlowSample(NamedTuple):
     occluded: Tensor | None
 
     def __repr__(self) -> str:
-        held = [
+        described_fields = [
             f"{field}={None if value is None else _check.describe_value(value)}"
             for field, value in zip(self._fields[1:], self[1:], strict=True)
         ]
-        return f"FlowSample({self.name!r}, {', '.join(held)})"
+        return f"FlowSample({self.name!r}, {', '.join(described_fields)})"
 
 
 def collate_samples(samples: Sequence[FlowSample], **options: Any) -> FlowSample:

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_path, require
-from fullfield._check import check_has_values as held
+from fullfield._check import InputError, check_choice, check_has_values, check_path, require
 from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, refuse_integers_without_white
 from fullfield.io.files import PathLike, check_display_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
@@ -372,7 +371,7 @@ def _convert_to_interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
     if isinstance(image, Tensor):
         first = True
-        image_ = held(image, "image").detach().cpu()
+        image_ = check_has_values(image, "image").detach().cpu()
         pixels = (image_.float() if image_.is_floating_point() else image_).numpy()
     else:
         first, pixels = False, image

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, check_path, describe_value
-from fullfield._check import check_has_values as held
+from fullfield._check import InputError, check_has_values, check_path, describe_value
 from fullfield.io.arrays import open_npz, read_npy, read_npz_array, read_npz_shape, write_npy
 from fullfield.io.files import (
     PathLike,
@@ -122,7 +121,7 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
 def _to_array(value: Any, name: str) -> NDArray[Any]:
     """Return ``value`` as a NumPy array."""
     if hasattr(value, "detach"):
-        value = held(value, name).detach().cpu()
+        value = check_has_values(value, name).detach().cpu()
     try:
         return np.asarray(value)
     except (TypeError, ValueError):

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_path, check_tensor, require
-from fullfield._check import check_has_values as held
+from fullfield._check import InputError, check_choice, check_has_values, check_path, check_tensor, require
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, read_flow, read_flow_optionally_masked
 from fullfield.io.flow_formats import Y_NOTE, exr, fill_invalid_with_nan, mark_finite_vectors
@@ -83,7 +82,7 @@ def write_flow_layers(
         check_choice(name, "layers", (*DIRECTIONS, *PLANES, VALID))
         expected: Sequence[int | str] = ("H", "W") if size is None else size
         check_tensor(layer, name, (2, *expected) if name in DIRECTIONS else expected)
-        values[name] = held(layer, name).detach().to("cpu", torch.float32).numpy()
+        values[name] = check_has_values(layer, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "layers", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)

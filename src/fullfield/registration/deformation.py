@@ -186,7 +186,7 @@ class _SurfaceFit(NamedTuple):
         """Return the side of the cube that the map makes of a unit cube, by volume."""
         return float(np.cbrt(np.linalg.det(self.linear_map)))
 
-    def list_strains_beside_scale(self, scale: float) -> Floats:
+    def list_strains_without_scale(self, scale: float) -> Floats:
         """Return the strains [6] beside a change of scale: along x, y, z, and between xy, xz, yz."""
         components = (_extract_symmetric_stretch(self.linear_map) - scale * np.eye(3))[
             (0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)
@@ -197,7 +197,7 @@ class _SurfaceFit(NamedTuple):
         """Return the squares of the strains beside a scale over their covariance, in the directions it determines."""
         variances, directions = np.linalg.eigh(self.covariance)
         is_determined = variances <= _MAX_STRAIN_ERROR**2
-        components = directions.T[is_determined] @ self.list_strains_beside_scale(scale)
+        components = directions.T[is_determined] @ self.list_strains_without_scale(scale)
         return float((components**2 / np.maximum(variances[is_determined], 1e-12)).sum())
 
 
@@ -251,7 +251,7 @@ class _Strain(NamedTuple):
 
 def _find_largest_strain(affine: _SurfaceFit, scale: float) -> _Strain:
     """Return the strain beside a scale that is largest for certain."""
-    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains_beside_scale(scale), _STRAINS))
+    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", affine.list_strains_without_scale(scale), _STRAINS))
     weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
     errors = np.sqrt(np.einsum("ns,st,nt->n", weights, affine.covariance, weights))
     certain = np.where(errors < _MAX_LARGE_STRAIN_ERROR, np.maximum(np.abs(values) - _STRAIN_ERRORS * errors, 0.0), 0.0)

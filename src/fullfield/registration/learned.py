@@ -73,13 +73,13 @@ class NetworkInput(NamedTuple):
     points: Tensor  # [N, 3] float32, voxels
     normals: Tensor  # [N, 3] float32, of either sign
     features: Tensor  # [N, INPUTS] float32
-    around: Surroundings | None = None  # None: to be computed
+    surroundings: Surroundings | None = None  # None: to be computed
 
 
-def prepare_network_input(fine: Floats, rows: Ints, *, around: bool = False) -> NetworkInput:
+def prepare_network_input(fine: Floats, rows: Ints, *, with_surroundings: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
-    ``rows`` are the points to describe; with ``around`` the surroundings come along, of the neighbours that FPFH
+    ``rows`` are the points to describe; ``with_surroundings`` adds their surroundings, of the neighbours that FPFH
     searches.
     """
     points = fine[rows]
@@ -87,7 +87,7 @@ def prepare_network_input(fine: Floats, rows: Ints, *, around: bool = False) -> 
     neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort_indices=False)
     features = np.concatenate([shapes, compute_fpfh(points, normals, neighbors)], 1)
     coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
-    seen = find_surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if around else None
+    seen = find_surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if with_surroundings else None
     return NetworkInput(coordinates, upright, values, seen)
 
 
@@ -105,16 +105,16 @@ class Levels(NamedTuple):
         return Levels(tuple(inputs), tuple(Links(*(tensor.to(device) for tensor in one)) for one in self.links))
 
 
-def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = False) -> Levels:
+def prepare_network_levels(fine: Floats, rows: Ints, scales: int, *, with_surroundings: bool = False) -> Levels:
     """Prepare the inputs at ``scales`` resolutions, each half the one before; see :func:`prepare_network_input`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
     """
-    inputs, links = [prepare_network_input(fine, rows, around=around)], list[Links]()
+    inputs, links = [prepare_network_input(fine, rows, with_surroundings=with_surroundings)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
         rows = select_one_per_cell(fine, 1.0)
-        inputs.append(prepare_network_input(fine, rows, around=around))
+        inputs.append(prepare_network_input(fine, rows, with_surroundings=with_surroundings))
         distances, linked = find_nearest(fine[rows], fine, min(LINKED, len(rows)))
         links.append(_build_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
@@ -170,10 +170,10 @@ def join_batch(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Sur
     read = list[tuple[Tensor, Surroundings]]()
     for level, starts in zip(inputs, offsets, strict=True):
         points, normals, features = (torch.cat(tensors) for tensors in zip(*(one[:3] for one in level), strict=True))
-        around = level[0].around if len(level) == 1 and not gradient else None
-        if around is None:
-            around = find_surroundings(points, normals, starts, gradient=gradient)
-        read.append((features, around))
+        surroundings = level[0].surroundings if len(level) == 1 and not gradient else None
+        if surroundings is None:
+            surroundings = find_surroundings(points, normals, starts, gradient=gradient)
+        read.append((features, surroundings))
     coarser = list[Resolution]()
     for number, level_links in enumerate(zip(*(cloud.links for cloud in clouds), strict=True)):
         finer, own = (starts.tolist()[:-1] for starts in offsets[number : number + 2])
@@ -283,7 +283,7 @@ class LearnedDescriptor:
             return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = self.device
         if device.type == "cpu":
-            levels = prepare_network_levels(fine, rows, self.config.scales, around=True)
+            levels = prepare_network_levels(fine, rows, self.config.scales, with_surroundings=True)
         else:
             cloud, selected = (torch.from_numpy(array).to(device) for array in (fine, rows))
             levels = prepare_levels_on_device(cloud, selected, self.config.scales)

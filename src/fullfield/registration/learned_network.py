@@ -167,7 +167,7 @@ class Resolution(NamedTuple):
     """Coarser cloud as the network reads it."""
 
     features: Tensor  # [N', INPUTS]
-    around: Surroundings
+    surroundings: Surroundings
     links: Links
 
 
@@ -200,22 +200,22 @@ class DescriptorNetwork(nn.Module):
         self.up = nn.ModuleList(ups)
         self.join = Join(channels) if self.coarser else None
 
-    def append_ring_means_and_shares(self, features: Tensor, around: Surroundings) -> Tensor:
+    def append_ring_means_and_shares(self, features: Tensor, surroundings: Surroundings) -> Tensor:
         """Append the rings' mean features and the roots of the cells' shares of neighbours to features, [N, WIDTH]."""
-        forward = around.geometry.forward
+        forward = surroundings.geometry.forward
         if _launching.explain_unsupported_device(features.device) is None:
-            return DESCRIBER.append_ring_means_and_shares(features, around.neighbors_per_cell, forward, BITS)
+            return DESCRIBER.append_ring_means_and_shares(features, surroundings.neighbors_per_cell, forward, BITS)
         return _append_ring_means_and_shares_on_cpu(
-            features.cpu(), around.neighbors_per_cell.cpu(), forward.rows.cpu(), forward.entries.cpu()
+            features.cpu(), surroundings.neighbors_per_cell.cpu(), forward.rows.cpu(), forward.entries.cpu()
         ).to(features.device)
 
-    def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
+    def forward(self, features: Tensor, surroundings: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
-        properties = self.append_ring_means_and_shares(features, around)
+        properties = self.append_ring_means_and_shares(features, surroundings)
         state = self.enter(properties)
         states = [state]
         for layer in self.layers:
-            state = state + layer(state, around)
+            state = state + layer(state, surroundings)
             states.append(state)
         descriptors = torch.addmm(self.head(torch.cat(states, 1)), properties, self.direct.weight.T)
         if self.join is not None:
@@ -228,8 +228,8 @@ class DescriptorNetwork(nn.Module):
         stages = cast("Sequence[CoarseStage]", self.coarser)
         properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
-            properties.append(self.append_ring_means_and_shares(level.features, level.around))
-            state = stage.reduce_features(properties[-1], state[level.links.kept], level.around)
+            properties.append(self.append_ring_means_and_shares(level.features, level.surroundings))
+            state = stage.reduce_features(properties[-1], state[level.links.kept], level.surroundings)
             states.append(state)
         addition, seen = stages[-1].direct(properties[-1]), states[-1]
         for at in reversed(range(len(coarser))):
@@ -253,10 +253,10 @@ class CoarseStage(nn.Module):
         self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.direct.weight)
 
-    def reduce_features(self, properties: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
+    def reduce_features(self, properties: Tensor, finer: Tensor, surroundings: Surroundings) -> Tensor:
         """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
         state: Tensor = self.enter(properties) + self.finer(finer)
-        out: Tensor = state + self.layer(state, around)
+        out: Tensor = state + self.layer(state, surroundings)
         return out
 
 
@@ -288,8 +288,8 @@ class PairLayer(nn.Module):
         self.norm = nn.LayerNorm(channels, dtype=torch.float32)
         self.mix = nn.Linear(channels, channels, dtype=torch.float32)
 
-    def forward(self, state: Tensor, around: Surroundings) -> Tensor:
+    def forward(self, state: Tensor, surroundings: Surroundings) -> Tensor:
         """Map features [N, C] to features [N, C]."""
-        seen = point_conv(state, self.weight, around.geometry) / around.neighbor_counts
+        seen = point_conv(state, self.weight, surroundings.geometry) / surroundings.neighbor_counts
         out: Tensor = self.mix(self.norm(seen + self.own(state)).relu())
         return out
