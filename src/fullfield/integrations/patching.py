@@ -79,9 +79,9 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
         handle.restore()                  # or: with fullfield.patch(model): ...
 
     It knows RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the models
-    of ptlflow listed in docs/integrations.md, among them those that compare a fixed window or match by a softmax; also
-    inside DataParallel and other wrappers. It tries every block on a small pair before it replaces it, and refuses one
-    that computes something else, whatever its name.
+    of ptlflow that ``integrations/README.md`` lists, among them those that compare a fixed window or match by a
+    softmax; also inside DataParallel and other wrappers. It tries every block on a small pair before it replaces it,
+    and refuses one that computes something else, whatever its name.
 
     The patch belongs to this model object: other models, of the same class too, and the modules' names stay as they
     are, so that threads do not see each other's patches. Weights, hooks and attributes are not touched. A deep copy of

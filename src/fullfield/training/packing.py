@@ -24,6 +24,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.notes import read_json_file, write_json_file_atomically
+from fullfield.io.files import write_atomically
 from fullfield.models.state import read_safetensors
 from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_checkpoint, write_safetensors
 
@@ -120,7 +121,8 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         write_safetensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
     write_safetensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
     write_json_file_atomically(folder / RECIPE, recipe)
-    (folder / HISTORY).write_text(history, "utf-8")
+    with write_atomically(folder / HISTORY) as temporary:
+        temporary.write_text(history, "utf-8")
     write_json_file_atomically(folder / STATE / POINTER, pointer)
     return folder
 

@@ -105,7 +105,7 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
 
 
 def write_ply(path: Path, cloud: PointCloud) -> None:
-    """Write a binary PLY file, its colours as bytes, which every other program reads."""
+    """Write a binary PLY file, with colours as bytes, as other programs expect them."""
     columns: list[tuple[str, NDArray[Any]]] = []
     colors = None if cloud.colors is None else convert_colors_to_uint8(cloud.colors)
     for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", colors)):

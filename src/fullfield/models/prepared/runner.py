@@ -319,7 +319,7 @@ class PreparedFlowCache:
 
     ::
 
-        fast = PreparedSizes(model)
+        fast = PreparedFlowCache(model)
         flow = Cascade(fast)(frame1, frame2)       # every level's size is prepared once
 
     Args:

@@ -1,4 +1,4 @@
-"""Attention by PyTorch's fused kernels on NVIDIA GPUs: linear memory, the matrix is never there.
+"""Attention by PyTorch's fused kernels on NVIDIA GPUs: linear memory, no matrix of all pairs.
 
 They want widths that are multiples of 16 bytes, and in half precision values as wide as the features.
 """

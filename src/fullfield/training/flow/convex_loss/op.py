@@ -27,9 +27,10 @@ def convex_mixture_loss(
 
     Both are summed over the pixels that count, the first over both components.
     ``field`` holds a flow in fine pixels and the mixture around it: logits of a wide and a narrow Laplacian, and the
-    logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
-    :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give
-    the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field and mask, once.
+    logarithms of their scales, as ``reference.mixture_negative_log_likelihood`` takes them. It is up-sampled with the
+    weights ``mask`` as by :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32
+    fields, two kernels compute the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field
+    and mask, once.
     """
     _check.check_tensor(field, "field", ("B", 6, "h", "w"))
     batch, _, height, width = field.shape
