@@ -18,6 +18,7 @@ from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
+from fullfield.training.flow.weather import draw_veils, sample_veils
 from refusals import refuses
 
 SIZE = (40, 56)
@@ -247,7 +248,7 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
         ({"compressed": 2.0}, "compressed"),
     ):
         refuses(f"^{word}: expected", PairGenerator, **{"size": SIZE, "pictures": pictures, **arguments})
-    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}):
+    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}, {"haze": 2}, {"veils": -1}):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
     refuses(r"^count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
@@ -277,3 +278,59 @@ def test_scene_style_bodies_keep_cards_unchanged() -> None:
         cards = ~is_solid[number, : lively.counts[number]]
         retained = lively.to_card[number][:, :, : lively.counts[number]][:, :, cards]
         assert torch.equal(retained, plain.to_card[number][:, :, : plain.counts[number]])
+
+
+def test_scene_style_haze_fades_distant_surfaces() -> None:
+    plain, hazy = (drawn(60, smooth=0, haze=share) for share in (0, 0.5))
+    assert np.array_equal(hazy.matrices, plain.matrices)
+    contrast = hazy.paint[..., COLOURS] / plain.paint[..., COLOURS]
+    distance = np.linalg.norm(plain.bodies.centre, axis=-1)
+    is_hazy = (contrast < 1).any(1)
+    assert is_hazy.mean() == pytest.approx(0.5, abs=0.15)
+    assert np.array_equal(hazy.paint[~is_hazy], plain.paint[~is_hazy])
+    for contrasts, distances in zip(contrast[is_hazy], distance[is_hazy], strict=True):
+        assert (np.diff(contrasts[np.argsort(distances)]) <= 1e-12).all()
+    middle = hazy.paint[..., COLOURS + 3 : COLOURS + 6] + 0.5 * hazy.paint[..., COLOURS : COLOURS + 3]
+    thick = contrast < 0.15  # little but the haze is left
+    assert thick.sum(1).max() > 1
+    assert all(
+        np.ptp(colours[of_scene], axis=0).max(initial=0) < 0.2
+        for colours, of_scene in zip(middle[thick.any(1)], thick[thick.any(1)], strict=True)
+    )
+
+
+def test_scene_style_haze_reaches_meshes(pictures: PicturePack) -> None:
+    plain, hazy = (
+        PairGenerator(SMALL, pictures=pictures, style=SceneStyle(meshes=1, haze=share))._drawn.take_batch(0, 20)[0]
+        for share in (0, 1)
+    )
+    assert plain.meshes is not None
+    assert hazy.meshes is not None
+    assert torch.equal(hazy.meshes.pose, plain.meshes.pose)
+    contrast = hazy.meshes.colours[..., 1] / plain.meshes.colours[..., 1]
+    assert 0.3 < float(contrast.median()) < 0.98
+    light = hazy.meshes.light - 1
+    faded = contrast[:, :1] * (plain.meshes.light[..., 0] - 1)
+    assert torch.allclose(light[..., 0], faded, atol=1e-5)
+
+
+def test_scene_style_veils_change_frames_alone(pictures: PicturePack) -> None:
+    """They drift: over identical frames too, and a pair has its own, whatever its batch."""
+
+    def create_pairs(veils: float) -> PairGenerator:
+        return PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE.replace(veils=veils), compressed=0)
+
+    plain, veiled, some = (create_pairs(share).batch(0, 8) for share in (0, 1, 0.5))
+    for name in ("flow", "valid", "occluded"):
+        assert torch.equal(getattr(veiled, name), getattr(plain, name))
+    changed = [(other.frame1 != plain.frame1).flatten(1).any(1) for other in (veiled, some)]
+    assert int(changed[0].sum()) >= 7
+    assert 1 <= int(changed[1].sum()) <= 7
+    assert torch.equal(veiled.frame1[changed[1]], some.frame1[changed[1]])
+    assert torch.allclose(create_pairs(1).batch(3, 2).frame2, veiled.frame2[6:], atol=1e-6)
+    opened, closed = torch.zeros(1, 3, 60, 80), torch.zeros(1, 3, 60, 80)
+    for number in range(10):
+        veils = sample_veils([number], (60, 80), seed=0, style=SceneStyle(veils=1))
+        assert veils is not None
+        draw_veils(opened, closed, veils)
+    assert float((opened - closed).abs().mean()) > 0.02

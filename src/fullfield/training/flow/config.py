@@ -157,6 +157,10 @@ class SceneStyle(Config):
     camera it is whole, and its parts lie at depths of their own."""
     smooth: float = 0.3
     """Share of bodies, meshes and objects whose texture is out of focus or faint."""
+    haze: float = 0.0
+    """Share of scenes whose surfaces fade to one colour with their distance."""
+    veils: float = 0.0
+    """Share of pairs with mist or shadows before everything, which drift on their own and have no part in the flow."""
     instants: int = 12
     """Instants that an exposure with motion blur averages; one without takes up to four samples of each pixel."""
 
@@ -178,6 +182,8 @@ class SceneStyle(Config):
             "meshes",
             "photographs",
             "smooth",
+            "haze",
+            "veils",
         ):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
 
@@ -191,9 +197,18 @@ class SceneStyle(Config):
 PRESETS = {
     "usual": SceneStyle(),
     "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
-    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
+    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, veils=0.25),
     "bodies": SceneStyle(
-        camera_motion=6.0, object_motion=26.0, still_camera=0.2, blur=0.5, plain=0.15, bodies=1.0, smooth=0.35
+        camera_motion=6.0,
+        object_motion=26.0,
+        still_camera=0.2,
+        blur=0.5,
+        plain=0.15,
+        bodies=1.0,
+        smooth=0.35,
+        gamma=2.2,
+        haze=0.25,
+        veils=0.25,
     ),
     "meshes": SceneStyle(
         camera_motion=6.0,
@@ -204,6 +219,9 @@ PRESETS = {
         meshes=1.0,
         photographs=0.6,
         smooth=0.25,
+        gamma=2.2,
+        haze=0.25,
+        veils=0.25,
     ),
 }
 MIXTURE = {"bodies": 0.45, "usual": 0.2, "figures": 0.15, "small": 0.2}

@@ -20,6 +20,7 @@ from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.mesh_shapes import create_procedural_meshes
 from fullfield.training.flow.pictures import PicturePack, create_procedural_pictures
 from fullfield.training.flow.scene import sample_scenes
+from fullfield.training.flow.weather import Veils, draw_veils, sample_veils
 
 _BLOCK = 8  # of JPEG
 _LUMA = torch.tensor(
@@ -39,7 +40,8 @@ class PairGenerator:
 
     A scene is a set of opaque planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
     motion blur, changing light, defocus and noise; then some pairs get the blocks of JPEG. The style sets the shares;
-    it can add thin bars, jointed figures, bodies of ellipsoids and triangle meshes, which are off by default.
+    it can add thin bars, jointed figures, bodies of ellipsoids, triangle meshes, haze, and mist or shadows that drift
+    before everything, which are off by default.
     :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:
@@ -94,11 +96,13 @@ class PairGenerator:
         """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
         _check.check_number(index, "index", integer=True, low=0)
         _check.check_number(count, "count", integer=True, low=1)
-        scenes, steps = self._drawn.take_batch(index, count)
+        scenes, veils, steps = self._drawn.take_batch(index, count)
         totals = None if scenes.meshes is None else scenes.meshes.vertex_and_triangle_counts
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
+        if veils is not None:
+            draw_veils(frame1, frame2, Veils(*map(self._copy_to_device, veils)))
         if steps.any():
             frame1, frame2 = self._compress_pairs_with_steps(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
@@ -127,7 +131,7 @@ class PairGenerator:
 
 @dataclass(frozen=True)
 class _SceneSampler:
-    """Function that draws a batch on the CPU: its scenes, and the steps of JPEG's quantisation, 0 for none."""
+    """Function that draws a batch on the CPU: its scenes, veils, and the steps of JPEG's quantisation, 0 for none."""
 
     size: tuple[int, int]
     seed: int
@@ -137,13 +141,14 @@ class _SceneSampler:
     style: SceneStyle
     compressed: float
 
-    def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Tensor]:
+    def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Veils | None, Tensor]:
         numbers = range(index * count, (index + 1) * count)
         counts = {"pictures": self.pictures, "shapes": self.shapes}
         scenes = sample_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
+        veils = sample_veils(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
-        return scenes, torch.from_numpy(steps.astype(np.float32))
+        return scenes, veils, torch.from_numpy(steps.astype(np.float32))
 
 
 def _compress_as_jpeg(frames: Tensor, steps: Tensor) -> Tensor:
