@@ -60,8 +60,12 @@ def test_evaluate_prints_weights_and_updates_of_networks(cli: Any, pairs: Path) 
     write_wide(pairs)
     weights(Path("w.pth"), 1)
     for method, options, expected in (
-        ("raft-small", ("--weights", "w.pth", "--updates", "1"), r"w\.pth \(sha256 [0-9a-f]{12}\.\.\.\), 1 update"),
-        ("fullfield-s", (), r"fullfield-s \(sha256 [0-9a-f]{12}\.\.\.\), 4 to 12 updates"),
+        (
+            "raft-small",
+            ("--weights", "w.pth", "--updates", "1"),
+            r"w\.pth \(sha256 [0-9a-f]{12}\.\.\.\), 1 update a pair, precision exact",
+        ),
+        ("fullfield-s", (), r"fullfield-s \(sha256 [0-9a-f]{12}\.\.\.\), 4 to 12 updates a pair, precision \w+"),
     ):
         lines = cli("evaluate", method, "pairs:mine", *options).out.splitlines()
         assert re.fullmatch(f"weights {expected}", lines[1])
@@ -83,7 +87,7 @@ def test_evaluate_prints_json_and_resumes(cli: Any, pairs: Path) -> None:  # noq
 
 def test_evaluate_refuses_other_settings_of_folder(refused: Callable[..., str], cli: Any, pairs: Path) -> None:  # noqa: ARG001
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0
-    assert "parameters.warps was 2, is 3" in refused("evaluate", "tvl1", "pairs:mine", *FAST[:-3], "3", *FAST[-2:])
+    assert "(--warps was 2, is 3)" in refused("evaluate", "tvl1", "pairs:mine", *FAST[:-3], "3", *FAST[-2:])
     assert "backend was 'automatic', is 'reference'" in refused(
         "evaluate", "tvl1", "pairs:mine", *FAST, "--backend", "reference"
     )

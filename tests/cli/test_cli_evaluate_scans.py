@@ -63,8 +63,8 @@ def test_evaluate_scans_passes_parameters_to_method(cli: Any, refused: Callable[
     assert result["run"] == "mine/samples-300"
     assert result["config"]["parameters"] == {"voxel": 0.12, "seed": 5, "iterations": 500, "samples": 300}
     message = refused("evaluate", "fpfh", rooms, "--samples", "300", "-o", "mine")
-    assert "parameters.voxel was 0.12, is None" in message
-    assert "parameters.iterations was 500, is 50000" in message
+    assert "--voxel was 0.12, is None" in message
+    assert "--ransac was 500, is 50000" in message
 
 
 def test_evaluate_scans_protocol_lists_ransac_and_pipeline(cli: Any, rooms: str) -> None:

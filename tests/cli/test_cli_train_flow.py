@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_random_model
 from fullfield.training.checkpoint import write_safetensors
 from fullfield.training.flow import PairGenerator, SceneStyle, pictures
+from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE, PRESETS
+from fullfield.training.flow.stepping import TrainingStepper
 from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
@@ -93,7 +96,7 @@ def test_train_flow_writes_weights_that_flow_reads(cli: Any, pairs: Path, monkey
     weights = (pairs / "run" / "weights.safetensors").read_bytes()
     again = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves")  # it is done
     assert again.code == 0
-    assert again.out.startswith("run/weights.safetensors: 2 steps in ")
+    assert again.out.startswith("run/weights.safetensors: finished before, nothing was trained: 2 steps in ")
     assert "px in validation" in again.out
     assert (pairs / "run" / "weights.safetensors").read_bytes() == weights
     method = ("--method", "raft-small", "--updates", "1", "--backend", "dense")
@@ -123,6 +126,32 @@ def test_train_flow_init_starts_from_given_weights(cli: Any, pairs: Path) -> Non
     assert ran.code == 0, ran.err
     found = load_file(pairs / "more" / "weights.safetensors")
     assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
+
+
+@pytest.mark.usefixtures("pairs")
+def test_train_flow_ctrl_c_stores_checkpoint(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_on_batch, signals = TrainingStepper.train_on_batch, {0: 2}  # number of signals by step
+
+    def interrupt(self: TrainingStepper, batch: FlowBatch, number: int, **options: Any) -> None:
+        for _ in range(signals.pop(number, 0)):
+            signal.raise_signal(signal.SIGINT)
+        train_on_batch(self, batch, number, **options)
+
+    monkeypatch.setattr(TrainingStepper, "train_on_batch", interrupt)
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY[:-1], "--data", "pairs:mine", "--steps", "3", "--every", "9")
+    ran = cli(*command)
+    assert (ran.code, ran.out) == (130, "")
+    assert "Ctrl-C again stops without one" in ran.err
+    assert ran.err.endswith("interrupted; run: nothing was stored yet\n")
+    signals[1] = 1
+    ran = cli(*command)
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.endswith("interrupted; run: the same command continues from step 2\n")
+    ran = cli(*command)
+    assert ran.code == 0, ran.err
+    assert "run: continues from step 2" in ran.err
+    assert ran.out.startswith("run/weights.safetensors: 3 steps in ")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_train_flow_continues_paused_run(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

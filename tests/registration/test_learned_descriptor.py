@@ -399,7 +399,7 @@ def test_fetch_descriptor_downloads_outside_of_checkout(monkeypatch: pytest.Monk
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
     installed = tmp_path / "lib" / "site-packages" / "fullfield" / "models" / "weights.py"
     monkeypatch.setattr(catalogue, "__file__", str(installed))
-    with pytest.raises(OSError, match=r"pass weights/descriptor\.safetensors of a checkout"):
+    with pytest.raises(OSError, match=r"copy weights/descriptor\.safetensors from fullfield's source"):
         register(np.zeros((30, 3)), np.zeros((30, 3)), descriptor="learned")
     requests: list[str] = []
 

@@ -591,7 +591,7 @@ def test_shot_scale_stores_full_size_flow(cli: CommandLine) -> None:
     full = estimate("p.1.png", "p.2.png", "tvl1").flow
     assert not torch.equal(flow, full)
     err = cli.refused("shot", "p.%d.png", "-o", "mv.%d.exr", "--method", "tvl1")
-    assert "was begun with other settings (parameters.scale was '1/2'" in err
+    assert "was begun with other settings (--scale was '1/2'" in err
     assert "--scale: expected a fraction such as 1/4" in cli.refused(
         "shot", "p.%d.png", "-o", "x.%d.exr", "--scale", "2x"
     )

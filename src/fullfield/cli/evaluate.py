@@ -216,7 +216,7 @@ def _load_run_to_score(args: argparse.Namespace, folder: Path, scale: Any) -> Pr
 
 
 def _format_network_line(parameters: dict[str, Any]) -> list[str]:
-    """Return a line with the weights and the updates of a run's network; none for a method without weights."""
+    """Return a line with weights, updates and precision of a run's network; none for a method without weights."""
     weights = parameters.get("weights")
     if weights is None:
         return []
@@ -227,7 +227,9 @@ def _format_network_line(parameters: dict[str, Any]) -> list[str]:
     if updates is not None:
         max_updates = parameters.get("max_updates")
         count = updates if max_updates is None else f"{updates} to {max_updates}"
-        text += f", {count} {'update' if count == 1 else 'updates'}"
+        text += f", {count} {'update' if count == 1 else 'updates'} a pair"
+    if "precision" in parameters:
+        text += f", precision {report.escape_control_characters(str(parameters['precision']))}"
     return [text]
 
 

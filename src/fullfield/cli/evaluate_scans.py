@@ -116,7 +116,7 @@ def run_command(args: argparse.Namespace, process: ProcessRank, weights: str | N
     results = {}
     with (
         ProgressBar("evaluate", quiet=args.quiet or process.rank > 0) as progress,
-        rename_arguments_in_errors(iterations="--ransac"),
+        rename_arguments_in_errors(iterations="--ransac", voxel="--voxel", seed="--seed", weights="--weights"),
     ):
         if protocol is None:
             counts = arguments.pop("samples", (_SAMPLES,))

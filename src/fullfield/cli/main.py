@@ -222,9 +222,9 @@ def _run_command(argv: Sequence[str] | None, build_parser_function: Callable[[],
     with _silence_compilation_messages(getattr(args, "quiet", False)):
         try:
             code: int = args.run(args)
-        except KeyboardInterrupt:
-            hint = "; the same command continues" if args.verb in _CONTINUING else ""
-            print_note(f"interrupted{hint}", kind="error")
+        except KeyboardInterrupt as interrupt:
+            hint = str(interrupt) or ("the same command continues" if args.verb in _CONTINUING else "")
+            print_note(f"interrupted; {hint}" if hint else "interrupted", kind="error")
             return 130
     return code
 

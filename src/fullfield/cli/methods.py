@@ -260,7 +260,7 @@ def map_arguments_to_options(method: str) -> dict[str, str]:
     own = {parameter.field: option for option, parameter in get_parameters_by_option(method).items()}
     names = ("method", "backend", "device", "scale", "initial_flow")
     general = {name: f"--{name.replace('_', '-')}" for name in names}
-    return {**own, **general}
+    return {**own, **general, "max_updates": "highest --updates"}
 
 
 def add_parameter_options(parser: argparse.ArgumentParser) -> None:

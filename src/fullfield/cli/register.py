@@ -35,7 +35,7 @@ examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
   fullfield register 000010.bin 000000.bin --json
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
-  fullfield register a.ply b.ply --weights weights/descriptor.safetensors
+  fullfield register a.ply b.ply --descriptor learned
   fullfield register a.ply b.ply c.ply d.ply --merge all.las
   fullfield register a.ply b.ply --pose pose.txt && fullfield register --apply pose.txt other.ply -o moved.ply
 
@@ -320,7 +320,7 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
-    from fullfield.models.weights import can_fetch_weights, get_weights_entry
+    from fullfield.models.weights import can_fetch_weights, format_copy_instructions
     from fullfield.registration.learned import PUBLISHED
     from fullfield.registration.scan import choose_voxel, compute_median_point, take_finite_points
 
@@ -332,9 +332,8 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"
     if result.cause not in ("overlap", "contradiction"):
         return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
-    in_checkout = f"--weights weights/{get_weights_entry(PUBLISHED).file}"
-    published = "--descriptor learned" if can_fetch_weights(PUBLISHED) else in_checkout
-    options = {"descriptor": published, "init": "--init with a rough pose"}
+    preparation = "" if can_fetch_weights(PUBLISHED) else f" ({format_copy_instructions(PUBLISHED)} first)"
+    options = {"descriptor": f"--descriptor learned{preparation}", "init": "--init with a rough pose"}
     words = [options[name] for name in result.untried]
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import platform
+import re
 import shlex
 import sys
 import time
@@ -29,15 +30,19 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rename_arguments_in_errors(**words: str) -> Iterator[None]:
-    """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``."""
+    """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``.
+
+    Stored settings that differ, ``parameters.argument was ...``, get the same words.
+    """
     try:
         yield
     except InputError as error:
         argument, colon, rest = str(error).partition(":")
-        word = words.get(argument)
-        if not word:
+        text = f"{words.get(argument) or argument}{colon}{rest}"
+        text = re.sub(r"parameters\.(\w+)(?= was )", lambda name: words.get(name[1]) or name[0], text)
+        if text == str(error):
             raise
-        raise type(error)(f"{word}{colon}{rest}") from error
+        raise type(error)(text) from error
 
 
 def map_arguments_to_options(args: argparse.Namespace) -> dict[str, str]:

@@ -6,9 +6,12 @@ Train a network of optical flow on synthetic pairs, on data sets, or on mixtures
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +186,7 @@ def run_command(args: argparse.Namespace) -> int:
         args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _PairGeneratorFactory(args, device)
     model, source = _build_network(args, device), _build_pair_source(args, device, generators)
-    settings = FlowRun(
+    run = FlowRun(
         checkpoint_every=args.every,
         pause_after_s=None if args.pause is None else 60 * args.pause,
         recipe=_describe_inputs_of_training(args),
@@ -192,18 +195,63 @@ def run_command(args: argparse.Namespace) -> int:
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _build_validation(args, generators, fixed)
     validate = None if validation is None else _wrap_validation_with_progress_bar(validation, quiet=args.quiet)
-    with join_process_group(device) as team:
+
+    def report_step(step: int) -> None:
+        if not args.quiet:
+            report.print_note(f"{args.output}: continues from step {step}")
+
+    with join_process_group(device) as team, _defer_ctrl_c(is_alone=team.count == 1) as is_interrupted:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
+            _explain_interruption(args.output),
         ):
-            trained = train_flow(
-                args.output, model, source, training, run=settings, validation=validate, progress=progress
-            )
+            run = dataclasses.replace(run, should_stop=is_interrupted, on_continue=report_step)
+            trained = train_flow(args.output, model, source, training, run=run, validation=validate, progress=progress)
+            if is_interrupted() and trained.completed < 1:
+                raise KeyboardInterrupt
         watch.add_lap("train")
         if team.is_first:
             _print_result(args, device, training.as_dict(), trained, validation, watch)
     return 0
+
+
+@contextlib.contextmanager
+def _defer_ctrl_c(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
+    """Return a function that reports the first Ctrl-C, which waits for the step; the second one interrupts at once.
+
+    Several processes, which would have to agree on the step, are interrupted at once.
+    """
+    interrupted = threading.Event()
+    if not is_alone or threading.current_thread() is not threading.main_thread():
+        yield interrupted.is_set
+        return
+
+    def note_interruption(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+        with contextlib.suppress(RuntimeError):  # the signal may have come amid another line
+            report.print_note("stores a checkpoint after this step; Ctrl-C again stops without one")
+
+    before = signal.signal(signal.SIGINT, note_interruption)
+    try:
+        yield interrupted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _explain_interruption(folder: str) -> Iterator[None]:
+    """Let an interruption report the step that the run continues from."""
+    from fullfield.training.checkpoint import read_history
+    from fullfield.training.flow.curves import FlowRow
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        history = read_history(Path(folder), FlowRow)
+        continues = f"the same command continues from step {history[-1].step}" if history else "nothing was stored yet"
+        raise KeyboardInterrupt(f"{folder}: {continues}") from None
 
 
 def _wrap_validation_with_progress_bar(validation: FlowValidation, *, quiet: bool) -> Callable[[nn.Module], float]:
@@ -399,7 +447,8 @@ def _print_result(
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
-    summary = (
+    summary = "finished before, nothing was trained: " if trained.first_step == last.step else ""
+    summary += (
         f"{last.step} steps in {last.seconds:.0f} s on {device}, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )

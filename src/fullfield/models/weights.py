@@ -361,8 +361,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     address = _find_download_url(entry)
     if address is None and entry.in_repository:
         raise DownloadError(
-            f"{entry.name}: no address is known; pass weights/{entry.file} of a checkout (--weights), "
-            f"or put it at {target}"
+            f"{entry.name}: no address is known; {format_copy_instructions(entry.name)}, or pass its path (--weights)"
         )
     if address is None:
         raise DownloadError(
@@ -379,6 +378,12 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     except DownloadError as error:
         raise DownloadError(f"{entry.name}: {error}; {_format_manual_download_instructions(entry, target)}") from None
     return target
+
+
+def format_copy_instructions(name: str) -> str:
+    """Return how a user of an installed package gets weights that only the repository holds."""
+    folder = next(list_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
+    return f"copy weights/{get_weights_entry(name).file} from fullfield's source to {folder}"
 
 
 def _format_manual_download_instructions(entry: WeightsEntry, target: Path) -> str:

@@ -155,18 +155,10 @@ def restore_run(
     Raises:
         InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.
     """
-    state = folder / STATE
-    pointer = state / POINTER
     if not has_checkpoint(folder):
         return None
-    try:
-        resume_state = read_json_file(pointer, "the state of a run")
-        step = int(resume_state.pop("step"))
-        history = [_restore_history_row(values, row) for values in resume_state.pop("history")]
-    except (ValueError, KeyError, TypeError, OverflowError):
-        step, history = 0, []
-    if not history:
-        raise InputError(f"{pointer}: expected the state of a run, cannot be read")
+    state = folder / STATE
+    step, history, resume_state = _read_resume_state(folder, row)
     stored: dict[str, Mapping[str, Tensor]] = {}
     left_out = {name: list_non_finite_buffers(module) for name, module in modules.items()}
     files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
@@ -179,6 +171,25 @@ def restore_run(
         load_state_into(module, stored[name], str(files[name]), "this run")
     _restore_adam_moments(modules["model"], optimizer, stored, files)
     return RestoredRun(history, resume_state)
+
+
+def read_history(folder: Path, row: type[tuple[Any, ...]]) -> list[Any]:
+    """Return the rows of the last checkpoint, none for a new run; InputError if they are damaged."""
+    return _read_resume_state(folder, row)[1] if has_checkpoint(folder) else []
+
+
+def _read_resume_state(folder: Path, row: type[tuple[Any, ...]]) -> tuple[int, list[Any], dict[str, Any]]:
+    """Return the step, the history and the further values of the last checkpoint."""
+    pointer = folder / STATE / POINTER
+    try:
+        resume_state = read_json_file(pointer, "the state of a run")
+        step = int(resume_state.pop("step"))
+        history = [_restore_history_row(values, row) for values in resume_state.pop("history")]
+    except (ValueError, KeyError, TypeError, OverflowError):
+        step, history = 0, []
+    if not history:
+        raise InputError(f"{pointer}: expected the state of a run, cannot be read")
+    return step, history, resume_state
 
 
 def _restore_history_row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:

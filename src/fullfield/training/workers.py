@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 from multiprocessing.context import BaseContext
 
@@ -23,8 +24,9 @@ def exit_with_parent_process(folder: str, _worker: int = 0) -> None:
     """Let this process end when the one that trains does.
 
     A killed parent sends no signal. Its ``folder`` of sockets would remain, and this process would wait for work
-    forever and hold its semaphores.
+    forever and hold its semaphores. Ctrl-C reaches this process too; the parent decides what follows.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_when_parent_ends, args=(folder,), daemon=True).start()
 
 

@@ -90,6 +90,10 @@ class FlowRun:
     """Steps between looks at the loss, each of which waits for the device."""
     pause_after_s: float | None = None
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
+    should_stop: Callable[[], bool] | None = None
+    """Called after each step; on True this call stores a checkpoint and leaves the run. For one process."""
+    on_continue: Callable[[int], None] | None = None
+    """Called, in the first process, with the step that a stored run continues from."""
     after: str | os.PathLike[str] | None = None
     """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
     curves: bool = False
@@ -114,6 +118,7 @@ class TrainedFlow(NamedTuple):
     model: nn.Module  # a copy of the network with the averaged weights, in evaluation mode
     history: list[FlowRow]
     completed: float  # fraction of the training: 1, unless it was paused
+    first_step: int  # steps of earlier calls
 
 
 def train_flow(
@@ -318,6 +323,8 @@ class _TrainingLoop:
         first_step = step = self.history[-1].step if self.history else 0
         clock = _TrainingClock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
         completed, paused = training.compute_completed_fraction(step, clock.extrapolate_seconds(step)), False
+        if run.on_continue is not None and self.team.is_first and first_step > 0 and completed < 1.0:
+            run.on_continue(first_step)
         while completed < 1.0 and not paused:
             learning_rate = training.compute_learning_rate(completed)
             batch = self.ahead.take_batch(self.batches + step)
@@ -326,9 +333,10 @@ class _TrainingLoop:
             )
             step += 1
             completed = training.compute_completed_fraction(step, clock.extrapolate_seconds(step))
-            if completed < 1.0:
+            must_stop = run.should_stop is not None and run.should_stop()
+            if completed < 1.0 and not must_stop:
                 self.ahead.enqueue_batch(self.batches + step)
-            is_due = step % run.checkpoint_every == 0 or completed >= 1.0
+            is_due = step % run.checkpoint_every == 0 or completed >= 1.0 or must_stop
             if not (is_due or step % run.read_loss_every == 0 or step == first_step + _SETTLED):
                 continue
             reading = self.stepper.read_and_reset_means()
@@ -336,7 +344,7 @@ class _TrainingLoop:
             check_steps_finite(reading, step, training)
             seconds = clock.read_and_update_pace(step)
             completed = training.compute_completed_fraction(step, seconds)
-            paused = run.pause_after_s is not None and clock.process_seconds >= run.pause_after_s
+            paused = must_stop or (run.pause_after_s is not None and clock.process_seconds >= run.pause_after_s)
             # Steps in float16 may overflow until the loss's scale has settled.
             is_due = is_due or paused or completed >= 1.0
             if is_due and training.precision != "float16":
@@ -349,7 +357,7 @@ class _TrainingLoop:
                 self._write_checkpoint(step, seconds, learning_rate, training_stops=paused or completed >= 1.0)
                 self.checkpoint_seconds = clock.read_and_update_pace(step, only_steps_ran=False)
                 completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
-        return TrainedFlow(self.stepper.average.model, self.history, completed)
+        return TrainedFlow(self.stepper.average.model, self.history, completed, first_step)
 
     def _write_checkpoint(self, step: int, seconds: float, learning_rate: float, *, training_stops: bool) -> None:
         """Check the state, add a row to the history and write a checkpoint."""
