@@ -314,6 +314,24 @@ def test_scene_style_haze_reaches_meshes(pictures: PicturePack) -> None:
     assert torch.allclose(light[..., 0], faded, atol=1e-5)
 
 
+def test_scene_style_plain_meshes_have_colours_alone(pictures: PicturePack) -> None:
+    textured, plain = (
+        PairGenerator(SMALL, pictures=pictures, style=SceneStyle(meshes=1, plain_meshes=share))._drawn.take_batch(0, 20)
+        for share in (0, 0.5)
+    )
+    before, after = textured[0].meshes, plain[0].meshes
+    assert before is not None
+    assert after is not None
+    assert torch.equal(after.pose, before.pose)
+    is_plain = (after.colours[..., 1:4] == 0).all(-1).all(-1)
+    assert 0.3 < float(is_plain.float().mean()) < 0.7
+    assert torch.equal(after.colours[~is_plain], before.colours[~is_plain])
+    shades = after.colours[is_plain][..., 4:7]
+    assert float(shades.min()) < 0.1
+    assert float(shades.max()) > 0.9
+    assert float(shades.std(1).mean()) > 0.1  # materials differ
+
+
 def test_scene_style_veils_change_frames_alone(pictures: PicturePack) -> None:
     """They drift: over identical frames too, and a pair has its own, whatever its batch."""
 

@@ -152,6 +152,8 @@ class SceneStyle(Config):
     """Share of scenes with bodies: chains of ellipsoids that move, turn, bend and stretch, often cut by the edge."""
     meshes: float = 0.0
     """Share of scenes with up to six triangle meshes that move, turn, walk and bend, often cut by the edge."""
+    plain_meshes: float = 0.0
+    """Share of meshes without texture, whose materials have one colour each."""
     photographs: float = 0.0
     """Share of scenes without walls and ground whose backdrop and most objects show one photograph: seen from the first
     camera it is whole, and its parts lie at depths of their own."""
@@ -180,6 +182,7 @@ class SceneStyle(Config):
             "figures",
             "bodies",
             "meshes",
+            "plain_meshes",
             "photographs",
             "smooth",
             "haze",
@@ -206,7 +209,7 @@ PRESETS = {
         plain=0.15,
         bodies=1.0,
         smooth=0.35,
-        gamma=2.2,
+        gamma=2.0,
         haze=0.25,
         veils=0.25,
     ),
@@ -217,9 +220,10 @@ PRESETS = {
         blur=0.4,
         plain=0.15,
         meshes=1.0,
+        plain_meshes=0.3,
         photographs=0.6,
         smooth=0.25,
-        gamma=2.2,
+        gamma=2.0,
         haze=0.25,
         veils=0.25,
     ),

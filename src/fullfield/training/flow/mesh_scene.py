@@ -240,7 +240,20 @@ def _sample_materials(
             colours[..., material, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
             colours[..., material, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
         colours[..., material, 0] = smooth
+    _replace_textures_by_colours(rng, colours, gain, style)
     return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
+
+
+def _replace_textures_by_colours(rng: _MeshRandom, colours: Floats, gain: Floats, style: SceneStyle) -> None:
+    """Give some meshes one colour for each material, in place; all that shows their form is the light."""
+    plain = rng.draw_uniform() < style.plain_meshes
+    for material in range(MATERIALS):
+        shade = rng.draw_uniform(0.02, 0.95)
+        colour = np.stack([shade * rng.draw_uniform(0.6, 1.4) for _ in range(3)], -1)
+        for first, light in ((1, np.ones_like(gain)), (7, gain)):
+            flat = np.concatenate([np.zeros_like(colour), colour * light[..., None]], -1)
+            values = colours[..., material, first : first + 6]
+            values[plain] = flat[plain]
 
 
 def _group_overlapping_meshes(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:
