@@ -339,7 +339,7 @@ def _points_alone() -> list[str]:
 
 def tvl1_rates() -> str:
     """Settings of TV-L1 by frame rate, with their errors."""
-    stored = stored_result("tvl1_h200.json")
+    stored = stored_result(first_stored("tvl1_frames_h200.json", "tvl1_h200.json"))  # frames alone, measured later
     rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
     groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
     heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]
