@@ -371,11 +371,11 @@ def shares_table() -> str:
             here = here or shares[line["block"], "row-major"]
             cells += [f"{paper['mean']} ± {paper['std']} %", f"{mean(here):.1f} ± {pstdev(here):.1f} %"]
         rows.append([f"{line['block']}×{line['block']}", *cells])
-    sizes = [tuple(file["size"]) for file in stored["files"]]
+    sizes = sorted((file["size"] for file in stored["files"]), key=lambda size: size[0] * size[1])
     return (
         f"{table_text(rows)}\nShare of the finest level's matrix that 32 lookups of RAFT read, in blocks. Published: "
         f"{published.source()}, table 3, the training set of Sintel. Here: {len(sizes)} pairs, maps of "
-        f"{min(sizes)[1]}×{min(sizes)[0]} to {max(sizes)[1]}×{max(sizes)[0]}, {describe_commit(stored)}.\n"
+        f"{sizes[0][1]}×{sizes[0][0]} to {sizes[-1][1]}×{sizes[-1][0]}, {describe_commit(stored)}.\n"
     )
 
 

@@ -147,7 +147,8 @@ def remaining() -> str:
 
 def occlusion() -> str:
     """Average precision and F1, in brackets of the plain check."""
-    stored = stored_result("made_pairs_cpu.json")["pairs"]
+    results = stored_result("made_pairs_cpu.json")
+    stored = results["pairs"]
     rows = [["pairs", *stored]]
     for group in ("alley_1", "seed 911", "seed 4242"):
         cells = []
@@ -156,7 +157,7 @@ def occlusion() -> str:
             ours, plain = ([mean(pair[kind][n] for pair in pairs) for n in (0, 1)] for kind in ("occlusion", "plain"))
             cells.append(f"{ours[0]:.2f}, {ours[1]:.2f} ({plain[0]:.2f}, {plain[1]:.2f})")
         rows.append([group.replace("seed", "synthetic, seed"), *cells])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{describe_commit(results).capitalize()}.\n"
 
 
 def poses() -> str:
@@ -187,23 +188,28 @@ def plain_ransac() -> str:
         recalls = (f"{100 * mean(run['ir'] > 0.05 for run in each):.0f}" for each in runs)
         errors = (f"{median(run['rmse'] for run in each if run['found']):.3f} m" for each in runs)
         rows.append([pair, *(", ".join(part) for part in (found, ratios, recalls, errors))])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{describe_commit(stored).capitalize()}.\n"
 
 
 def describing() -> str:
     """Return the table of the time that describing three dense scans takes."""
-    times = stored_result("descriptors_scales_h100.json")["times"]
+    scales = stored_result("descriptors_scales_h100.json")
+    times = scales["times"]
     rows = [["three scans, together", "described", "one H100", "inputs alone", "network alone"]]
     for what, told in (("automatic voxel",) * 2, ("2 cm", "voxel of 2 cm"), ("every point, 7 mm", "every point, 7 mm")):
         row = times[f"two, {what}"]
         cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
         rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
-    dense = stored_result("descriptors_plain_cpu.json")["dense"]
+    plain = stored_result("descriptors_plain_cpu.json")
+    dense = plain["dense"]
     shown = " and ".join(
         f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
     )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
-    return f"{table_text(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
+    return (
+        f"{table_text(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
+        f"H100: {describe_commit(scales)}; CPU: {describe_commit(plain)}.\n"
+    )
 
 
 def large_frames() -> str:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import describe_commit, describe_run, stored_result
+from benchmarks.stored import describe_commit, describe_faults, describe_run, stored_result
 
 MARK_POINTS = "<!-- points beside others: begin -->\n"
 MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -161,7 +161,7 @@ def patched() -> str:
             both = (found["as it is"], found["patched"])
             cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
             rows.append([f"`{case['model']}`", *cells])
-        about.append(f"[{stored['environment']['date']}](../results/{name})")
+        about.append(f"[{stored['environment']['date']}](../results/{name}){describe_faults(stored)}")
     return f"{table_text(rows)}\nOne H200, {', '.join(about)}.\n"
 
 
@@ -207,7 +207,7 @@ def on_cpu() -> str:
         found = {row["name"]: f"{row['median_s']:.2f} s" for row in case["rows"]}
         rows.append([f"`{case['method']}`", str(case["updates"]), found["exact"], found["fast"]])
     about = stored["environment"]
-    where = f"{about['cores']} cores, {about['cpu']}, PyTorch {about['versions']['torch']}, {about['date']}."
+    where = f"{about['cores']} cores, {about['cpu']}, PyTorch {about['versions']['torch']}, {describe_commit(stored)}."
     return f"{table_text(rows)}\n{where}\n"
 
 

@@ -116,24 +116,27 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
     ]
 
 
+NETWORK_RUNS = ("models_h200.json", "models_h200_16k.json")
+
+
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
-    result = [*stored_result("models_h200.json")["cases"], *stored_result("models_h200_16k.json")["cases"]]
-    result = [case for case in result if "diverged" not in case]
+    result = [case for name in NETWORK_RUNS for case in stored_result(name)["cases"] if "diverged" not in case]
     return sorted(result, key=lambda case: (case["method"], case["size"]))
 
 
 def models_table() -> str:
     """Return seconds and peak memory of whole networks on the GPU, and of ptlflow's."""
-    stored = stored_result("models_h200.json")
+    cases = network_cases()
     rows = [["one pair of frames, one H200", *HEADS]]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
-    for case in network_cases():
+    for case in cases:
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
         rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
-    inside = [case["lookups"]["inside"] for case in stored["cases"]]
-    windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
+    inside = [case["lookups"]["inside"] for case in cases]
+    windows = [case["lookups"]["mean_window"] for case in cases]
+    runs = [stored_result(name) for name in NETWORK_RUNS]
     lines = [
         *markdown_table(rows),
         "",
@@ -142,7 +145,7 @@ def models_table() -> str:
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         "RAFT at 8192×3432 and 15360×6432 is not shown: its estimate had diverged.",
-        describe_run(stored, "models").rstrip(),
+        f"{like_for_like.environments(runs)}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -370,7 +373,8 @@ def tvl1_gpu_page() -> str:
 
 def cascade_table() -> str:
     """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
-    stored = {case["case"]: case for case in stored_result("cascade_h200.json")["cases"]}
+    results = stored_result("cascade_h200.json")
+    stored = {case["case"]: case for case in results["cases"]}
     ways = (("plain 32", "plain 32"), ("12+12", "cascade 12+12"), ("4+12", "cascade 4+12"), ("1+12", ""))
     kinds = {
         "noise of all scales, 8192×3432, moved by 200 px": "translation, noise",
@@ -396,7 +400,7 @@ def cascade_table() -> str:
 
     rows = [["frames", "32 updates, no cascade", "12LR + 12HR", "12LR + 4HR", "12LR + 1HR"]]
     rows += [[name, *(cell(kind, names) for names in ways)] for name, kind in kinds.items()]
-    return "\n".join(markdown_table(rows)) + "\n"
+    return "\n".join([*markdown_table(rows), "", f"{describe_commit(results).capitalize()}."]) + "\n"
 
 
 def refinement_table() -> str:
@@ -510,7 +514,7 @@ def descriptors_table() -> str:
         both(of["seconds"], ".1f"),
     ]
     rows.append([f"**all {of['runs'][0]}**", *last])
-    return "\n".join(markdown_table(rows)) + "\n"
+    return "\n".join([*markdown_table(rows), "", f"{describe_commit(stored).capitalize()}."]) + "\n"
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
