@@ -248,7 +248,7 @@ def test_pair_generator_names_bad_arguments(pictures: PicturePack) -> None:
         ({"compressed": 2.0}, "compressed"),
     ):
         refuses(f"^{word}: expected", PairGenerator, **{"size": SIZE, "pictures": pictures, **arguments})
-    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}, {"haze": 2}, {"veils": -1}):
+    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}, {"haze": 2}, {"dark": 2}, {"veils": -1}):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
     refuses(r"^count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
@@ -297,6 +297,18 @@ def test_scene_style_haze_fades_distant_surfaces() -> None:
         np.ptp(colours[of_scene], axis=0).max(initial=0) < 0.2
         for colours, of_scene in zip(middle[thick.any(1)], thick[thick.any(1)], strict=True)
     )
+
+
+def test_scene_style_dark_scales_colours() -> None:
+    plain, dark = (drawn(40, dark=share) for share in (0, 0.5))
+    exposure = dark.paint[..., COLOURS:][..., :12] / plain.paint[..., COLOURS:][..., :12]
+    assert np.allclose(exposure, exposure[:, :1, :1])
+    exposure = exposure[:, 0, 0]
+    assert (exposure == 1).mean() == pytest.approx(0.5, abs=0.2)
+    assert 0.25 <= exposure.min() < 0.35
+    assert exposure[exposure < 1].max() <= 0.6
+    backgrounds = dark.scenes.background.numpy() / plain.scenes.background.numpy()
+    assert backgrounds == pytest.approx(np.tile(exposure[:, None], (1, 3)), rel=1e-5)
 
 
 def test_scene_style_haze_reaches_meshes(pictures: PicturePack) -> None:

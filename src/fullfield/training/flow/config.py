@@ -161,6 +161,8 @@ class SceneStyle(Config):
     """Share of bodies, meshes and objects whose texture is out of focus or faint."""
     haze: float = 0.0
     """Share of scenes whose surfaces fade to one colour with their distance."""
+    dark: float = 0.0
+    """Share of scenes in little light."""
     veils: float = 0.0
     """Share of pairs with mist or shadows before everything, which drift on their own and have no part in the flow."""
     instants: int = 12
@@ -186,6 +188,7 @@ class SceneStyle(Config):
             "photographs",
             "smooth",
             "haze",
+            "dark",
             "veils",
         ):
             _check.check_number(getattr(self, name), name, low=0.0, high=1.0)
@@ -200,7 +203,7 @@ class SceneStyle(Config):
 PRESETS = {
     "usual": SceneStyle(),
     "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
-    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, veils=0.25),
+    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0, haze=0.25, dark=0.25, veils=0.25),
     "bodies": SceneStyle(
         camera_motion=6.0,
         object_motion=26.0,
@@ -211,6 +214,7 @@ PRESETS = {
         smooth=0.35,
         gamma=2.0,
         haze=0.25,
+        dark=0.25,
         veils=0.25,
     ),
     "meshes": SceneStyle(
@@ -225,6 +229,7 @@ PRESETS = {
         smooth=0.25,
         gamma=2.0,
         haze=0.25,
+        dark=0.25,
         veils=0.25,
     ),
 }

@@ -1,4 +1,4 @@
-"""Haze, drifting mist and shadows of synthetic pairs; none of them changes the flow."""
+"""Haze, darkness, drifting mist and shadows of synthetic pairs; none of them changes the flow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fullfield.training.flow.scene_draw import Floats, draw_motion_lengths
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 _HAZE_STREAM, _VEIL_STREAM = 8, 9  # of a scene's random numbers
-_HAZE_NUMBERS, _VEIL_NUMBERS, _NORMAL = 7, 18, 3
+_HAZE_NUMBERS, _VEIL_NUMBERS, _NORMAL = 9, 18, 3
 _TEXELS = 64  # of a veil's density, across
 _CELLS = (4, 8, 16, 32)  # of its octaves, across
 
@@ -33,7 +33,7 @@ class Veils(NamedTuple):
     colour: Tensor  # [K, 3] float32
 
 
-def add_haze(
+def add_haze_and_darkness(
     pair_numbers: Sequence[int],
     geometry: SceneGeometry,
     paint: Floats,  # [B, L, PAINT]
@@ -43,12 +43,14 @@ def add_haze(
     seed: int,
     style: SceneStyle,
 ) -> None:
-    """Fade the surfaces of some scenes to one colour with their distance, in place."""
+    """Fade the surfaces of some scenes to one colour with their distance, and darken some scenes, in place."""
     streams = [np.random.Generator(np.random.SFC64([seed, number, _HAZE_STREAM])) for number in pair_numbers]
-    chance, thickness, start, brightness, *tint = np.stack([stream.random(_HAZE_NUMBERS) for stream in streams], 1)
+    uniform = np.stack([stream.random(_HAZE_NUMBERS) for stream in streams], 1)
+    chance, thickness, start, brightness, *tint, dark_chance, darkness = uniform
     is_hazy = chance < style.haze
     attenuation = is_hazy * np.exp(math.log(0.3) + math.log(12.0) * thickness) / geometry.view_depth
-    haze = (1.1 - 0.95 * brightness**1.5)[:, None] * (0.94 + 0.12 * np.stack(tint, -1))  # mostly bright
+    haze = (1.3 - 1.2 * brightness**1.5)[:, None] * (0.94 + 0.12 * np.stack(tint, -1))  # mostly bright, often white
+    exposure = np.where(dark_chance < style.dark, 0.6 - 0.35 * darkness, 1.0)
 
     def transmit(distance: Floats) -> Floats:
         transmission: Floats = np.exp(-attenuation[:, None] * (distance - 3 * start[:, None]).clip(min=0))[..., None]
@@ -56,14 +58,17 @@ def add_haze(
 
     def fade(colours: Floats, transmission: Floats) -> None:
         """Fade factors and offsets [..., 12] of the colours in both frames."""
+        per_scene = [1] * (colours.ndim - 2)
         colours *= transmission
         for first in (3, 9):
-            colours[..., first : first + 3] += (1 - transmission) * haze.reshape(-1, *[1] * (colours.ndim - 2), 3)
+            colours[..., first : first + 3] += (1 - transmission) * haze.reshape(-1, *per_scene, 3)
+        colours *= exposure.reshape(-1, *per_scene, 1)
 
     transmission = transmit(np.linalg.norm(geometry.centre, axis=-1))
     fade(paint[..., COLOURS : COLOURS + 12], transmission)
     paint[..., LIGHT : LIGHT + 6] *= transmission
     background[is_hazy] = haze[is_hazy].clip(0, 1)
+    background *= exposure[:, None]
     if meshes is not None:
         values: dict[str, Any] = meshes.values
         pose, colours, light = (values[name] for name in ("pose", "colours", "light"))
