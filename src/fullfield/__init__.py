@@ -18,6 +18,7 @@ if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os
 
 if TYPE_CHECKING:
     from fullfield._check import InputError as InputError
+    from fullfield._check import SetupError as SetupError
     from fullfield.estimators.estimation import estimate as estimate
     from fullfield.estimators.estimation import estimate_batch as estimate_batch
     from fullfield.estimators.flow import Flow as Flow
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
-        "_check": "InputError",
+        "_check": "InputError SetupError",
         "estimators.estimation": "estimate estimate_batch",
         "estimators.flow": "Flow",
         "integrations.patching": "patch",

@@ -22,7 +22,11 @@ class InputError(ValueError):
     exit_code = 2
 
 
-class NotEnoughMemoryError(InputError):
+class SetupError(InputError):
+    """Error of the machine or its setup, which no other data would mend: a device, package or kernel is missing."""
+
+
+class NotEnoughMemoryError(SetupError):
     """Input that needs more memory than is free."""
 
 
@@ -99,7 +103,7 @@ def _format_shape(shape: Sequence[int | str | None]) -> str:
 
 
 def check_device(value: Any, name: str = "device") -> torch.device:
-    """Check that ``value`` names a device of this machine, and return it."""
+    """Check that ``value`` names a device of this machine, and return it; SetupError if it does not."""
     import torch
 
     try:
@@ -110,7 +114,7 @@ def check_device(value: Any, name: str = "device") -> torch.device:
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         reason = reason if len(reason) <= 120 else reason[:117].rsplit(" ", 1)[0] + " ..."
-        raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason})") from None
+        raise SetupError(f"{name}: expected a device of this machine, got {value!r} ({reason})") from None
     return selected
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield._check import NotEnoughMemoryError
+from fullfield._check import NotEnoughMemoryError, SetupError
 from fullfield._kernels import Missing, numba_cache
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends, correlation, neighbors, point_conv, tvl1
@@ -53,6 +53,16 @@ def test_choose_raises_own_error_for_insufficient_memory(monkeypatch: pytest.Mon
     with pytest.raises(InputError) as caught:
         two.choose("cpu", 1, 2)
     assert not isinstance(caught.value, NotEnoughMemoryError)
+
+
+def test_choose_distinguishes_faults_of_machine_and_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = made(monkeypatch, cuda=Missing("no compiler"), cpu="small")
+    for backend in ("cuda", None):
+        with pytest.raises(SetupError):
+            two.choose(backend, 1, 2)
+    with pytest.raises(InputError) as caught:
+        two.choose("cpu", 1, 2)
+    assert not isinstance(caught.value, SetupError)
 
 
 def test_choose_warns_once_of_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

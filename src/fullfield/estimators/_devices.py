@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import SetupError
 from fullfield.ops.devices import AUTO, resolve_device
 
 _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay locked in PyTorch's cache
@@ -101,11 +101,11 @@ def check_usable_after_fork(device: torch.device) -> None:
     One CPU thread, as in the workers of a ``DataLoader``, is safe on either side of the fork.
 
     Raises:
-        InputError: one line that names ``spawn`` and ``threads=1``.
+        SetupError: one line that names ``spawn`` and ``threads=1``.
     """
     safe = device.type == "cpu" and torch.get_num_threads() == 1
     if _ForkState.was_forked_after_computing and not safe:
-        raise InputError(
+        raise SetupError(
             "process: was forked after its parent had computed, so PyTorch's threads would hang; start workers with "
             "multiprocessing.get_context('spawn'), or compute on the CPU with threads=1"
         )

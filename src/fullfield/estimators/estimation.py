@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield.estimators._devices import check_usable_after_fork, choose_device, limit_threads, to_device
 from fullfield.estimators._frames import Frame, FrameBatches, read_into_batches
 from fullfield.estimators._reliability import estimate_occlusion_and_confidence
@@ -197,8 +197,9 @@ def estimate(
         The flow. From OpenEXR frames it keeps the first one's windows and pixel aspect.
 
     Raises:
-        InputError: if frames do not match or have values of 0 ... 255 in floating point, an argument does not fit, the
-            flow is not finite, or this process was forked from one that had computed.
+        InputError: if frames do not match or have values of 0 ... 255 in floating point, or an argument does not fit.
+        SetupError: an InputError that no frames can mend: a device, package or kernel is missing, the flow is not
+            finite, or this process was forked from one that had computed.
         FileNotFoundError: if a file does not exist.
 
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
@@ -438,7 +439,7 @@ def _compute_occlusion_and_confidence(
 
 
 def _convert_and_check_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) -> Tensor:
-    """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; InputError if it is not finite.
+    """Return a flow of ``frame1`` [B, C, H, W] as float32 [B, 2, H, W] on its device; SetupError if it is not finite.
 
     One number is copied to the host.
     """
@@ -449,7 +450,7 @@ def _convert_and_check_flow(flow: Tensor, estimator: Estimator, frame1: Tensor) 
     lost = int((~flow.isfinite()).any(1).sum())
     half = str(estimator.parameters.get("precision")) in _HALF
     reason = "overflowed in half precision (precision='exact' computes in float32), or " if half else ""
-    raise InputError(
+    raise SetupError(
         f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {estimator.method} {reason}"
         "has weights that are not finite, or parameters too far from a preset's"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield.estimators._devices import check_usable_after_fork
 from fullfield.estimators._frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
@@ -52,7 +52,8 @@ class PtlflowEstimator(LoadingEstimator):
         backend: backend of the correlation lookup in a patched model, as for :func:`fullfield.patch`.
 
     Raises:
-        InputError: if ptlflow is not installed or cannot be imported, or has no such model for two frames.
+        InputError: if ptlflow has no such model for two frames.
+        SetupError: if ptlflow is not installed or cannot be imported.
     """
 
     config: PtlflowSettings
@@ -181,7 +182,7 @@ class PtlflowEstimator(LoadingEstimator):
                 torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
                 model = ptlflow.get_model(self._name)
         except (ImportError, ValueError) as error:  # ptlflow's parser turns what a constructor raises into ValueErrors
-            raise InputError(f"method: {self.method} cannot be built here: {' '.join(str(error).split())}") from None
+            raise SetupError(f"method: {self.method} cannot be built here: {' '.join(str(error).split())}") from None
         except OSError as error:
             raise OSError(f"{self.method}: its parts cannot be fetched: {error}") from None
         if path is not None:
@@ -250,14 +251,14 @@ def _download_file(url: str, download_progress: DownloadProgress | None) -> Path
 
 
 def import_ptlflow() -> Any:
-    """Import ptlflow without its messages; InputError if it is missing."""
+    """Import ptlflow without its messages; SetupError if it is missing."""
     try:
         with _silence_ptlflow():
             import ptlflow
 
             return ptlflow
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this PyTorch
-        raise InputError(
+        raise SetupError(
             f"method: {PREFIX}NAME needs the package ptlflow, which cannot be imported: {' '.join(str(error).split())}"
             " (it needs torchvision of this PyTorch's release)"
         ) from None

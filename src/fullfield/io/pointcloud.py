@@ -62,7 +62,7 @@ def check_lossless(path: PathLike, cloud: PointCloud) -> None:
 
 
 def check_writer_installed(path: PathLike) -> None:
-    """Raise InputError where a file of this name needs a package that is not installed."""
+    """Raise SetupError where a file of this name needs a package that is not installed."""
     suffix = Path(path).suffix.lower()
     if suffix in (".las", ".laz"):
         las.import_laspy_for_writing(Path(path), compress=suffix == ".laz")

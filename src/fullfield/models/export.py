@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield.models.framing import STRIDE, choose_padding, create_coordinate_grid_like
 from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, compute_traceable_lookup
@@ -90,11 +90,11 @@ def export_onnx(
 
 
 def require_onnx() -> None:
-    """Check that the packages that :func:`export_onnx` needs are installed; InputError names the missing ones."""
+    """Check that the packages that :func:`export_onnx` needs are installed; SetupError names the missing ones."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
+        raise SetupError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
 class _ExportedSection(nn.Module):

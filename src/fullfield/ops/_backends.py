@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, NotEnoughMemoryError, check_choice
+from fullfield._check import InputError, NotEnoughMemoryError, SetupError, check_choice
 from fullfield._kernels import Missing
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -86,21 +86,25 @@ class Backends:
 
         Raises:
             InputError: if the named backend cannot serve it, or none can; the message gives every backend's reason.
-            NotEnoughMemoryError: an InputError, if the named backend only misses memory.
+                It is a SetupError if the machine misses something, a NotEnoughMemoryError if it only misses memory.
         """
         if backend is not None:
             check_choice(backend, "backend", self.names)
             reason = self.explain_refusal(backend, *request)
             if reason is None:
                 return backend
-            kind = NotEnoughMemoryError if isinstance(reason, InsufficientMemory) else InputError
-            raise kind(f"backend: {backend!r} cannot serve this request ({self._format_refusals(*request)})")
+            error = f"backend: {backend!r} cannot serve this request ({self._format_refusals(*request)})"
+            if isinstance(reason, InsufficientMemory):
+                raise NotEnoughMemoryError(error)
+            raise SetupError(error) if isinstance(reason, Missing) else InputError(error)
         for name in self.names:
             if self.may_choose_automatically(name, *request) and is_usable_or_warn_missing(
                 self.operator, name, self.explain_refusal(name, *request)
             ):
                 return name
-        raise InputError(f"backend: none can serve this request ({self._format_refusals(*request)})")
+        error = f"backend: none can serve this request ({self._format_refusals(*request)})"
+        misses_something = any(isinstance(reason, Missing) for _, reason in self.list_refusals(*request))
+        raise SetupError(error) if misses_something else InputError(error)
 
     def _format_refusals(self, *request: Any) -> str:
         return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.list_refusals(*request))

@@ -6,25 +6,25 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from fullfield._check import InputError
+from fullfield._check import SetupError
 
 _NAMES = {"small_gicp": "small_gicp", "scipy": "SciPy"}
 
 
 def check_packages_installed() -> None:
-    """Raise InputError naming a package that is missing; none is imported, for SciPy takes a third of a second."""
+    """Raise SetupError naming a package that is missing; none is imported, for SciPy takes a third of a second."""
     for package in _NAMES:
         if find_spec(package) is None:
             raise _build_error(package, "registration needs", f"No module named '{package}'")
 
 
 def import_module_of_extra(module: str, user: str = "registration needs") -> Any:
-    """Return a module; InputError, whose text begins with ``user``, where its package is not installed."""
+    """Return a module; SetupError, whose text begins with ``user``, where its package is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
         raise _build_error(module.partition(".")[0], user, str(error)) from None
 
 
-def _build_error(package: str, user: str, reason: str) -> InputError:
-    return InputError(f"{user} {_NAMES[package]} ({reason}); pip install 'fullfield[register]'")
+def _build_error(package: str, user: str, reason: str) -> SetupError:
+    return SetupError(f"{user} {_NAMES[package]} ({reason}); pip install 'fullfield[register]'")

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield.io.files import check_inflated_size, describe_error, join_to_one_line, require_nonempty_file
 from fullfield.io.point_formats import PointCloud, convert_colors_to_uint16
 
@@ -35,7 +35,7 @@ def read_las(path: Path) -> PointCloud:
     try:
         import laspy
     except ImportError as error:
-        raise InputError(f"{path}: reading LAS needs laspy ({error}); pip install laspy, or convert to .ply") from None
+        raise SetupError(f"{path}: reading LAS needs laspy ({error}); pip install laspy, or convert to .ply") from None
     # Not lazrs' parallel form: it makes room for what a table of chunks claims.
     backends = [backend for backend in laspy.LazBackend.detect_available() if backend.name != "LazrsParallel"]
     try:
@@ -58,13 +58,13 @@ def read_las(path: Path) -> PointCloud:
 
 
 def import_laspy_for_writing(path: Path, *, compress: bool = False) -> Any:
-    """Return the module laspy; InputError where it, or what compresses LAZ, is not installed."""
+    """Return the module laspy; SetupError where it, or what compresses LAZ, is not installed."""
     try:
         import laspy
     except ImportError as error:
-        raise InputError(f"{path}: writing LAS needs laspy ({error}); pip install laspy, or take .ply") from None
+        raise SetupError(f"{path}: writing LAS needs laspy ({error}); pip install laspy, or take .ply") from None
     if compress and not laspy.LazBackend.detect_available():
-        raise InputError(f"{path}: writing LAZ needs lazrs; pip install lazrs, or take .las")
+        raise SetupError(f"{path}: writing LAZ needs lazrs; pip install lazrs, or take .las")
     return laspy
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fullfield._check import InputError
+from fullfield._check import InputError, SetupError
 from fullfield.io.files import write_atomically
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def import_figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("curves: expected matplotlib, which is not installed; pip install matplotlib") from None
+        raise SetupError("curves: expected matplotlib, which is not installed; pip install matplotlib") from None
     return Figure
 
 
@@ -70,7 +70,7 @@ class TensorBoardWriter:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError(
+            raise SetupError(
                 "tensorboard: expected TensorBoard, which is not installed; pip install tensorboard"
             ) from None
         self._writer: Any = SummaryWriter(os.fspath(folder / "tensorboard"))
