@@ -20,10 +20,11 @@ _CASES = _HERE / "modes_cases.py"
 # They compute nothing in PyTorch (records, data sets, readers, writers, registries, jobs of files) or train a network.
 _WITHOUT_CASE = {
     "AcceptedRegistration", "Augmentation", "list_backends", "DescriptorTraining", "Estimator", "evaluate_scans",
-    "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "SetupError", "open_plates",
+    "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
     "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose",
     "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",
-    "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "ShotJob", "warp_shot", "write_submission",
+    "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "SetupError", "ShotJob", "warp_shot",
+    "write_submission",
 }  # fmt: skip
 _PACKAGES_WITHOUT_CASE = ("fullfield.datasets", "fullfield.io")
 _ON_GPU = {"PreparedFlow", "PersistentSolver"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fullfield import SetupError
 from fullfield.ops import _launching
 from fullfield.ops.devices import resolve_device
 from refusals import refuses
@@ -28,3 +29,5 @@ def test_resolve_device_refuses_missing_devices() -> None:
     assert resolve_device(torch.device("cpu")) == torch.device("cpu")
     refuses("--device: expected a device of this machine, got 'gpu7'", resolve_device, "gpu7", "--device")
     refuses("device: expected a device of this machine, got 'meta'", resolve_device, "meta")
+    with pytest.raises(SetupError):
+        resolve_device("cuda:63")
