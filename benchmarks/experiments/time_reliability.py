@@ -35,7 +35,7 @@ def time_method(method: str) -> dict[str, list[float]]:
     """Return the processor seconds of each call by name of its form."""
     first, second = (read_frame(path) for path in shared_pairs(data_folder())[PAIR][:2])
     call = partial(estimate, first, second, build_estimator(method), device="cpu", threads=1)
-    seconds: dict[str, list[float]] = {"flow": [], "with reliability": []}
+    seconds: dict[str, list[float]] = {"flow": [], "reliability": []}
     for number in range(1 + ROUNDS):
         for name in seconds:
             start = time.process_time()
