@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shlex
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.code_changes import is_same_code
+from benchmarks.stored import OLDER
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,6 +72,17 @@ def test_owed_commands_have_their_options() -> None:
         words = shlex.split(command, comments=True)
         if words[:3] == ["python", "-m", "benchmarks"]:
             assert runner.build_parser().parse_known_args(words[3:])[1] == [], command
+
+
+def test_pages_mark_results_older_than_code() -> None:
+    script = load_script("page_numbers")
+    owed = json.loads((ROOT / "benchmarks" / "owed.json").read_text("utf-8"))
+    older = {name.removesuffix(".json") for name, entry in owed.items() if OLDER in entry["why"]}
+    for page in script["PAGES"]:
+        text = (ROOT / page).read_text("utf-8")
+        expressions = " ".join(content for _, content in script["MARKER"].findall(text))
+        shown = [name for name in sorted(older) if re.search(rf"\b{name}\b", expressions)]
+        assert not shown or OLDER in text, f"{page} shows {', '.join(shown)}"
 
 
 def test_missing_conditions_requires_repeats_and_spread() -> None:

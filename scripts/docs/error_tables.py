@@ -215,7 +215,8 @@ def describing() -> str:
 def large_frames() -> str:
     """Long motion in large frames, with and without a cascade."""
     rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
-    for case in stored_result("fullfield_s_forms_h200.json")["large frames"]["sets"]:
+    results = stored_result("fullfield_s_forms_h200.json")
+    for case in results["large frames"]["sets"]:
         height, width = case["size"]
         ways = [case["ways"][name] for name in ("no cascade", "cascade")]
         cells = [f"{geometric_mean(way['pairs_px']):.3g} px, {100 * way['over_1px']:.1f} %" for way in ways]
@@ -223,7 +224,7 @@ def large_frames() -> str:
         moved = f"{sum(ratio < 0.95 for ratio in ratios)}, {sum(ratio > 1.05 for ratio in ratios)}"
         motion = f"{mean(case['motion_px']):.0f} px"
         rows.append([f"{len(ratios)} of {width}×{height}, {case['style']}", motion, *cells, moved])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{describe_commit(results).capitalize()}.\n"
 
 
 SCALES = ("1/8", "1/4", "1/2", "1")
@@ -271,7 +272,7 @@ def rendered() -> str:
                 best_mean.add(method, {scale: scores[scale]["epe"] for scale in SCALES})
                 best_share.add(method, {scale: scores[scale]["px1"] for scale in SCALES})
         told = f"\nOf methods measured at all four scales, smallest mean error at {size}: {best_mean}.\n"
-        told += f"Smallest share above one pixel: {best_share}.\n"
+        told += f"Smallest share above one pixel: {best_share}.\n{describe_commit(stored).capitalize()}.\n"
         parts.append(table_text(rows) + told)
     return "\n".join([*parts, _by_shot()]) if parts else "No run is stored yet.\n"
 
