@@ -56,7 +56,7 @@ def test_evaluate_prints_table_and_writes_folder(cli: Any, pairs: Path) -> None:
     assert result["scores"]["epe"] == metrics.compute()["epe"]
 
 
-def test_evaluate_prints_weights_and_updates_of_networks(cli: Any, pairs: Path) -> None:
+def test_evaluate_prints_weights_and_updates_of_networks(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     write_wide(pairs)
     weights(Path("w.pth"), 1)
     for method, options, expected in (
@@ -69,6 +69,8 @@ def test_evaluate_prints_weights_and_updates_of_networks(cli: Any, pairs: Path) 
     ):
         lines = cli("evaluate", method, "pairs:mine", *options).out.splitlines()
         assert re.fullmatch(f"weights {expected}", lines[1])
+    changes = "--updates was 4, is 5; --coarse-updates was 4, is 5; highest --updates was 12, is None"
+    assert f"({changes})" in refused("evaluate", "fullfield-s", "pairs:mine", "--updates", "5")
     assert "weights" not in cli("evaluate", "tvl1", "pairs:mine", *FAST).out
 
 

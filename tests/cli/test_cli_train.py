@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fullfield.testing import sample_room_scan
+from fullfield.training import descriptor
 
 TURN = np.array([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]])
 SMALL = ("--channels", "6", "--layers", "0", "--pairs", "1", "--block", "2", "--cells", "300")
@@ -67,3 +68,19 @@ def test_train_descriptor_exits_with_1_on_divergence(cli: Any, scene: Path) -> N
     assert ran.err.startswith("fullfield: error: --learning-rate: ")
     assert ran.err.count("\n") == 1
     assert not (scene / "run" / "weights.safetensors").exists()
+
+
+def test_train_descriptor_interrupted_reports_last_checkpoint(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_steps: list[int] = []
+    train_step, command = descriptor._train_step, ("train", "descriptor", "-o", "run", *TINY, "-q")
+
+    def interrupt(model: Any, optimizer: Any, training: Any, step: int, *arguments: Any) -> float:
+        if step in interrupted_steps:
+            raise KeyboardInterrupt
+        return train_step(model, optimizer, training, step, *arguments)
+
+    monkeypatch.setattr(descriptor, "_train_step", interrupt)
+    for step, stored in ((0, "nothing was stored yet"), (1, "the same command continues from step 1")):
+        interrupted_steps[:] = [step]
+        ran = cli(*command)
+        assert (ran.code, ran.out, ran.err) == (130, "", f"fullfield: error: interrupted; run: {stored}\n")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, report, scenes
+from fullfield.cli import argtypes, flow_visualization, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import rename_arguments_in_errors
 from fullfield.cli.score import format_score_lines
@@ -98,8 +98,10 @@ def run_command(args: argparse.Namespace) -> int:
         metrics = FlowMetrics()
         metrics.update(flow.flow, textured.flow, textured.valid, textured.occluded)
         scores = metrics.compute()
-        scene = scenes.FlowVisualization(flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid)
-        drawn = {kind: scene.draw_kind(kind) for kind in ("flow", "error", "sheet")}
+        visualization = flow_visualization.FlowVisualization(
+            flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid
+        )
+        drawn = {kind: visualization.draw_kind(kind) for kind in ("flow", "error", "sheet")}
         with _write_all_or_nothing(folder) as hidden:
             io.write_flow(hidden / "truth.flo", textured.flow, textured.valid)
             io.write_flow(hidden / "flow.flo", flow.flow, flow.valid)
@@ -116,14 +118,15 @@ def run_command(args: argparse.Namespace) -> int:
         "parameters": dict(flow.parameters),
         "backend": flow.backend,
         "scores": scores,
-        "max_motion": scene.color_scale_px,
+        "max_motion": visualization.color_scale_px,
         "seconds": seconds,
     }
     lines = [
         f"{width}x{height} pixels, {choice.title}, {seconds['estimate']:.2f} s",
         *format_score_lines(scores, "pooled"),
         f"{report.escape_control_characters(folder)}: {', '.join(FILES)}",
-        f"{report.escape_control_characters(folder / 'sheet.png')}: colour scale: 0 to {scene.color_scale_px:.4g} px",
+        f"{report.escape_control_characters(folder / 'sheet.png')}: "
+        f"colour scale: 0 to {visualization.color_scale_px:.4g} px",
     ]
     report.print_report(args, content, "\n".join(lines), has_peak_memory=True)
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import io, viz
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, report, scenes
+from fullfield.cli import flow_visualization, methods, paths, report
 from fullfield.cli.options import (
     READING_WORDS,
     add_compression_options,
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture.add_argument(
         "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [sheet]"
     )
-    scenes.add_max_motion_option(picture)
+    flow_visualization.add_max_motion_option(picture)
     output = parser.add_argument_group("output")
     output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
     output.add_argument(
@@ -146,18 +146,20 @@ def run_command(args: argparse.Namespace) -> int:
 
         progress(end, "writing")
         valid = flow.valid & backward[0].valid if backward else flow.valid
-        scene = scenes.FlowVisualization(flow.flow, valid, frame1, frame2, max_motion=args.max_motion)
+        visualization = flow_visualization.FlowVisualization(
+            flow.flow, valid, frame1, frame2, max_motion=args.max_motion
+        )
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "maps": maps}
-        scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
-        outcome = _write_flow_or_rescue_file(args, scene, layers, window)
+        visualization.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
+        outcome = _write_flow_or_rescue_file(args, visualization, layers, window)
         watch.add_lap("write")
     if not args.quiet:
         _print_note_if_frames_too_small_for_levels(choice, frame1)
         for frame, result in zip((args.frame2, args.previous), (flow, *backward), strict=False):
             if result.bars is not None:
                 report.print_note(f"{args.frame1}, {frame}: {report.describe_bars(result.bars)}")
-    _print_result(args, choice, [flow, *backward], scene, outcome, watch.get_stage_seconds())
+    _print_result(args, choice, [flow, *backward], visualization, outcome, watch.get_stage_seconds())
     return 0 if outcome.problem is None else 2
 
 
@@ -228,30 +230,33 @@ class _WrittenFlowFile(NamedTuple):
 
 
 def _write_flow_or_rescue_file(
-    args: argparse.Namespace, scene: scenes.FlowVisualization, layers: dict[str, Any], window: FrameWindow | None
+    args: argparse.Namespace,
+    visualization: flow_visualization.FlowVisualization,
+    layers: dict[str, Any],
+    window: FrameWindow | None,
 ) -> _WrittenFlowFile:
-    contents: dict[str, Any] = {"valid": scene.valid}
+    contents: dict[str, Any] = {"valid": visualization.valid}
     if has_exr_suffix(args.output):
         from fullfield.io.vectors import build_pair_planes
 
-        planes = build_pair_planes(layers["maps"], scene.valid)
+        planes = build_pair_planes(layers["maps"], visualization.valid)
         contents = {"window": window, "backward": layers["backward"], "planes": planes}
     outcome = _WrittenFlowFile(args.output)
     try:
         with paths.record_written_file(args.output):
-            io.write_flow(args.output, scene.flow, **contents, **get_compression_arguments(args))
+            io.write_flow(args.output, visualization.flow, **contents, **get_compression_arguments(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.build_unused_name(args.output, ".float.exr" if has_exr_suffix(args.output) else ".npy")
         with paths.record_written_file(rescue):
-            io.write_flow(rescue, scene.flow, **contents)
+            io.write_flow(rescue, visualization.flow, **contents)
         reason = str(error).removeprefix("flow: ")
         outcome = _WrittenFlowFile(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.print_note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
         with paths.record_written_file(args.st_map):
-            io.write_st_map(args.st_map, scene.flow, window=window)
+            io.write_st_map(args.st_map, visualization.flow, window=window)
     if args.viz is not None:
-        picture = scene.get_file_content(args.viz_kind or KINDS[0], args.viz)
+        picture = visualization.get_file_content(args.viz_kind or KINDS[0], args.viz)
         with paths.record_written_file(args.viz):
             io.write_image(args.viz, picture)
     return outcome
@@ -261,7 +266,7 @@ def _print_result(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
     flows: list[Flow],  # and the one to the frame before
-    scene: scenes.FlowVisualization,
+    visualization: flow_visualization.FlowVisualization,
     outcome: _WrittenFlowFile,
     seconds: dict[str, float],
 ) -> None:
@@ -278,8 +283,12 @@ def _print_result(
     )
     picture = None
     if args.viz is not None:
-        picture = {"path": args.viz, "kind": kind, "max_motion": scene.compute_scale_range_px(kind)["max_motion"]}
-        text += f"\n{report.escape_control_characters(args.viz)}: {scene.format_legend(kind)}"
+        picture = {
+            "path": args.viz,
+            "kind": kind,
+            "max_motion": visualization.compute_scale_range_px(kind)["max_motion"],
+        }
+        text += f"\n{report.escape_control_characters(args.viz)}: {visualization.format_legend(kind)}"
     content = {
         "output": outcome.path,
         "problem": outcome.problem,

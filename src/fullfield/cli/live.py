@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
-from fullfield.cli import argtypes, methods, paths, report, scenes
+from fullfield.cli import argtypes, flow_visualization, methods, paths, report
 from fullfield.cli.report import print_to_stderr, rename_arguments_in_errors
 from fullfield.estimators.registry import get_method
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
-    scenes.add_max_motion_option(picture)
+    flow_visualization.add_max_motion_option(picture)
     picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
     methods.add_method_options(parser, default="tvl1")
     report.add_report_options(parser, progress=True)

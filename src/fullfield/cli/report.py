@@ -45,6 +45,19 @@ def rename_arguments_in_errors(**words: str) -> Iterator[None]:
         raise type(error)(text) from error
 
 
+@contextmanager
+def explain_interruption(folder: str, row: type[tuple[Any, ...]]) -> Iterator[None]:
+    """Let an interruption inside report the step that a training continues from; ``row`` is that of its history."""
+    from fullfield.training.checkpoint import read_history
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        history = read_history(Path(folder), row)
+        continues = f"the same command continues from step {history[-1].step}" if history else "nothing was stored yet"
+        raise KeyboardInterrupt(f"{folder}: {continues}") from None
+
+
 def map_arguments_to_options(args: argparse.Namespace) -> dict[str, str]:
     """Return the option of each argument of a command, for :func:`rename_arguments_in_errors`."""
     return {name: f"--{name.replace('_', '-')}" for name in vars(args)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import paths, report, scenes
+from fullfield.cli import flow_visualization, paths, report
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, VIDEO_WRITE_SUFFIXES
 from fullfield.sequences.names import FrameFiles, FramePattern
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [flow]"
     )
-    scenes.add_max_motion_option(group)
+    flow_visualization.add_max_motion_option(group)
 
 
 def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Sequence[int] | None) -> None:
@@ -77,7 +77,7 @@ def write_shot_pictures(args: argparse.Namespace, job: ShotJob, progress: Callab
 
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
-    max_motion = args.max_motion or scenes.measure_max_motion_in_sampled_frames(numbers, read_flows) or None
+    max_motion = args.max_motion or flow_visualization.measure_max_motion_in_sampled_frames(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
     try:
@@ -110,7 +110,7 @@ def _draw_frame(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_
         return viz.frame_to_image(plane[None].expand(3, -1, -1))
     layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
     flow, valid = io.read_flow(path, **layer)
-    return scenes.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
+    return flow_visualization.FlowVisualization(flow, valid, frame, max_motion=max_motion).draw_kind(kind)
 
 
 @contextmanager

@@ -83,12 +83,14 @@ def run_command(args: argparse.Namespace) -> int:
 
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
+    from fullfield.training.descriptor import DescriptorRow
 
     methods.limit_cpu_threads(args.threads)
     watch = report.Stopwatch()
     with (
         ProgressBar("train", quiet=args.quiet) as progress,
         rename_arguments_in_errors(**report.map_arguments_to_options(args)),
+        report.explain_interruption(args.output, DescriptorRow),
     ):
         fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(

@@ -162,6 +162,7 @@ def run_command(args: argparse.Namespace) -> int:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
     from fullfield.training.flow import FlowRun, train_flow
+    from fullfield.training.flow.curves import FlowRow
     from fullfield.training.flow.ranks import choose_rank_device, join_process_group
     from fullfield.training.flow.stepping import choose_precision
 
@@ -204,7 +205,7 @@ def run_command(args: argparse.Namespace) -> int:
         with (
             ProgressBar("train", quiet=args.quiet or not team.is_first) as progress,
             rename_arguments_in_errors(**words),
-            _explain_interruption(args.output),
+            report.explain_interruption(args.output, FlowRow),
         ):
             run = dataclasses.replace(run, should_stop=is_interrupted, on_continue=report_step)
             trained = train_flow(args.output, model, source, training, run=run, validation=validate, progress=progress)
@@ -238,20 +239,6 @@ def _defer_ctrl_c(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
         yield interrupted.is_set
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _explain_interruption(folder: str) -> Iterator[None]:
-    """Let an interruption report the step that the run continues from."""
-    from fullfield.training.checkpoint import read_history
-    from fullfield.training.flow.curves import FlowRow
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        history = read_history(Path(folder), FlowRow)
-        continues = f"the same command continues from step {history[-1].step}" if history else "nothing was stored yet"
-        raise KeyboardInterrupt(f"{folder}: {continues}") from None
 
 
 def _wrap_validation_with_progress_bar(validation: FlowValidation, *, quiet: bool) -> Callable[[nn.Module], float]:

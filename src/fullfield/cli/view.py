@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io, sequences
 from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report, scenes
+from fullfield.cli import argtypes, flow_visualization, paths, report
 from fullfield.cli.options import add_vector_encoding_options, build_vector_reading
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import format_size, rename_arguments_in_errors
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grid", type=argtypes.parse_positive_integer, metavar="PX", help="distance of the grid's lines [width / 16]"
     )
-    scenes.add_max_motion_option(parser)
+    flow_visualization.add_max_motion_option(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
     add_vector_encoding_options(parser)
     report.add_report_options(parser, progress=True)
@@ -87,7 +87,7 @@ def run_command(args: argparse.Namespace) -> int:
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
     with rename_arguments_in_errors(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or scenes.measure_max_motion_in_sampled_frames(numbers, read_flows) or 1.0
+        scale = args.max_motion or flow_visualization.measure_max_motion_in_sampled_frames(numbers, read_flows) or 1.0
         shot = _iterate_readable_frames(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)

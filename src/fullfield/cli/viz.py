@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import paths, report, scenes
+from fullfield.cli import flow_visualization, paths, report
 from fullfield.cli.argtypes import parse_positive_number
 from fullfield.cli.options import (
     FOUR_VALUES,
@@ -38,7 +38,7 @@ examples:
   fullfield viz flow.flo -o sheet.png --kind sheet --frame a.png --frame2 b.png --truth truth.flo
 """
 
-KINDS = tuple(scenes.NEEDS)
+KINDS = tuple(flow_visualization.INPUTS_BY_KIND)
 _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frame", metavar="A", dest="frame1", help="first frame, for overlay and sheet")
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
-    scenes.add_max_motion_option(parser)
+    flow_visualization.add_max_motion_option(parser)
     parser.add_argument(
         "--max-error", type=parse_positive_number, metavar="PX", help="error at the end of the scale [16]"
     )
@@ -76,28 +76,30 @@ def run_command(args: argparse.Namespace) -> int:
     area = choice.get("window")
     truth, truth_valid = _read_truth(args, flow, area)
     frame1, frame2 = _read_frames(args, flow, area)
-    scene = scenes.FlowVisualization(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
-    io.write_image(args.output, scene.get_file_content(args.kind, args.output))
+    visualization = flow_visualization.FlowVisualization(
+        flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error
+    )
+    io.write_image(args.output, visualization.get_file_content(args.kind, args.output))
     properties = {
         **report.select_attributes(args, "output", "flow", "kind"),
-        **scene.compute_scale_range_px(args.kind),
+        **visualization.compute_scale_range_px(args.kind),
         "truth_values": None if truth is None else count_truth_vectors_per_pixel(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
     report.print_report(
-        args, properties, f"{report.escape_control_characters(args.output)}: {scene.format_legend(args.kind)}"
+        args, properties, f"{report.escape_control_characters(args.output)}: {visualization.format_legend(args.kind)}"
     )
     return 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
     paths.get_checked_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
-    for name in scenes.NEEDS[args.kind]:
+    for name in flow_visualization.INPUTS_BY_KIND[args.kind]:
         if getattr(args, name) is None:
             raise InputError(f"--kind {args.kind}: requires {_OPTIONS[name]}")
     if args.kind != "sheet":
         for name, option in _OPTIONS.items():
-            if getattr(args, name) is not None and name not in scenes.NEEDS[args.kind]:
+            if getattr(args, name) is not None and name not in flow_visualization.INPUTS_BY_KIND[args.kind]:
                 raise InputError(f"{option}: is not used by --kind {args.kind}; leave it out")
     if args.max_motion is not None and args.kind in ("warped", "error"):
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")

@@ -16,7 +16,7 @@ from fullfield.io.names import has_exr_suffix
 if TYPE_CHECKING:
     from torch import Tensor
 
-NEEDS: dict[str, tuple[str, ...]] = {
+INPUTS_BY_KIND: dict[str, tuple[str, ...]] = {
     "flow": (),
     "overlay": ("frame1",),
     "warped": ("frame2",),
