@@ -42,7 +42,7 @@ def _count_row_capacity(offsets, first, last):
 
 
 @_jit
-def _copy_neighbors(indices, start, count, i, row):
+def _copy_and_pad_neighbors(indices, start, count, i, row):
     """Copy a point's neighbours into ``row``, padded to whole vectors with the point itself."""
     for n in range(count):
         row[n] = indices[start + n]
@@ -53,7 +53,7 @@ def _copy_neighbors(indices, start, count, i, row):
 
 
 @_jit
-def _view_from_point(surface, i, row, n):
+def _compute_distances_directions_normals(surface, i, row, n):
     """Return distances, directions and normals of 16 neighbours, ``row[n : n + 16]``, seen from point ``i``.
 
     ``surface`` has eight numbers for each point: coordinates, a normal and two unused ones.
@@ -78,7 +78,7 @@ def _get_normal(surface, i):
 
 
 @_jit
-def _bin_index(value):
+def _compute_fractional_bins(value):
     """Return the bins of values from 0 to 1, with a fraction."""
     return minimum(maximum(value * splat(np.float32(BINS)), splat(np.float32(0.0))), splat(np.float32(BINS - 1)))
 
@@ -93,7 +93,7 @@ def _select(condition, number, otherwise):
 def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
     """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair.
 
-    ``surface`` is as for :func:`_view_from_point`. A row of ``histograms`` has :data:`ROW` numbers.
+    ``surface`` is as for :func:`_compute_distances_directions_normals`. A row of ``histograms`` has :data:`ROW` numbers.
     """
     capacity = _count_row_capacity(offsets, first, last)
     row, bins, bin_counts = (
@@ -105,10 +105,10 @@ def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
     one, two, tiny = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
     second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
-        count = _copy_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        count = _copy_and_pad_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         u = _get_normal(surface, i)
         for n in range(0, count, LANES):
-            _, d, normal = _view_from_point(surface, i, row, n)
+            _, d, normal = _compute_distances_directions_normals(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
             across = sqrt(_dot_product(v, v))
             angles, scale = one - is_above(tiny, across), one / maximum(across, tiny)
@@ -121,8 +121,10 @@ def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
             for k in range(BINS - 1):
                 theta = theta + one - is_above(along * splat(_TANGENTS[k]), aside)
             alpha = (_dot_product(v, normal) * side * scale + one) * half
-            store_int32(bins, 3 * n, _select(angles, _bin_index(alpha), 3 * BINS))
-            store_int32(bins, 3 * n + LANES, _select(angles, _bin_index(phi * mirrored) + second, 3 * BINS))
+            store_int32(bins, 3 * n, _select(angles, _compute_fractional_bins(alpha), 3 * BINS))
+            store_int32(
+                bins, 3 * n + LANES, _select(angles, _compute_fractional_bins(phi * mirrored) + second, 3 * BINS)
+            )
             store_int32(bins, 3 * n + 2 * LANES, _select(angles, theta + third, 3 * BINS))
         bin_counts[:] = 0
         for n in range(np.uintp(3 * count)):
@@ -139,9 +141,9 @@ def sum_weighted_histograms(surface, offsets, indices, histograms, out, first, l
     row, weights, total = np.empty(capacity, np.int32), np.empty(capacity, np.float32), np.empty(ROW, np.float32)
     zero = splat(np.float32(0.0))
     for i in range(first, last):
-        count = _copy_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
+        count = _copy_and_pad_neighbors(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
-            distance, _, _ = _view_from_point(surface, i, row, n)
+            distance, _, _ = _compute_distances_directions_normals(surface, i, row, n)
             store(weights, n, compute_reciprocal_above(distance * distance, zero))
         a, b, c = zero, zero, zero
         for n in range(count):
@@ -181,7 +183,7 @@ def _apply_jacobi_rotation(a, v, i, j):
 
 
 @_jit
-def _compute_eigenvectors(m, a, v):
+def _compute_principal_axes_from_moments(m, a, v):
     """Turn moments into principal axes, the columns of ``v``, with variances ``a[k, k]``; return the least one's k.
 
     ``m``: sums of the coordinates, of their products (xx, xy, xz, yy, yz, zz) and of the points. They become means.
@@ -247,12 +249,12 @@ def compute_local_surfaces(points, queries, offsets, indices, radius, normals, s
                 points[j, 2] - z,
             )
         _add_moments(displacements, count, limit, close_sums, full_sums)
-        smallest = _compute_eigenvectors(full_sums, a, v)
+        smallest = _compute_principal_axes_from_moments(full_sums, a, v)
         for k in range(3):
             normals[i, k] = v[k, smallest]
         if len(shapes) == 0:
             continue
-        smallest = _compute_eigenvectors(close_sums, a, v)
+        smallest = _compute_principal_axes_from_moments(close_sums, a, v)
         low, high = a[smallest, smallest], max(a[0, 0], a[1, 1], a[2, 2])
         total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
         for k in range(3):
@@ -283,9 +285,9 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entri
     flat, bent = splat(edges[4]), splat(edges[5])
     for i in range(first, last):
         row_start, count = offsets[i], offsets[i + 1] - offsets[i]
-        padded, u = _copy_neighbors(indices, row_start, count, i, row), _get_normal(surface, i)
+        padded, u = _copy_and_pad_neighbors(indices, row_start, count, i, row), _get_normal(surface, i)
         for n in range(0, padded, LANES):
-            distance, d, normal = _view_from_point(surface, i, row, n)
+            distance, d, normal = _compute_distances_directions_normals(surface, i, row, n)
             height, ahead, cosine = _dot_product(u, d), _dot_product(normal, d), _dot_product(u, normal)
             side = one - two * is_above(zero, height)
             height, cosine = height * side, cosine * side
@@ -315,7 +317,7 @@ def sort_neighbors_by_cell(surface, offsets, indices, edges, bits, counts, entri
 
 
 @_jit
-def compute_fixed_properties(features, counts, rows, entries, bits, rings, properties, first, last):
+def compute_ring_means_and_shares(features, counts, rows, entries, bits, rings, properties, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sort_neighbors_by_cell` fills it.
@@ -356,8 +358,8 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _neighborhood = (_flat, _long, _int)
 ENTRY_POINTS = {
-    "compute_fixed_properties": (
-        compute_fixed_properties,
+    "compute_ring_means_and_shares": (
+        compute_ring_means_and_shares,
         (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i),
     ),
     "compute_local_surfaces": (

@@ -144,7 +144,7 @@ def _append_ring_means_and_shares_on_cpu(
         len(RINGS),
         properties.numpy(),
     )
-    run_in_parallel(len(features), lambda first, last: compiled.compute_fixed_properties(*arguments, first, last))
+    run_in_parallel(len(features), lambda first, last: compiled.compute_ring_means_and_shares(*arguments, first, last))
     return properties
 
 
