@@ -44,7 +44,7 @@ def parse_comma_separated_names(text: str) -> tuple[str, ...]:
     return items
 
 
-def parse_nonzero_factor(text: str) -> float:
+def parse_nonzero_number_or_fraction(text: str) -> float:
     """Return a number other than 0, or a fraction such as 1/2."""
     numerator, slash, denominator = text.partition("/")
     value = (
@@ -59,15 +59,15 @@ def parse_nonzero_factor(text: str) -> float:
 
 def parse_one_or_two_factors(text: str) -> float | tuple[float, float]:
     """Return a factor, or one for each axis."""
-    values = [parse_nonzero_factor(item) for item in text.split(",")]
+    values = [parse_nonzero_number_or_fraction(item) for item in text.split(",")]
     if len(values) > 2:
         raise argparse.ArgumentTypeError(f"expected one or two numbers, got {text!r}")
     return (values[0], values[1]) if len(values) == 2 else values[0]
 
 
-def parse_positive_factor(text: str) -> float:
+def parse_positive_number_or_fraction(text: str) -> float:
     """Return a number above 0 and at most 64, or a fraction such as 1/2."""
-    value = parse_nonzero_factor(text)
+    value = parse_nonzero_number_or_fraction(text)
     if not 0 < value <= _MAX_FACTOR:
         raise argparse.ArgumentTypeError(f"expected a number > 0, at most {_MAX_FACTOR}, got {text!r}")
     return value

@@ -93,7 +93,7 @@ def _select(condition, number, otherwise):
 def compute_pair_histograms(surface, offsets, indices, histograms, first, last):
     """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair.
 
-    ``surface`` is as for :func:`_compute_distances_directions_normals`. A row of ``histograms`` has :data:`ROW` numbers.
+    ``surface`` is as for :func:`_compute_distances_directions_normals`; ``histograms`` has rows of :data:`ROW` numbers.
     """
     capacity = _count_row_capacity(offsets, first, last)
     row, bins, bin_counts = (
