@@ -246,7 +246,8 @@ def test_register_judges_every_replacing_pose(switches: int, monkeypatch: pytest
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: Deformation(None, is_deformed=False)),
-        ("select_equal_rivals", lambda *_: []),
+        ("Windows", lambda *_: None),
+        ("_find_change_objection", lambda *_: None),
     ):
         monkeypatch.setattr(search, name, replacement)
     objection, pose, _ = search._judge_pose(pair, evidence, poses[0], [], SimpleNamespace(seed=0))

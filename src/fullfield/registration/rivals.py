@@ -2,7 +2,8 @@
 
 Rivals are looked for on purpose: besides other hypotheses, the target is matched with itself, also after turns about
 the main directions of its surfaces. Only what both clouds show in both poses decides between them, away from the ends
-of their surfaces; how much they share does not, for that depends on the windows. Lengths are voxels.
+of their surfaces and within the hulls of both; how much they share does not, for that depends on the windows. Lengths
+are voxels.
 """
 
 from __future__ import annotations
@@ -25,19 +26,14 @@ from fullfield.registration.contacts import (
 )
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import measure_observability
-from fullfield.registration.packages import import_module_of_extra
 from fullfield.registration.ransac import apply_transform, search_pose_hypotheses
 from fullfield.registration.scan import Scan
+from fullfield.registration.windows import Windows
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
-_NEARLY_SYMMETRIC = 0.14  # contradicted share of a rival up to which its motion may be a symmetry
-_END, _BORDER = 2.0, 1.0  # voxels: beyond the surface, and from the hull inwards, where a window ends
-_EQUAL = 1.1  # margin below which the clouds do not decide
-_FEW_CONTRADICTED, _EQUAL_WITH_FEW = 0.045, 1.7  # contradicted share of a pose that nearly all confirms, and its margin
-_CLOSE, _STEPS = 1.5, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
-_SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.5, 1.5  # significance, and without it the margin that descriptors need
-_UNDECIDED, _UNDECIDED_MARGIN, _SHIFTS = 2.2, 2.0, 2  # significance, margin and number of poses that only ends decide
+_EQUAL = 1.0  # margin below which the clouds do not decide
+_DECISIVE, _DECISIVE_IN_EACH = 2.0, 1.2  # significance, and that of patches in each cloud, with which surfaces decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
 _MIN_COMPARED = 100  # points away from ends, with which ends are left out
@@ -52,10 +48,11 @@ _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is
 _MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near, share of points that are
 _MIN_COSINE = 0.8  # of normals that agree
 _MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
-_REACHES = (3.0, 3.0, 2.5, 2.0, 2.0, 2.0)
+_WIDE_REACHES, _REACHES = (4.0, 4.0, 3.5, 3.0), (3.0, 2.5, 2.0, 2.0, 2.0)  # of a fit to few points, and to more
 _MIN_TOUCHING, _MIN_CONSTRAINT, _MOST = 20, 0.1, 0.6
 """Points whose constraints are measured, the weakest one over that of the best pose, and confirmed share without it."""
-_MIN_DISTANCE = 3.0  # RMS between where two poses bring the points
+_MIN_DISTANCE, _SAME, _SAME_BASIN = 4.0, 2.0, 1.0
+"""RMS between where the best pose and a rival bring the points, two equal rivals, and two that a fit would unite."""
 
 
 class Rival(NamedTuple):
@@ -65,7 +62,7 @@ class Rival(NamedTuple):
     confirmed: float  # confirmed points, over those of the best pose
     significance: float  # of the points that contradict this pose and confirm the best one, less the reverse
     unlike: float  # share of the points confirmed in both that look alike in the best pose only, less the reverse
-    contradiction: float  # share of contradicted points among those that this pose confirms or contradicts
+    patches: float  # significance of the patches of such points, in the cloud where it is smaller
 
     @property
     def margin(self) -> float:
@@ -73,12 +70,18 @@ class Rival(NamedTuple):
         return self.significance / _SIGNIFICANT + self.unlike / _UNLIKE
 
     @property
+    def is_refuted(self) -> bool:
+        """Return whether both clouds have surfaces that decide against this pose.
+
+        Something without an image contradicts twice: where it stands, and where its image is missing. What the border
+        of a window cuts contradicts in one cloud only.
+        """
+        return self.significance >= _DECISIVE and self.patches >= _DECISIVE_IN_EACH
+
+    @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        limit = _EQUAL if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
-        if self.contradiction <= _FEW_CONTRADICTED:
-            limit = _EQUAL_WITH_FEW
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < limit
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
 
     @property
     def is_better(self) -> bool:
@@ -92,61 +95,48 @@ def find_rivals(
     target: Scan,
     comparison: SurfaceComparison,
     best_agreement: Agreement,
+    windows: Windows,
     known_poses: Sequence[Floats],
     seed: int,
 ) -> list[Rival]:
     """Return poses that differ from ``transform`` and that the clouds may not decide against.
 
-    ``best_agreement`` is the agreement in ``transform``; ``known_poses`` may be rivals.
+    ``best_agreement`` and ``windows`` are those of ``transform``; ``known_poses`` may be rivals.
     """
     sampled = np.random.default_rng(seed).permutation(len(source.points))[:_SAMPLED]
     points, normals = source.points[sampled], source.normals[sampled]
     planes, sampled_rows = Planes.from_scan(target), comparison.list_sampled_indices(_STEP)
     sampled_agreement = best_agreement.select_points(sampled_rows)
-    moved_source = apply_transform(transform, source.points)
-    motions = _find_motions_onto_copies(moved_source, target, seed)
+    motions = _find_motions_onto_copies(windows.points[0], target, seed)
     min_constraint = _MIN_CONSTRAINT * _measure_weakest_constraint(
         transform, source, target, best_agreement.confirmed & best_agreement.is_surrounded
     )
-    rivals, compared = list[Rival](), [transform]
+    rivals, compared = list[Rival](), list[Floats]()
     for candidate in (*known_poses, *(motion @ transform for motion in motions)):
         if not _is_plausible_pose(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
-        refined = refine_pose_on_planes(planes, points, normals, candidate, _REACHES)
-        if all(compute_rms_distance_between_poses(refined, other, points) >= _MIN_DISTANCE for other in compared):
-            compared.append(refined)
-            preview = comparison(refined, _STEP)
-            previewed = _compare_rival_with_best(refined, preview, sampled_agreement, None, _STEP)
-            is_refuted = preview.contradiction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
-            if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
+        roughly = refine_pose_on_planes(planes, points[:_SCREENED], normals[:_SCREENED], candidate, _WIDE_REACHES)
+        if _is_near_any(roughly, (transform, *compared), points, _SAME_BASIN):
+            continue
+        refined = refine_pose_on_planes(planes, points, normals, roughly, _REACHES)
+        if _is_near_any(refined, [transform], points, _MIN_DISTANCE) or _is_near_any(refined, compared, points, _SAME):
+            continue
+        compared.append(refined)
+        preview = comparison(refined, _STEP)
+        previewed = _compare_rival_with_best(refined, preview, sampled_agreement, points_per_sample=_STEP)
+        is_refuted = preview.contradiction > _NOT_SYMMETRIC and previewed.margin > _CLEAR
+        if is_refuted or previewed.confirmed < _MIN_PREVIEWED:
+            continue
+        agreement = comparison(refined)
+        rival = _compare_rival_with_best(refined, agreement, best_agreement)
+        if rival.margin < _CLEAR:
+            rival = _compare_rival_with_best(refined, agreement, best_agreement, windows)
+        if rival.confirmed < _MOST:
+            constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
+            if constraint < min_constraint:
                 continue
-            agreement = comparison(refined)
-            motion = refined @ np.linalg.inv(transform)
-            ends = None
-            if agreement.contradiction <= _NEARLY_SYMMETRIC:
-                ends = _find_points_beyond_window_ends(motion, moved_source, target.points)
-            rival = _compare_rival_with_best(refined, agreement, best_agreement, ends)
-            if rival.confirmed < _MOST:
-                constraint = _measure_weakest_constraint(refined, source, target, agreement.confirmed)
-                if constraint < min_constraint:
-                    continue
-            rivals.append(rival)
+        rivals.append(rival)
     return rivals
-
-
-def select_equal_rivals(rivals: Sequence[Rival]) -> list[Rival]:
-    """Return the rivals between which and the best pose the clouds do not decide.
-
-    Where a scene repeats itself in steps, as stairs and shelves do, windows' ends change the descriptors near them, so
-    these speak for the pose in which the ends coincide, while the surfaces decide nothing. Or several poses come close.
-    """
-    equal = [rival for rival in rivals if rival.is_equal]
-    close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _UNDECIDED_MARGIN]
-    steps = [rival for rival in close if rival.margin < _CLOSE]
-    if equal or len(steps) >= _STEPS:
-        return equal or steps
-    undecided = [rival for rival in close if rival.significance < _UNDECIDED]
-    return undecided if len(undecided) >= _SHIFTS else []
 
 
 def compute_rms_distance_between_poses(first: Floats, second: Floats, points: Floats) -> float:
@@ -154,39 +144,15 @@ def compute_rms_distance_between_poses(first: Floats, second: Floats, points: Fl
     return float(np.sqrt(((apply_transform(first, points) - apply_transform(second, points)) ** 2).sum(1).mean()))
 
 
-def _find_points_beyond_window_ends(motion: Floats, source_points: Floats, target_points: Floats) -> Flags:
-    """Return the points [N + M] that meet an end of the other cloud's window after ``motion``, if it is a symmetry.
-
-    ``source_points`` are in the best pose. Stairs that are shifted by a step hang over the last step of the other scan,
-    whose window ends there: its next step is not in its own cloud either. A wall just outside the other scan's window
-    hangs behind what stands before it. That contradicts nothing.
-    """
-    inverse = np.asarray(np.linalg.inv(motion), np.float64)
-    moved_source, moved_target = apply_transform(motion, source_points), apply_transform(inverse, target_points)
-    beyond_target = find_nearest_points(target_points, apply_transform(motion, target_points))[0] > _END
-    beyond_source = find_nearest_points(source_points, apply_transform(inverse, source_points))[0] > _END
-    target_partner = find_nearest_points(target_points, moved_source)[1]
-    source_partner = find_nearest_points(source_points, moved_target)[1]
-    return np.concatenate(
-        (
-            beyond_target[target_partner] | _find_points_outside_hull(moved_source, target_points),
-            beyond_source[source_partner] | _find_points_outside_hull(moved_target, source_points),
-        )
-    )
-
-
-def _find_points_outside_hull(points: Floats, cloud: Floats) -> Flags:
-    """Return which ``points`` [N, 3] lie outside the convex hull of a cloud, or inside but close to it."""
-    planes = import_module_of_extra("scipy.spatial").ConvexHull(cloud).equations
-    is_outside: Flags = (points @ planes[:, :3].T + planes[:, 3] > -_BORDER).any(1)
-    return is_outside
+def _is_near_any(pose: Floats, others: Sequence[Floats], points: Floats, distance: float) -> bool:
+    return any(compute_rms_distance_between_poses(pose, other, points) < distance for other in others)
 
 
 def _compare_rival_with_best(
     transform: Floats,
     agreement: Agreement,
     best_agreement: Agreement,
-    meets_window_end: Flags | None,
+    windows: Windows | None = None,
     points_per_sample: int = 1,
 ) -> Rival:
     """Compare a pose with the best one; each point stands for ``points_per_sample`` points."""
@@ -195,19 +161,21 @@ def _compare_rival_with_best(
         best_agreement.confirmed & agreement.contradicted,
         best_agreement.contradicted & agreement.confirmed,
     )
-    surrounded = shared & best_agreement.is_surrounded & agreement.is_surrounded
+    surrounded, patches = shared & best_agreement.is_surrounded & agreement.is_surrounded, 0.0
     if points_per_sample * np.count_nonzero(surrounded) >= _MIN_COMPARED:  # of a small overlap nearly all is near ends
         shared = surrounded
         is_against, is_in_favor = is_against & ~agreement.is_at_end, is_in_favor & ~best_agreement.is_at_end
-    if meets_window_end is not None:
-        is_against = is_against & ~meets_window_end
+        if windows is not None:
+            is_against = is_against & ~windows.find_points_beyond_ends(transform)
+            is_in_favor = is_in_favor & ~windows.is_outside_hull
+            patches = windows.measure_patches(is_against, is_in_favor)
     significance = measure_significance(is_against, is_in_favor, points_per_sample)
     first, second = best_agreement.unlikeness[shared], agreement.unlikeness[shared]
     only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
     only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
     confirmed = int(agreement.confirmed.sum()) / max(int(best_agreement.confirmed.sum()), 1)
     unlike = (only_best - only_rival) / max(len(first), 1)
-    return Rival(transform, confirmed, significance, unlike, agreement.contradiction)
+    return Rival(transform, confirmed, significance, unlike, patches)
 
 
 def _measure_weakest_constraint(transform: Floats, source: Scan, target: Scan, is_confirmed: Flags) -> float:

@@ -16,7 +16,7 @@ from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply_transform, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
-from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
+from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals
 from fullfield.registration.scan import Scan, prepare_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
@@ -33,6 +33,7 @@ from fullfield.registration.verdict import (
     find_touching_points,
     measure_evidence,
 )
+from fullfield.registration.windows import Windows
 
 Report = Callable[[float, str], None]
 
@@ -51,6 +52,8 @@ _MIRRORED = 1.5
 """A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
 _MIN_REFLECTED, _MIN_REFLECTED_FRACTION = 30, 0.15  # matches, where the pose has too little evidence by itself
 _MAX_SWITCHES = 2
+_CHANGED = 2.0  # significance of contradicted patches in each cloud, from which the scene may have changed
+_MIN_COMPARABLE, _MIN_AGREEING = 50, 0.4  # matches between surfaces that agree, away from ends; share that is right
 _ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
 
 
@@ -300,7 +303,8 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
             if explanation is not None:
                 return _Judgement(Objection(*explanation), pose)
             return _Judgement(Objection(reason, "contradiction", is_certain=False), pose)
-        rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, other_poses, search.seed)
+        windows = Windows(pose, pair.source, pair.target)
+        rivals = find_rivals(pose, pair.source, pair.target, pair.compare, agreement, windows, other_poses, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = (
             pair.rank_poses_by_evidence([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)])
@@ -318,12 +322,35 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
     deformation = _find_deformation(pair, pose, agreement)
     if deformation.explanation is not None:
         return _Judgement(Objection(*deformation.explanation), pose)
-    equal = tuple(rival.transform for rival in select_equal_rivals(rivals))
+    changed = _find_change_objection(pair, pose, agreement, windows)
+    if changed is not None:
+        return _Judgement(changed, pose)
+    equal = tuple(rival.transform for rival in rivals if rival.is_equal)
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
         return _Judgement(Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose)
     return _Judgement(None, pose, deformation.is_deformed)
+
+
+def _find_change_objection(pair: _Pair, pose: Floats, agreement: Agreement, windows: Windows) -> Objection | None:
+    """Return an objection where walls agree, but not what stands between them, as in two storeys of one plan.
+
+    Each cloud then has patches where the other has nothing, and descriptors of the surfaces that agree differ.
+    """
+    is_inside = agreement.contradicted & ~agreement.is_at_end & ~windows.is_outside_hull
+    if windows.measure_patches(is_inside, np.zeros_like(is_inside)) < _CHANGED:
+        return None
+    is_comparable = agreement.confirmed & agreement.is_surrounded
+    rows = is_comparable[pair.matches[:, 0]] & is_comparable[len(pair.source.points) + pair.matches[:, 1]]
+    moved, goals = np.moveaxis(pair.matched_points[rows], 1, 0)
+    if len(goals) < _MIN_COMPARABLE:
+        return None
+    agreeing = float((np.linalg.norm(apply_transform(pose, moved) - goals, axis=1) <= MAX_INLIER_DISTANCE).mean())
+    if agreeing >= _MIN_AGREEING:
+        return None
+    reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
+    return Objection(f"{reason}, and only {agreeing:.0%} of the matches elsewhere agree", "contradiction")
 
 
 def _build_weakness_objection(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
