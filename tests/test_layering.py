@@ -25,6 +25,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "_check": (set(), {"torch"}),
     "_config": ({"_check"}, set()),
+    "_install": (set(), set()),
     "_lazy": (set(), {"_check"}),
     "_read_ahead": (set(), set()),
     "_switch": (set(), set()),
@@ -136,7 +137,7 @@ def list_violations(path: Path, source: str) -> list[str]:
         target = get_package(module)
         own = module.split(".")[0] == "fullfield"
         if (
-            target in (package, "_config", "_lazy", "_read_ahead", "_switch")
+            target in (package, "_config", "_install", "_lazy", "_read_ahead", "_switch")
             or module == "fullfield"
             or (not own and target in STANDARD)
         ):

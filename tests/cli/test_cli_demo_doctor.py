@@ -18,9 +18,9 @@ import torch
 import fullfield.estimators.estimation
 import fullfield.io
 import fullfield.ops.tvl1
+from fullfield._install import build_install_command
 from fullfield.cli import doctor
 from fullfield.cli.demo import FILES
-from fullfield.cli.doctor import build_install_command
 from fullfield.io import read_flow, read_frame
 from fullfield.ops import _launching
 

@@ -7,7 +7,6 @@ scene. Exits with 2 if that fails.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -16,9 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from fullfield._install import build_install_command
 from fullfield.cli import report
 from fullfield.models.weights import DEFAULTS, WEIGHTS, find_cached_weights
 
@@ -103,23 +102,6 @@ def _call_and_return_result_or_error(function: Callable[[], Any]) -> tuple[Any, 
         return function(), None
     except Exception as error:  # noqa: BLE001
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def build_install_command(extra: str) -> str:
-    """Return the pip command of an extra, by the checkout of the installation (with its ``-e``) or by name."""
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    try:
-        origin = json.loads(metadata.distribution("fullfield").read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        origin = {}
-    checkout = Path(url2pathname(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
-    if checkout is None or not (checkout / "pyproject.toml").is_file():
-        return f"pip install 'fullfield[{extra}]'"
-    is_current = checkout.resolve() == Path.cwd().resolve()
-    editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f"pip install {editable}'{'.' if is_current else checkout}[{extra}]'"
 
 
 def _list_missing_packages(requirements: tuple[str, ...]) -> list[str]:

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
 from fullfield._check import InputError, SetupError
+from fullfield._install import build_install_command
 from fullfield.models.framing import STRIDE, choose_padding, create_coordinate_grid_like
 from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, build_traceable_state, compute_traceable_lookup
@@ -94,7 +95,7 @@ def require_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise SetupError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
+        raise SetupError(f"export: {' and '.join(missing)} {verb} not installed ({build_install_command('export')})")
 
 
 class _ExportedSection(nn.Module):

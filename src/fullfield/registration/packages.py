@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from fullfield._check import SetupError
+from fullfield._install import build_install_command
 
 _NAMES = {"small_gicp": "small_gicp", "scipy": "SciPy"}
 
@@ -27,4 +28,4 @@ def import_module_of_extra(module: str, user: str = "registration needs") -> Any
 
 
 def _build_error(package: str, user: str, reason: str) -> SetupError:
-    return SetupError(f"{user} {_NAMES[package]} ({reason}); pip install 'fullfield[register]'")
+    return SetupError(f"{user} {_NAMES[package]} ({reason}); {build_install_command('register')}")
