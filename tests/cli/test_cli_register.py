@@ -152,6 +152,17 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     assert ran.json["contradictions"] == []
     clouds = [read_point_cloud(scans / name) for name in ("a.ply", "b.npy", "d.ply")]
     assert len(read_point_cloud(scans / "all.las")) == sum(map(len, clouds))
+    (scans / "poses.json").write_text(ran.out)
+    assert cli("register", "--apply", "poses.json", "d.ply", "-o", "moved.ply").code == 0
+    moved = read_point_cloud(scans / "moved.ply").points
+    assert np.abs(moved - third @ poses[2][:3, :3].T - poses[2][:3, 3]).max() < 1e-3
+    ran = cli("register", "--apply", "poses.json", "c.ply", "-o", "moved.ply")
+    assert ran.code == 2
+    assert "poses.json: expected an accepted pose of c.ply, got none" in ran.err
+    (scans / "other.json").write_text("[]")
+    ran = cli("register", "--apply", "other.json", "d.ply", "-o", "moved.ply")
+    assert ran.code == 2
+    assert "other.json: expected what register --json printed" in ran.err
     ran = cli("register", "a.ply", "b.npy", "c.ply", "--voxel", "0.1")
     assert ran.code == 3
     assert "c.ply: no accepted pair connects it with a.ply" in ran.out

@@ -7,6 +7,7 @@ the pose of each in the frame of the first. With --apply, move one cloud by a po
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
-from fullfield.io.files import write_atomically
+from fullfield.io.files import raise_as_input_errors, write_atomically
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--columns", type=argtypes.parse_positive_integer, help="float32 numbers of a point in .bin files [by content]"
     )
-    parser.add_argument("--apply", metavar="POSE", help="move the only cloud by this pose: text or .npy, 4x4 or 3x4")
+    parser.add_argument(
+        "--apply", metavar="POSE", help="move the only cloud by its pose: .json of --json, .npy or text"
+    )
     search = parser.add_argument_group("search")
     search.add_argument(
         "--voxel", type=argtypes.parse_positive_number, help="edge of a voxel, in the clouds' units [auto]"
@@ -173,7 +176,7 @@ def _check_options_match_cloud_count(args: argparse.Namespace) -> None:
         raise InputError("CLOUD: expected at least two clouds, or --apply with a pose, got one cloud")
     else:
         options = ("init", "viz", "output", "pose") if count > 2 else ()
-        words = "is for two clouds; --json has the poses of several, --merge writes them as one"
+        words = "is for two clouds; --json has the poses of several, for --apply; --merge writes them as one"
     for option in options:
         if getattr(args, option) is not None:
             raise InputError(f"--{option}: {words}")
@@ -188,15 +191,31 @@ def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
 def _write_transformed_cloud(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless, transform_cloud
-    from fullfield.registration import read_pose
 
-    pose = read_pose(args.apply)
+    pose = _read_pose_of_cloud(args.apply, args.clouds[0])
     cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
     io.write_point_cloud(args.output, transform_cloud(cloud, pose))
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
     report.print_report(args, values, f"moved {len(cloud)} points")
     return 0
+
+
+def _read_pose_of_cloud(path: str, cloud: str) -> NDArray[np.float64]:
+    """Read a pose, the one of ``cloud`` where the file is what ``register --json`` printed for several clouds."""
+    from fullfield.io.pointcloud import orthonormalize_pose
+    from fullfield.registration import read_pose
+
+    if not path.lower().endswith(".json"):
+        return read_pose(path)
+    kinds = (OSError, ValueError, LookupError, TypeError, AttributeError)
+    with raise_as_input_errors(Path(path), "expected what register --json printed", *kinds):
+        printed = json.loads(Path(path).read_text("utf-8"))
+        poses = {Path(one["cloud"]).resolve(): one["pose"] for one in printed.get("poses", ())}
+        pose = poses.get(Path(cloud).resolve()) if poses else printed["transform"]
+    if pose is None:
+        raise InputError(f"{path}: expected an accepted pose of {cloud}, got none")
+    return orthonormalize_pose(pose, path)
 
 
 def _write_pose(path: str, pose: NDArray[np.float64]) -> None:

@@ -33,6 +33,7 @@ from fullfield.registration.windows import Windows
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _EQUAL = 1.0  # margin below which the clouds do not decide
+_SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.0, 1.5  # significance, and without it the margin that descriptors need
 _DECISIVE, _DECISIVE_IN_EACH = 2.0, 1.2  # significance, and that of patches in each cloud, with which surfaces decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
@@ -81,7 +82,8 @@ class Rival(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
+        limit = _EQUAL if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < limit and not self.is_refuted
 
     @property
     def is_better(self) -> bool:
