@@ -33,7 +33,7 @@ from fullfield.registration.windows import Windows
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
 _EQUAL = 1.0  # margin below which the clouds do not decide
-_SURFACES_DECIDE, _DESCRIPTORS_DECIDE = 1.0, 1.5  # significance, and without it the margin that descriptors need
+_SILENT, _CLOSE, _STEPS = 1.0, 1.5, 2  # significance and margin of poses of which several make a scene of equal steps
 _DECISIVE, _DECISIVE_IN_EACH = 2.0, 1.2  # significance, and that of patches in each cloud, with which surfaces decide
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
@@ -82,8 +82,12 @@ class Rival(NamedTuple):
     @property
     def is_equal(self) -> bool:
         """Return whether the clouds do not decide between the two."""
-        limit = _EQUAL if self.significance >= _SURFACES_DECIDE else _DESCRIPTORS_DECIDE
-        return self.confirmed >= _MIN_CONFIRMED and self.margin < limit and not self.is_refuted
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < _EQUAL and not self.is_refuted
+
+    @property
+    def is_close(self) -> bool:
+        """Return whether only descriptors speak against this pose, and not clearly."""
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < _CLOSE and self.significance < _SILENT
 
     @property
     def is_better(self) -> bool:
@@ -139,6 +143,16 @@ def find_rivals(
                 continue
         rivals.append(rival)
     return rivals
+
+
+def select_equal_rivals(rivals: Sequence[Rival]) -> list[Rival]:
+    """Return the rivals between which and the best pose the clouds do not decide.
+
+    Where a scene repeats itself in steps, as stairs do, windows' ends change the descriptors near them, so these speak
+    for the pose in which the ends coincide, while the surfaces decide nothing.
+    """
+    close = [rival for rival in rivals if rival.is_close]
+    return [rival for rival in rivals if rival.is_equal] or (close if len(close) >= _STEPS else [])
 
 
 def compute_rms_distance_between_poses(first: Floats, second: Floats, points: Floats) -> float:

@@ -16,7 +16,7 @@ from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply_transform, search_pose_hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Cause, Registration, build_refusal
-from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals
+from fullfield.registration.rivals import compute_rms_distance_between_poses, find_rivals, select_equal_rivals
 from fullfield.registration.scan import Scan, prepare_scan
 from fullfield.registration.verdict import (
     BELOW_HALF,
@@ -53,7 +53,7 @@ _MIRRORED = 1.5
 _MIN_REFLECTED, _MIN_REFLECTED_FRACTION = 30, 0.15  # matches, where the pose has too little evidence by itself
 _MAX_SWITCHES = 2
 _CHANGED = 2.0  # significance of contradicted patches in each cloud, from which the scene may have changed
-_MIN_COMPARABLE, _MIN_AGREEING = 50, 0.4  # matches between surfaces that agree, away from ends; share that is right
+_MIN_COMPARABLE, _MIN_AGREEING = 50, 0.3  # matches between surfaces that agree, away from ends; share that is right
 _ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
 
 
@@ -325,7 +325,7 @@ def _judge_pose(pair: _Pair, evidence: Evidence, pose: Floats, other_poses: list
     changed = _find_change_objection(pair, pose, agreement, windows)
     if changed is not None:
         return _Judgement(changed, pose)
-    equal = tuple(rival.transform for rival in rivals if rival.is_equal)
+    equal = tuple(rival.transform for rival in select_equal_rivals(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
