@@ -131,7 +131,7 @@ def test_shot_writes_each_frame_once(flow: CommandLine) -> None:
     assert "note: 3 of 8 frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
-    assert "was begun with other settings (parameters.median" in err
+    assert "was begun with other settings (--median" in err
     assert "give the same --preset and options, or use --overwrite" in err
     flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2", "--overwrite")
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
