@@ -127,7 +127,7 @@ def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cac
 def test_fetch_weights_failure_explains_manual_download(
     served: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = re.escape(str(cache / "weights" / "mine.pth"))
+    put, folder = (re.escape(str(path)) for path in (cache / "weights" / "mine.pth", cache / "weights"))
     with pytest.raises(DownloadError, match=f"^mine: .*SHA-256 abcd, .*; fetch file:.* by hand and put it at {put}$"):
         fetch_weights(entry(served, sha256="abcd"))
     unknown = entry(served, url=None)
@@ -136,7 +136,9 @@ def test_fetch_weights_failure_explains_manual_download(
     ours = entry(served, url=None, in_repository=True)
     with monkeypatch.context() as patch:
         patch.setattr("fullfield.models.weights._find_download_url", lambda _: None)
-        with pytest.raises(DownloadError, match=rf"pass weights/mine\.pth of a checkout .*, or put it at {put}$"):
+        with pytest.raises(
+            DownloadError, match=rf"copy weights/mine\.pth from fullfield's source to {folder}, or pass"
+        ):
             fetch_weights(ours)
     offline = entry(served, url="http://127.0.0.1:9/all.zip", archive="all.zip", member="models/mine.pth")
     with pytest.raises(

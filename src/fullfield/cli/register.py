@@ -339,7 +339,7 @@ _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was c
 
 def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
-    from fullfield.models.weights import can_fetch_weights, format_copy_instructions
+    from fullfield.models.weights import can_fetch_weights, format_copy_instructions, get_weights_entry
     from fullfield.registration.learned import PUBLISHED
     from fullfield.registration.scan import choose_voxel, compute_median_point, take_finite_points
 
@@ -351,7 +351,9 @@ def _suggest_next_step(args: argparse.Namespace, result: Registration, clouds: S
             return f"; try a {size} --voxel: without the option it is {automatic:.3g}"
     if result.cause not in ("overlap", "contradiction"):
         return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
-    preparation = "" if can_fetch_weights(PUBLISHED) else f" ({format_copy_instructions(PUBLISHED)} first)"
+    preparation = ""
+    if not can_fetch_weights(PUBLISHED):
+        preparation = f" ({format_copy_instructions(get_weights_entry(PUBLISHED))} first)"
     options = {"descriptor": f"--descriptor learned{preparation}", "init": "--init with a rough pose"}
     words = [options[name] for name in result.untried]
     if "init" in result.untried:

@@ -361,7 +361,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     address = _find_download_url(entry)
     if address is None and entry.in_repository:
         raise DownloadError(
-            f"{entry.name}: no address is known; {format_copy_instructions(entry.name)}, or pass its path (--weights)"
+            f"{entry.name}: no address is known; {format_copy_instructions(entry)}, or pass its path (--weights)"
         )
     if address is None:
         raise DownloadError(
@@ -380,10 +380,10 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     return target
 
 
-def format_copy_instructions(name: str) -> str:
+def format_copy_instructions(entry: WeightsEntry) -> str:
     """Return how a user of an installed package gets weights that only the repository holds."""
     folder = next(list_candidate_cache_folders(), Path("$FULLFIELD_CACHE_DIR")) / "weights"
-    return f"copy weights/{get_weights_entry(name).file} from fullfield's source to {folder}"
+    return f"copy weights/{entry.file} from fullfield's source to {folder}"
 
 
 def _format_manual_download_instructions(entry: WeightsEntry, target: Path) -> str:
