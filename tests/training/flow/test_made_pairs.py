@@ -258,7 +258,7 @@ def test_scene_style_presets_differ() -> None:
     assert len(set(PRESETS.values())) == len(PRESETS)
     assert SceneStyle.from_preset("small").object_motion < SceneStyle().object_motion < PRESETS["bodies"].object_motion
     assert PRESETS["figures"].figures == PRESETS["bodies"].bodies == PRESETS["meshes"].meshes == 1
-    assert MIXTURE.keys() == PRESETS.keys() - {"meshes"}  # not measured yet
+    assert MIXTURE.keys() == PRESETS.keys()
     assert sum(MIXTURE.values()) == pytest.approx(1)
     refuses(
         r"^style: expected one of usual, small, figures, bodies, meshes, got 'figure'; did you mean figures\?$",

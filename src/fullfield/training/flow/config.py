@@ -233,5 +233,5 @@ PRESETS = {
         veils=0.25,
     ),
 }
-MIXTURE = {"bodies": 0.45, "usual": 0.2, "figures": 0.15, "small": 0.2}
+MIXTURE = {"meshes": 0.4, "bodies": 0.2, "usual": 0.14, "figures": 0.08, "small": 0.18}
 """Presets and their shares of the pairs that training shows by default."""
