@@ -35,6 +35,7 @@ _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 _EQUAL = 1.0  # margin below which the clouds do not decide
 _SILENT, _CLOSE, _STEPS = 1.0, 1.5, 2  # significance and margin of poses of which several make a scene of equal steps
 _DECISIVE, _DECISIVE_IN_EACH = 2.0, 1.2  # significance, and that of patches in each cloud, with which surfaces decide
+_DECISIVE_ALONE = 2.5  # significance without such patches
 _STEP, _NOT_SYMMETRIC, _CLEAR = 4, 0.16, 4.0  # of points that show, by such a contradiction and margin, that it is none
 _MIN_PREVIEWED = 0.3  # confirmed share of these points, over that of the best pose
 _MIN_COMPARED = 100  # points away from ends, with which ends are left out
@@ -72,12 +73,13 @@ class Rival(NamedTuple):
 
     @property
     def is_refuted(self) -> bool:
-        """Return whether both clouds have surfaces that decide against this pose.
+        """Return whether surfaces decide against this pose.
 
-        Something without an image contradicts twice: where it stands, and where its image is missing. What the border
-        of a window cuts contradicts in one cloud only.
+        Something without an image contradicts in both clouds: where it stands, and where its image is missing. What the
+        border of a window cuts contradicts in one cloud only.
         """
-        return self.significance >= _DECISIVE and self.patches >= _DECISIVE_IN_EACH
+        has_patches = self.patches >= _DECISIVE_IN_EACH
+        return self.significance >= (_DECISIVE if has_patches else _DECISIVE_ALONE)
 
     @property
     def is_equal(self) -> bool:
