@@ -435,7 +435,7 @@ def _() -> Any:
     return compute_with_gradients(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
 
 
-@case("training.train_descriptor", "training.cut_overlapping_pair", "training.synthetic_scene")
+@case("training.train_descriptor", "training.synthesize_overlapping_pair", "training.synthetic_scene")
 def _() -> Any:
     from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
@@ -456,7 +456,7 @@ def _() -> Any:
     "training.flow.augment",
     "training.flow.collate_flow",
     "training.flow.loss_mask",
-    "training.flow.cut_window",
+    "training.flow.cut_or_pad_random_window",
     "training.flow.mean_error",
     "training.flow.sequence_loss",
     "training.flow.laplace_mixture_loss",
@@ -466,7 +466,7 @@ def _() -> Any:
 
     scene = sample_textured_scene(40, 56, seed=4)
     sample = FlowSample("one", scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded)
-    batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
+    batch = learning.collate_flow([learning.cut_or_pad_random_window(sample, (32, 40), (seed,)) for seed in range(2)])
     changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, eraser=1.0)
     changed = learning.augment(FlowBatch(*(part.to(DEVICE) for part in batch)), changes, (0, 1))
     counted = learning.loss_mask(changed)
@@ -594,9 +594,9 @@ def batch(count: int = 2) -> FlowBatch:
 class Source:
     """Source of equal pairs at every call."""
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        del index
-        return batch(count)
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        del batch_index
+        return batch(pair_count)
 
 
 def write_dataset(folder: Path) -> Any:

@@ -13,9 +13,9 @@ from fullfield.training.pairs import (
     OverlappingPair,
     _compute_keep_probability,
     _is_visible_from,
-    cut_overlapping_pair,
     match_mutual_nearest_points,
     sample_synthetic_scene_points,
+    synthesize_overlapping_pair,
 )
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def pair_of(seed: int, cells: int = 600) -> OverlappingPair:
     draw = np.random.default_rng(seed)
-    pair = cut_overlapping_pair(sample_synthetic_scene_points(draw, 20_000), draw, cells)
+    pair = synthesize_overlapping_pair(sample_synthetic_scene_points(draw, 20_000), draw, cells)
     assert pair is not None
     return pair
 
@@ -50,7 +50,7 @@ def test_sample_synthetic_scene_points_has_varied_curvature() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cut_overlapping_pair_shares_reported_points(seed: int) -> None:
+def test_synthesized_pair_shares_reported_points(seed: int) -> None:
     pair = pair_of(seed)
     turn = pair.truth[:3, :3]
     assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-9)
@@ -69,19 +69,19 @@ def test_cut_overlapping_pair_shares_reported_points(seed: int) -> None:
         assert 50 < len(side.described_rows) < 5000
 
 
-def test_cut_overlapping_pair_depends_on_seed_alone() -> None:
+def test_synthesized_pair_depends_on_seed_alone() -> None:
     first, again, other = pair_of(3), pair_of(3), pair_of(4)
     assert np.array_equal(first.source.points, again.source.points)
     assert np.array_equal(first.truth, again.truth)
     assert not np.allclose(first.truth, other.truth)
     cloud = sample_room_scan(3)
-    near = cut_overlapping_pair(cloud, np.random.default_rng(0), 500)
-    far = cut_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
+    near = synthesize_overlapping_pair(cloud, np.random.default_rng(0), 500)
+    far = synthesize_overlapping_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
     assert abs(len(near.source.described_rows) - len(far.source.described_rows)) < 5
     assert np.allclose(near.truth, far.truth, atol=1e-3)
     draw = np.random.default_rng(0)
-    assert cut_overlapping_pair(np.zeros((5000, 3)), draw) is None
-    assert cut_overlapping_pair(draw.random((40, 3)), draw) is None
+    assert synthesize_overlapping_pair(np.zeros((5000, 3)), draw) is None
+    assert synthesize_overlapping_pair(draw.random((40, 3)), draw) is None
 
 
 def test_match_mutual_nearest_points_returns_mutual_pairs() -> None:

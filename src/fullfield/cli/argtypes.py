@@ -65,7 +65,7 @@ def parse_one_or_two_factors(text: str) -> float | tuple[float, float]:
     return (values[0], values[1]) if len(values) == 2 else values[0]
 
 
-def parse_positive_number_or_fraction(text: str) -> float:
+def parse_scale_factor(text: str) -> float:
     """Return a number above 0 and at most 64, or a fraction such as 1/2."""
     value = parse_nonzero_number_or_fraction(text)
     if not 0 < value <= _MAX_FACTOR:

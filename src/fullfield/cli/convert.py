@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", metavar="RANGE", help="of a shot: 1001-1100, 1-10,20 [all that exist]")
     parser.add_argument(
         "--scale",
-        type=argtypes.parse_positive_number_or_fraction,
+        type=argtypes.parse_scale_factor,
         metavar="X",
         help="for frames X times as large: resize the flow and its vectors; 1/2, 2, ...",
     )

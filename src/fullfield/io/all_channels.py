@@ -15,7 +15,7 @@ from fullfield.io.channels import (
     ColourChannels,
     describe_nonfinite_pixels,
     find_colour_channels,
-    refuse_integers_without_white,
+    require_uint8_or_uint16_if_integer,
 )
 from fullfield.io.files import PathLike, write_atomically
 from fullfield.io.flow_formats.plain import read_pfm_planes
@@ -74,7 +74,7 @@ def read_all_channels(path: PathLike, mask: str | None = None) -> ChannelPicture
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(value_type) for value_type in spec.channelformats} or {str(spec.format)}
-        refuse_integers_without_white(where, forms)
+        require_uint8_or_uint16_if_integer(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
         planes = source.read_planes(part, list(range(len(part.channels))), box)

@@ -37,7 +37,7 @@ class _Candidate(NamedTuple):
     indices: list[int]
 
     @property
-    def name(self) -> str:
+    def layer_or_part_name(self) -> str:
         """Name that says what the channels hold: the layer's, or without one the part's."""
         return self.layer or self.part.name
 
@@ -45,15 +45,15 @@ class _Candidate(NamedTuple):
     def eye(self) -> str:
         """Eye of a stereo picture; empty where none is named."""
         words = [
-            *_split_name_into_words(self.name),
-            *_split_name_into_words(self.part.spec.get_string_attribute("view")),
+            *_split_name_into_lowercase_words(self.layer_or_part_name),
+            *_split_name_into_lowercase_words(self.part.spec.get_string_attribute("view")),
         ]
         return next((_EYES[word] for word in reversed(words) if word in _EYES and len(word) > 1), "")
 
     @property
     def rank(self) -> int:
         """Preference: 0 is the best, from 3 on only a name asks for the channels."""
-        words = [word for word in _split_name_into_words(self.name) if word not in _EYES]
+        words = [word for word in _split_name_into_lowercase_words(self.layer_or_part_name) if word not in _EYES]
         if not words or words[-1] in _PICTURES:
             return 1 if self.layer else 0
         if self.layer:
@@ -61,7 +61,7 @@ class _Candidate(NamedTuple):
         return 3 if _DATA.fullmatch(words[-1]) else 2
 
 
-def _split_name_into_words(name: str) -> list[str]:
+def _split_name_into_lowercase_words(name: str) -> list[str]:
     return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
 
 
@@ -123,7 +123,7 @@ def _list_colour_candidates(source: ImageSource, part: ImagePart, layer: str | N
 
 def _warn_which_layer_was_chosen(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
-    names_text = [join_to_one_line(candidate.name, 40) for candidate in equals[:12]]
+    names_text = [join_to_one_line(candidate.layer_or_part_name, 40) for candidate in equals[:12]]
     eye = f", the {selected.eye} eye" if selected.eye else ""
     option = "layer" if selected.layer and layer is None else "part"
     warnings.warn(
@@ -148,7 +148,7 @@ def _warn_which_eye_was_chosen(selected: _Candidate, candidates: list[_Candidate
     )
 
 
-def refuse_integers_without_white(path: Path, type_names: Collection[str]) -> None:
+def require_uint8_or_uint16_if_integer(path: Path, type_names: Collection[str]) -> None:
     """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
     integers = {type_name for type_name in type_names if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
     if integers:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, check_choice, check_has_values, check_path, require
-from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, refuse_integers_without_white
+from fullfield.io.channels import describe_nonfinite_pixels, find_colour_channels, require_uint8_or_uint16_if_integer
 from fullfield.io.files import PathLike, check_display_window_size, write_atomically
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
@@ -228,7 +228,7 @@ def _read_display_pixels(source: ImageSource, part: ImagePart, colour: list[int]
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
-    refuse_integers_without_white(path, forms)
+    require_uint8_or_uint16_if_integer(path, forms)
     value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
     to_display = choose_display_curve_if_needed(reader.transfer, _choose_auto_transfer(source.kind, spec, forms))

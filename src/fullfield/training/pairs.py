@@ -60,7 +60,7 @@ def _build_room(rng: RandomGenerator) -> list[SampledSurface]:
         _draw_column,
         _draw_ball,
         _draw_plant,
-        _draw_blanket,
+        _draw_curved_sheet,
         _draw_stairs,
     )
     for _ in range(rng.integers(6, 22)):
@@ -95,12 +95,12 @@ def _build_street(rng: RandomGenerator) -> list[SampledSurface]:
     return surfaces
 
 
-def _draw_relief(rng: RandomGenerator, relief_height: float) -> Relief:
+def _draw_relief(rng: RandomGenerator, relief_scale: float) -> Relief:
     """Return a sum of waves; zero for a third of the surfaces."""
-    relief_height = 0.0 if rng.random() < 0.33 else relief_height
-    lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(relief_height, 0.3)
+    relief_scale = 0.0 if rng.random() < 0.33 else relief_scale
+    lengths = np.exp(rng.uniform(np.log(0.15), np.log(1.5), 5)) * max(relief_scale, 0.3)
     angles, phases = rng.uniform(0, 2 * np.pi, (2, 5))
-    heights = relief_height * rng.uniform(0.0, 0.04, 5) * lengths
+    heights = relief_scale * rng.uniform(0.0, 0.04, 5) * lengths
 
     def compute_height(u: Floats, v: Floats) -> Floats:
         along = np.cos(angles) * u[:, None] + np.sin(angles) * v[:, None]
@@ -111,11 +111,11 @@ def _draw_relief(rng: RandomGenerator, relief_height: float) -> Relief:
 
 
 def _build_sheet(
-    rng: RandomGenerator, position: Floats, along: Floats, across: Floats, relief_height: float
+    rng: RandomGenerator, position: Floats, along: Floats, across: Floats, relief_scale: float
 ) -> SampledSurface:
     normal = np.cross(along, across)
     area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
-    relief, normal = _draw_relief(rng, relief_height), normal / area
+    relief, normal = _draw_relief(rng, relief_scale), normal / area
 
     def at_coordinates(u: Floats, v: Floats) -> Floats:
         points: Floats = (
@@ -237,7 +237,7 @@ def _draw_plant(rng: RandomGenerator, position: Floats, scale: float) -> list[Sa
     return surfaces
 
 
-def _draw_blanket(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
+def _draw_curved_sheet(rng: RandomGenerator, position: Floats, scale: float) -> list[SampledSurface]:
     """Return a bent and rough surface: a cloth, a sofa's back."""
     axis = _draw_random_axes(rng)[0] * scale * rng.uniform(0.4, 1.4)
     foot = position + np.array([0.0, 0.0, scale * rng.uniform(0.2, 0.8)])
@@ -285,7 +285,7 @@ class OverlappingPair(NamedTuple):
         return apply_transform(self.truth, self.source.points[self.source.described_rows])
 
 
-def cut_overlapping_pair(
+def synthesize_overlapping_pair(
     points: Floats, rng: np.random.Generator, cells: int = CELLS, other: Floats | None = None
 ) -> OverlappingPair | None:
     """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.
@@ -301,7 +301,7 @@ def cut_overlapping_pair(
     scans = [_subsample_points(points, rng, _MAX_POINTS * cells) - middle]
     scans.append(scans[0] if other is None else _subsample_points(other, rng, _MAX_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_crop_randomly(scan, rng) for scan in scans]
+        views = [_simulate_partial_view(scan, rng) for scan in scans]
         if min(len(view) for view in views) < MIN_MATCHES:
             continue
         edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * rng.uniform(0.75, 1.25))
@@ -350,7 +350,7 @@ def _draw_rotation(rng: RandomGenerator) -> Floats:
     return turned
 
 
-def _crop_randomly(points: Floats, rng: RandomGenerator) -> Floats:
+def _simulate_partial_view(points: Floats, rng: RandomGenerator) -> Floats:
     cloud = points[rng.random(len(points)) < _compute_keep_probability(points, rng)]
     if len(cloud) and rng.random() < 0.25:
         low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside

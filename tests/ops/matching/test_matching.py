@@ -241,7 +241,7 @@ def test_global_matching_scales_float16_gradients() -> None:
     """Of the products; those of the features are as large as its numbers are."""
     one, two = unequal(torch.float16, 16, (4, 6), (4, 6), sharp=0.2)
     grad = torch.full((2, 2, 4, 6), 2.0**-18, dtype=torch.float64)
-    query, key = cuda.convert_map_to_padded_rows(one), cuda.convert_map_to_padded_rows(two, aligned=True)
+    query, key = cuda.flatten_map_to_rows(one), cuda.flatten_map_to_rows(two, pad_rows=True)
     sizes = ((4, 6), (4, 6))
     flow, logarithms = cuda.compute_flow_and_log_sums(query, key, sizes, 0.25)
     found = cuda.compute_feature_gradients((query, key, flow, logarithms), grad.float().flatten(2), sizes, 0.25)

@@ -225,12 +225,12 @@ def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tens
 def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
     batch, _, height, width = frames[0].shape
     flow = torch.empty(batch, 2, height, width)
-    engine.load_frames_as_grey(frames, 0, flow, sets_flags=True)
+    engine.load_grey_frames_and_bind_output(frames, 0, flow, sets_flags=True)
     engine.start.zero_()
     if start is not None:
         engine.set_initial_flow(start)
     engine.build_pyramid(0, 2)
-    engine.solve(0, sets_flags=True)
+    engine.compute_bound_flow(0, sets_flags=True)
     return flow
 
 
@@ -431,9 +431,9 @@ def test_tvl1_emulated_initial_flow_equals_reference() -> None:
     engine.set_initial_flow_to_last_result()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
-    engine.load_frames_as_grey((third,), 0, flow)  # the second frame's pyramid lies at place 1
+    engine.load_grey_frames_and_bind_output((third,), 0, flow)  # the second frame's pyramid lies at place 1
     engine.build_pyramid(0)
-    engine.solve(1)
+    engine.compute_bound_flow(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
     engine.set_initial_flow(before)
@@ -527,7 +527,7 @@ def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("without_gpu")
 def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
-    read, solve = Engine.load_frames_as_grey, Engine.solve
+    read, solve = Engine.load_grey_frames_and_bind_output, Engine.compute_bound_flow
 
     def noting(engine: Engine, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, **options: bool) -> None:
         if flow is not None:
@@ -538,8 +538,8 @@ def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPa
         solve(engine, first, **options)
         assert living[-1]() is not None
 
-    monkeypatch.setattr(Engine, "load_frames_as_grey", noting)
-    monkeypatch.setattr(Engine, "solve", looking)
+    monkeypatch.setattr(Engine, "load_grey_frames_and_bind_output", noting)
+    monkeypatch.setattr(Engine, "compute_bound_flow", looking)
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames = [frame * 255 for frame in scene(35, 40)]
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)

@@ -74,10 +74,10 @@ class Scenes:
         self.asked: list[tuple[int, int]] = []
         self.change = change
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        self.asked.append((index, count))
-        chosen = torch.tensor([(index * count + k) % len(self.parts[0]) for k in range(count)])
-        return self.change(index, FlowBatch(*(part[chosen] for part in self.parts)))
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        self.asked.append((batch_index, pair_count))
+        chosen = torch.tensor([(batch_index * pair_count + k) % len(self.parts[0]) for k in range(pair_count)])
+        return self.change(batch_index, FlowBatch(*(part[chosen] for part in self.parts)))
 
 
 def until(last: int) -> Scenes:

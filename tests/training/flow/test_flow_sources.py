@@ -24,7 +24,7 @@ from fullfield.training.flow import (
     FlowValidation,
     Mixture,
     collate_flow,
-    cut_window,
+    cut_or_pad_random_window,
     train_flow,
 )
 from fullfield.training.flow.batch import FlowBatch
@@ -108,8 +108,8 @@ def test_dataset_pairs_read_ahead_equal_direct_reads(dataset: Pairs, workers: in
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_cut_window_pads_small_frames_as_invalid(dataset: Pairs) -> None:
-    window = cut_window(dataset[0], (50, 40), (1,))
+def test_window_pads_small_frames_as_invalid(dataset: Pairs) -> None:
+    window = cut_or_pad_random_window(dataset[0], (50, 40), (1,))
     assert window.frame1.shape == (3, 50, 40)
     assert window.valid[:HEIGHT].all()
     assert not window.valid[HEIGHT:].any()
@@ -141,7 +141,7 @@ def test_dataset_pairs_uses_smallest_frame_size(tmp_path: Path) -> None:
     assert batch.valid.all()
 
 
-def test_cut_window_averages_true_values_and_marks_holes() -> None:
+def test_window_averages_true_values_and_marks_holes() -> None:
     frames = torch.zeros(2, 3, 8, 8)
     flow = torch.ones(4, 2, 8, 8)
     flow[0] = 3.0
@@ -162,7 +162,7 @@ def test_collate_flow_works_in_dataloader(dataset: Pairs) -> None:
     assert isinstance(batch, FlowBatch)
     assert torch.equal(batch.frame1[1], dataset[0].frame1)
     refuses("has no true flow to train on", collate_flow, [dataset[NUMBER]])
-    small = cut_window(dataset[0], (24, 24))
+    small = cut_or_pad_random_window(dataset[0], (24, 24))
     refuses("expected one size, got 24×24, 48×40", collate_flow, [small, dataset[0]])
 
 
@@ -173,13 +173,13 @@ class Numbered:
         self.number = number
         self.told: list[int] = []
 
-    def prefetch(self, index: int, stride: int, counts: object) -> None:
-        self.told = [counts(index + stride * n) for n in range(4)]  # type: ignore[operator]
+    def prefetch(self, first_batch_index: int, stride: int, count_pairs: object) -> None:
+        self.told = [count_pairs(first_batch_index + stride * n) for n in range(4)]  # type: ignore[operator]
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        del index
-        frames = torch.full((count, 3, 8, 8), float(self.number))
-        mask = torch.ones(count, 8, 8, dtype=torch.bool)
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        del batch_index
+        frames = torch.full((pair_count, 3, 8, 8), float(self.number))
+        mask = torch.ones(pair_count, 8, 8, dtype=torch.bool)
         return FlowBatch(frames, frames, frames[:, :2], mask, ~mask)
 
 
@@ -213,10 +213,11 @@ def test_mixture_repeats_no_pair(weights: tuple[float, ...], count: int) -> None
     class Counted(Numbered):
         """Numbers its pairs as ``PairGenerator`` does."""
 
-        def batch(self, index: int, count: int) -> FlowBatch:
-            batch = super().batch(index, count)
+        def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+            batch = super().batch(batch_index, pair_count)
             return batch._replace(
-                frame1=batch.frame1 + torch.arange(index * count, (index + 1) * count)[:, None, None, None]
+                frame1=batch.frame1
+                + torch.arange(batch_index * pair_count, (batch_index + 1) * pair_count)[:, None, None, None]
             )
 
     mixture = Mixture([(Counted(10_000 * place), weight) for place, weight in enumerate(weights)])

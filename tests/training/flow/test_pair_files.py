@@ -78,8 +78,9 @@ def test_write_pairs_marks_motion_beyond_kitti_as_unknown(tmp_path: Path) -> Non
     far[:, :, :5] = 600.0
 
     class Far(PairGenerator):
-        def batch(self, index: int, count: int):  # type: ignore[no-untyped-def]
-            return batch._replace(flow=far) if (index, count) == (0, 1) else super().batch(index, count)
+        def batch(self, batch_index: int, pair_count: int):  # type: ignore[no-untyped-def]
+            is_first = (batch_index, pair_count) == (0, 1)
+            return batch._replace(flow=far) if is_first else super().batch(batch_index, pair_count)
 
     write_pairs(tmp_path / "made", Far(SIZE, pictures=pictures, style=FEW), 1, flow_format="png", pairs_per_batch=1)
     assert (tmp_path / "made/flow/00000.png").is_file()

@@ -112,7 +112,8 @@ def write_ply(path: Path, cloud: PointCloud) -> None:
         if values is not None:
             columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))
     columns.extend(
-        (_convert_to_ascii_word(name), _convert_to_ply_type(values)) for name, values in cloud.attributes.items()
+        (_convert_to_ascii_word(name), _cast_unsupported_to_float64_or_uint8(values))
+        for name, values in cloud.attributes.items()
     )
     rows = np.empty(len(cloud), [(name, values.dtype.newbyteorder("<")) for name, values in columns])
     for name, values in columns:
@@ -129,6 +130,6 @@ def _convert_to_ascii_word(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and not c.isspace() else "_" for c in name) or "_"
 
 
-def _convert_to_ply_type(values: NDArray[Any]) -> NDArray[Any]:
+def _cast_unsupported_to_float64_or_uint8(values: NDArray[Any]) -> NDArray[Any]:
     """Convert to a type that PLY has: it has no 64-bit integers, half floats or truth values."""
     return values if values.dtype.str[1:] in _NAMES else values.astype(np.uint8 if values.dtype == bool else np.float64)

@@ -30,7 +30,7 @@ class ResidualBlock(nn.Module):
     Args:
         convs: inputs, outputs, side of the kernel and stride of each convolution.
         norm: constructor of a norm, which takes the number of channels.
-        called: prefix of the norms in the published files.
+        norm_name_prefix: prefix of the norms in the published files.
     """
 
     def __init__(

@@ -69,9 +69,7 @@ def _load_kernels(source: KernelSource, like: Tensor) -> LoadedKernels:
     return _launching.load_kernels(LIBRARIES, source, like.get_device())
 
 
-def _launch_pass_over_pixels(
-    like: Tensor, name: str, threads_per_item: int, params: ctypes.Structure, batch_size: int = 1
-) -> None:
+def _launch_pass(like: Tensor, name: str, threads_per_item: int, params: ctypes.Structure, batch_size: int = 1) -> None:
     _load_kernels(generate_passes_source(like.dtype), like).launch(
         name, -(-threads_per_item // _THREADS), _THREADS, params, grid_rows=batch_size
     )
@@ -85,7 +83,7 @@ def _count_pixels(x: Tensor) -> int:
     return x.shape[0] * x.shape[1] * x.shape[2]
 
 
-def _get_pixel_stride(x: Tensor) -> int:
+def _check_and_get_pixel_stride(x: Tensor) -> int:
     """Return the number of elements from one pixel of [B, h, w, C] to the next."""
     _, height, width, _ = x.shape
     step: int = x.stride(2)
@@ -161,7 +159,7 @@ def normalize_add_relu_(
         params.x_step = channels if residual_norm.shift.ndim == 2 else 0
     params.item, params.channels = y[0].numel(), channels
     params.vectors = params.item // _count_vector_elements(y.dtype)
-    _launch_pass_over_pixels(y, "affine", params.vectors, params, batch)
+    _launch_pass(y, "affine", params.vectors, params, batch)
     return y
 
 
@@ -170,9 +168,7 @@ def compute_instance_norm_factors(y: Tensor, epsilon: float) -> ScaleAndShift:
     _require_contiguous(y)
     batch, height, width, channels = y.shape
     if channels // _count_vector_elements(y.dtype) > _THREADS:
-        raise ValueError(
-            f"moments: expected at most {_THREADS * _count_vector_elements(y.dtype)} channels, got {channels}"
-        )
+        raise ValueError(f"y: expected at most {_THREADS * _count_vector_elements(y.dtype)} channels, got {channels}")
     processors = _launching.get_device_gpu_properties(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
@@ -203,7 +199,7 @@ def write_relu_and_append_flow(
     if coords_and_channel is not None:
         _require_contiguous(coords_and_channel[0])
         params.coords, params.flow_channel = coords_and_channel[0].data_ptr(), coords_and_channel[1]
-    _launch_pass_over_pixels(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
+    _launch_pass(source, "pack", source.numel() // _count_vector_elements(source.dtype), params)
 
 
 def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
@@ -214,7 +210,7 @@ def unfold_flow(coords: Tensor, side: int, out: Tensor) -> None:
     params.coords, params.out = coords.data_ptr(), out.data_ptr()
     params.pixels, params.channels, params.side = _count_pixels(out), channels, side
     params.plane, params.width, params.height = height * width, width, height
-    _launch_pass_over_pixels(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
+    _launch_pass(out, "flow_patches", out.numel() // _count_vector_elements(out.dtype), params)
 
 
 def _build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
@@ -226,7 +222,7 @@ def _build_targets(like: Tensor, outputs: Sequence[TargetSlice]) -> Any:
         shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
-        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _get_pixel_stride(target.slice)
+        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _check_and_get_pixel_stride(target.slice)
         targets.transposed[number] = target.transposed
     return targets
 
@@ -256,9 +252,9 @@ def _launch_gru_gate(
     params = _DECLARED["GateParams"]()
     params.targets = _build_targets(state, targets)
     params.zr, params.zr_map, params.q, params.q_map = (get_address(t) for t in (zr, zr_map, q, q_map))
-    params.h, params.h_ld = state.data_ptr(), _get_pixel_stride(state)
+    params.h, params.h_ld = state.data_ptr(), _check_and_get_pixel_stride(state)
     params.pixels, params.channels = _count_pixels(state), state.shape[3]
-    _launch_pass_over_pixels(zr, name, state.numel() // _count_vector_elements(zr.dtype), params)
+    _launch_pass(zr, name, state.numel() // _count_vector_elements(zr.dtype), params)
 
 
 def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
@@ -268,7 +264,7 @@ def add_3x3_taps_to_coords_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
     params.pixels, params.plane = _count_pixels(taps), taps.shape[1] * taps.shape[2]
     params.height, params.width, params.ld = taps.shape[1], taps.shape[2], taps.shape[3]
-    _launch_pass_over_pixels(taps, "flow_step", params.pixels, params)
+    _launch_pass(taps, "flow_step", params.pixels, params)
 
 
 def gelu_(y: Tensor) -> None:
@@ -276,7 +272,7 @@ def gelu_(y: Tensor) -> None:
     _require_contiguous(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _count_vector_elements(y.dtype)
-    _launch_pass_over_pixels(y, "gelu", params.vectors, params)
+    _launch_pass(y, "gelu", params.vectors, params)
 
 
 def convolve_depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:

@@ -58,7 +58,7 @@ class _GlobalMatching(torch.autograd.Function):
 def _compute_flow_and_saved_tensors(
     fmap1: Tensor, fmap2: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key = cuda.convert_map_to_padded_rows(fmap1), cuda.convert_map_to_padded_rows(fmap2, aligned=True)
+    query, key = cuda.flatten_map_to_rows(fmap1), cuda.flatten_map_to_rows(fmap2, pad_rows=True)
     flow, logarithms = cuda.compute_flow_and_log_sums(
         query, key, (get_height_and_width(fmap1), get_height_and_width(fmap2)), scale
     )

@@ -42,14 +42,14 @@ def generate_matching_source(dtype: torch.dtype) -> KernelSource:
     return KernelSource.with_macros(text, IN=CODES[dtype])
 
 
-def convert_map_to_padded_rows(fmap: Tensor, aligned: bool = False) -> Tensor:
-    """Return the map as contiguous rows [B, N, C]; with ``aligned``, rows of zeros that no kernel counts follow."""
+def flatten_map_to_rows(fmap: Tensor, *, pad_rows: bool = False) -> Tensor:
+    """Return the map as contiguous rows [B, N, C]; with ``pad_rows``, rows of zeros that no kernel counts follow."""
     flat = fmap.flatten(2).transpose(1, 2)
-    lacking = -flat.shape[1] % _ALIGNED if aligned else 0
+    lacking = -flat.shape[1] % _ALIGNED if pad_rows else 0
     return functional.pad(flat, (0, 0, 0, lacking)) if lacking else flat.contiguous()
 
 
-def _multiply_matrices_in_float32(one: Tensor, two: Tensor) -> Tensor:
+def _multiply_matrices_to_float32(one: Tensor, two: Tensor) -> Tensor:
     """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
     as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
     if as_they_are and (one.dtype == torch.float16 or _launching.explain_missing_bfloat16(one.device) is None):
@@ -78,9 +78,9 @@ class _MatchingLauncher:
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 
-    def multiply_chunk_rows(self, chunk: slice) -> Tensor:
+    def multiply_and_bind_chunk_rows(self, chunk: slice) -> Tensor:
         """Return the products of these rows [B, n, M] and pass them to the kernels."""
-        product_rows = _multiply_matrices_in_float32(self.query[:, chunk], self.key.transpose(1, 2))
+        product_rows = _multiply_matrices_to_float32(self.query[:, chunk], self.key.transpose(1, 2))
         self.params.products, self.params.begin = product_rows.data_ptr(), chunk.start
         self.params.rows = chunk.stop - chunk.start
         return product_rows
@@ -91,7 +91,7 @@ class _MatchingLauncher:
 
 def compute_flow_and_log_sums(
     query: Tensor,  # [B, N, C]
-    key: Tensor,  # [B, M, C], aligned
+    key: Tensor,  # [B, M, C], padded
     sizes: tuple[tuple[int, int], tuple[int, int]],  # of the first map and of the second
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # [B, 2, N] flow, [B, N] logarithms of the softmax's sums, for `compute_feature_gradients`
@@ -102,7 +102,7 @@ def compute_flow_and_log_sums(
     work.params.flow, work.params.logarithms = flow.data_ptr(), logarithms.data_ptr()
     with torch.autocast(query.device.type, enabled=False):
         for chunk in work.list_row_chunks():
-            product_rows = work.multiply_chunk_rows(chunk)
+            product_rows = work.multiply_and_bind_chunk_rows(chunk)
             work.launch_kernel("positions")
             del product_rows
     return flow, logarithms
@@ -130,13 +130,13 @@ def compute_feature_gradients(
     grad_key = key.new_zeros(key.shape, dtype=torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         for chunk in work.list_row_chunks():
-            product_rows = work.multiply_chunk_rows(chunk)
+            product_rows = work.multiply_and_bind_chunk_rows(chunk)
             grad_rows = product_rows.new_empty(product_rows.shape, dtype=query.dtype) if half else product_rows
             p.grad_products = grad_rows.data_ptr()
             work.launch_kernel("gradient")
             del product_rows
-            grad_query[:, chunk] = _multiply_matrices_in_float32(grad_rows, key)
-            grad_key += _multiply_matrices_in_float32(grad_rows.transpose(1, 2), query[:, chunk])
+            grad_query[:, chunk] = _multiply_matrices_to_float32(grad_rows, key)
+            grad_key += _multiply_matrices_to_float32(grad_rows.transpose(1, 2), query[:, chunk])
     if unit is not None:
         grad_query *= unit
         grad_key *= unit

@@ -97,8 +97,10 @@ class PersistentSolver:
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._create_engine(batch, height, width)
             self._warm_up()
-            self._pair = record_cuda_graph(partial(self._compute_flow, 0, 2), self.device)
-            self._steps = [record_cuda_graph(partial(self._compute_flow, index, 1), self.device) for index in (0, 1)]
+            self._pair = record_cuda_graph(partial(self._build_pyramids_and_solve, 0, 2), self.device)
+            self._steps = [
+                record_cuda_graph(partial(self._build_pyramids_and_solve, index, 1), self.device) for index in (0, 1)
+            ]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 
@@ -113,11 +115,11 @@ class PersistentSolver:
         frames = self._check_and_detach_frame(frame1, "frame1"), self._check_and_detach_frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.iterate_tensors):
             flow = self._check_or_create_out(out)
-            start = self._start_timing()
+            end = self._record_start_and_get_end_event()
             self._engine.start.zero_()
-            self._engine.load_frames_as_grey(frames, 0, flow)
+            self._engine.load_grey_frames_and_bind_output(frames, 0, flow)
             self._pair.replay()
-            self._stop_timing(start)
+            self._stop_timing(end)
             self._previous = 1
         return flow
 
@@ -131,15 +133,15 @@ class PersistentSolver:
             if self._previous is None:
                 self._previous = 0
                 self._engine.start.zero_()
-                self._engine.load_frames_as_grey((tensor,), 0, None)
+                self._engine.load_grey_frames_and_bind_output((tensor,), 0, None)
                 self._engine.build_pyramid(0)
                 return None
             flow = self._check_or_create_out(out)
-            start = self._start_timing()
+            end = self._record_start_and_get_end_event()
             self._previous = 1 - self._previous
-            self._engine.load_frames_as_grey((tensor,), self._previous, flow)
+            self._engine.load_grey_frames_and_bind_output((tensor,), self._previous, flow)
             self._steps[self._previous].replay()
-            self._stop_timing(start)
+            self._stop_timing(end)
         return flow
 
     def restart(self) -> None:
@@ -183,7 +185,7 @@ class PersistentSolver:
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
 
-    def _start_timing(self) -> torch.cuda.Event:
+    def _record_start_and_get_end_event(self) -> torch.cuda.Event:
         at = self._count % _REMEMBERED
         if at == len(self._times):
             self._times.append((_create_timing_event(), _create_timing_event()))
@@ -196,10 +198,10 @@ class PersistentSolver:
 
     # ---- what is recorded
 
-    def _compute_flow(self, index: int, frame_count: int) -> None:
+    def _build_pyramids_and_solve(self, index: int, frame_count: int) -> None:
         """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``index`` and the flow to it."""
         self._engine.build_pyramid(index, frame_count)
-        self._engine.solve(0 if frame_count == 2 else 1 - index)
+        self._engine.compute_bound_flow(0 if frame_count == 2 else 1 - index)
         if self.warm_start:
             self._engine.set_initial_flow_to_last_result()
 
@@ -211,9 +213,9 @@ class PersistentSolver:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._check_or_create_out(None)
-        self._engine.load_frames_as_grey((frame, frame), 0, flow)
+        self._engine.load_grey_frames_and_bind_output((frame, frame), 0, flow)
         for index, frames in ((0, 2), (0, 1), (1, 1)):
-            self._compute_flow(index, frames)
+            self._build_pyramids_and_solve(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 

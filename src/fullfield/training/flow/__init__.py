@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.batch import DatasetPairs as DatasetPairs
     from fullfield.training.flow.batch import Mixture as Mixture
     from fullfield.training.flow.batch import collate_flow as collate_flow
-    from fullfield.training.flow.batch import cut_window as cut_window
+    from fullfield.training.flow.batch import cut_or_pad_random_window as cut_or_pad_random_window
     from fullfield.training.flow.config import FlowTraining as FlowTraining
     from fullfield.training.flow.config import SceneStyle as SceneStyle
     from fullfield.training.flow.loop import FlowRun as FlowRun
@@ -30,7 +30,7 @@ __all__, __getattr__, __dir__ = create_lazy_attributes(
     __name__,
     {
         "augmentation": "Augmentation AugmentedPairs augment",
-        "batch": "DatasetPairs Mixture collate_flow cut_window",
+        "batch": "DatasetPairs Mixture collate_flow cut_or_pad_random_window",
         "config": "FlowTraining SceneStyle",
         "loop": "FlowRun train_flow",
         "loss": "loss_mask laplace_mixture_loss sequence_loss",

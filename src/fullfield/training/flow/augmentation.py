@@ -13,7 +13,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._config import Config
 from fullfield.ops.consistency import compute_flow_targets
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, prefetch_batches_if_possible
+from fullfield.training.flow.batch import FlowBatch, PairCounter, PairSource, prefetch_batches_if_possible
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -84,13 +84,13 @@ class AugmentedPairs:
     def __init__(self, source: PairSource, augmentation: Augmentation, seed: int = 0) -> None:
         self._source, self._augmentation, self._seed = source, augmentation, seed
 
-    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
+    def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Let the source prefetch batches, if it can."""
-        prefetch_batches_if_possible(self._source, index, stride, counts)
+        prefetch_batches_if_possible(self._source, first_batch_index, stride, count_pairs)
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        """Return ``count`` augmented pairs of the source."""
-        return augment(self._source.batch(index, count), self._augmentation, (self._seed, index))
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        """Return ``pair_count`` augmented pairs of the source."""
+        return augment(self._source.batch(batch_index, pair_count), self._augmentation, (self._seed, batch_index))
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import compute_flow_targets
 from fullfield.training.workers import create_worker_context, exit_with_parent_process
 
-Counts: TypeAlias = Callable[[int], int]
+PairCounter: TypeAlias = Callable[[int], int]  # from a batch's index to the number of its pairs
 
 T = TypeVar("T")
 _Request: TypeAlias = tuple[int, int]  # a batch's index, and how many pairs it has
@@ -43,18 +43,22 @@ class FlowBatch(NamedTuple):
         return FlowBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
+FlowPair: TypeAlias = FlowBatch
+"""One pair: the fields of a batch without their batch dimension."""
+
+
 class PairSource(Protocol):
     """Source that makes or reads pairs.
 
-    A source that reads files may also have ``prefetch(index, stride, counts)``, which
+    A source that reads files may also have ``prefetch(first_batch_index, stride, count_pairs)``, which
     :func:`prefetch_batches_if_possible` calls.
 
-    A loop of R processes calls ``batch(step · R + rank, count)``, so that no two processes see the same pairs and no
-    source has to know of processes.
+    A loop of R processes calls ``batch(step · R + rank, pair_count)``, so that no two processes see the same pairs and
+    no source has to know of processes.
     """
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        """Return ``count`` pairs on the source's device, decided by the seed, ``index`` and ``count``.
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        """Return ``pair_count`` pairs on the source's device, decided by the seed, ``batch_index`` and ``pair_count``.
 
         The tensors are new at every call: the next batch is made while this one is still in use.
         """
@@ -65,13 +69,17 @@ def check_batch(batch: FlowBatch) -> FlowBatch:
     """Return the batch if its shapes and dtypes fit together."""
     frame = _check.check_tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
     _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
-    count, _, height, width = frame.shape
+    pair_count, _, height, width = frame.shape
     device = frame.device
-    _check.check_tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=device)
-    _check.check_tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=device)
+    _check.check_tensor(
+        batch.frame2, "source: frame2", (pair_count, 3, height, width), dtypes=[frame.dtype], device=device
+    )
+    _check.check_tensor(
+        batch.flow, "source: flow", (pair_count, 2, height, width), dtypes=[torch.float32], device=device
+    )
     for name in ("valid", "occluded"):
         value = getattr(batch, name)
-        _check.check_tensor(value, f"source: {name}", (count, height, width), dtypes=[torch.bool], device=device)
+        _check.check_tensor(value, f"source: {name}", (pair_count, height, width), dtypes=[torch.bool], device=device)
     return batch
 
 
@@ -82,20 +90,22 @@ def concatenate_batches(batches: list[FlowBatch]) -> FlowBatch:
     return FlowBatch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True)))
 
 
-def prefetch_batches_if_possible(source: PairSource, index: int, stride: int, counts: Counts) -> None:
-    """Let the source prefetch the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
+def prefetch_batches_if_possible(
+    source: PairSource, first_batch_index: int, stride: int, count_pairs: PairCounter
+) -> None:
+    """Let the source prefetch every ``stride``-th batch from ``first_batch_index`` on.
 
-    Nothing happens with a source that does not read ahead.
+    ``count_pairs`` returns the number of pairs of each. Nothing happens with a source that does not read ahead.
     """
-    prefetch: Callable[[int, int, Counts], None] | None = getattr(source, "prefetch", None)
+    prefetch: Callable[[int, int, PairCounter], None] | None = getattr(source, "prefetch", None)
     if prefetch is not None:
-        prefetch(index, stride, counts)
+        prefetch(first_batch_index, stride, count_pairs)
 
 
 class PrefetchedBatches(Generic[T]):
-    """Results of ``make(index, count)``, which worker processes make ahead after :meth:`start_prefetching`.
+    """Results of ``build_batch(batch_index, pair_count)``, built ahead by workers after :meth:`start_prefetching`.
 
-    ``make`` must be picklable. Without workers this process makes everything on request.
+    ``build_batch`` must be picklable. Without workers this process makes everything on request.
     """
 
     def __init__(self, build_batch: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
@@ -105,24 +115,24 @@ class PrefetchedBatches(Generic[T]):
         self._next: _Request | None = None
         self._following: Iterator[_Request] = iter(())
 
-    def start_prefetching(self, index: int, stride: int, counts: Counts) -> None:
-        """Start to make batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
+    def start_prefetching(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
+        """Start to build every ``stride``-th batch from ``first_batch_index`` on; ``count_pairs`` gives its pairs."""
 
         def requests() -> Iterator[_Request]:
-            return ((n, counts(n)) for n in numbers_from(index, stride) if counts(n) > 0)
+            return ((n, count_pairs(n)) for n in numbers_from(first_batch_index, stride) if count_pairs(n) > 0)
 
         if self._workers:
             self._following = requests()
             self._next = next(self._following)
             self._coming = iter(self._create_loader(requests()))
 
-    def take_batch(self, index: int, count: int) -> T:
+    def take_batch(self, batch_index: int, pair_count: int) -> T:
         """Return the batch; one that was not announced is made now."""
-        if self._coming is not None and self._next == (index, count):
+        if self._coming is not None and self._next == (batch_index, pair_count):
             batch = next(self._coming)
             self._next = next(self._following)
             return batch
-        return self._make(index, count)
+        return self._make(batch_index, pair_count)
 
     def _create_loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
         return DataLoader(
@@ -148,34 +158,36 @@ class _BatchDataset(Generic[T]):
         return self.make(*request)
 
 
-def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
+def collate_flow(samples: Sequence[FlowSample | FlowPair]) -> FlowBatch:
     """Join samples of one size to a batch, for ``DataLoader(dataset, collate_fn=collate_flow)``.
 
-    Takes pairs as data sets give them, or without their batch dimension as :func:`cut_window` does. Where a data set
-    has four true values for a pixel, their mean counts.
+    Takes pairs as data sets give them, or without their batch dimension as
+    :func:`cut_or_pad_random_window` does. Where a data set has four true values for a pixel, their mean counts.
 
     Raises:
         InputError: for samples without truth or of several sizes.
     """
     _check.require(len(samples) > 0, "samples", "one at least", "none")
-    pairs = [_convert_sample_to_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
+    pairs = [
+        _convert_sample_to_unbatched_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples
+    ]
     sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
     if len(sizes) > 1:
         listed = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
-        raise InputError(f"samples: expected one size, got {listed}; cut windows from them (cut_window)")
+        raise InputError(f"samples: expected one size, got {listed}; cut windows from them (cut_or_pad_random_window)")
     return FlowBatch(*(torch.stack(tensors) for tensors in zip(*pairs, strict=True)))
 
 
-def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowBatch:
-    """Cut a window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
+def cut_or_pad_random_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowPair:
+    """Cut a random window of ``size`` (height, width) from a pair, without a batch dimension.
 
     A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
     counts as occluded. The same numbers ``seed`` give the same place. InputError for a sample without truth.
     """
-    return _cut_random_window(_convert_sample_to_pair(sample), size, seed)
+    return _cut_or_pad_random_window_of_pair(_convert_sample_to_unbatched_pair(sample), size, seed)
 
 
-def _cut_random_window(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
+def _cut_or_pad_random_window_of_pair(pair: FlowPair, size: tuple[int, int], seed: Sequence[int]) -> FlowPair:
     height, width = pair.frame1.shape[-2:]
     below, right = max(0, size[0] - height), max(0, size[1] - width)
     draw = np.random.default_rng(tuple(seed))
@@ -191,14 +203,14 @@ def _cut_random_window(pair: FlowBatch, size: tuple[int, int], seed: Sequence[in
             return functional.pad(tensor[None], (0, right, 0, below), mode="replicate")[0]
         return functional.pad(tensor, (0, right, 0, below))
 
-    cut = FlowBatch(
+    cut = FlowPair(
         *(cut_tensor(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
     )
     _, _, inside = compute_flow_targets(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 
-def _convert_sample_to_pair(sample: FlowSample) -> FlowBatch:
+def _convert_sample_to_unbatched_pair(sample: FlowSample) -> FlowPair:
     """Return a sample as a pair with the truth that a loss takes."""
     if sample.flow is None:
         raise InputError(f"{sample.name}: has no true flow to train on")
@@ -208,7 +220,7 @@ def _convert_sample_to_pair(sample: FlowSample) -> FlowBatch:
     finite = flow.isfinite().all(0)
     valid = finite if sample.valid is None else finite & sample.valid
     occluded = torch.zeros_like(valid) if sample.occluded is None else sample.occluded
-    return FlowBatch(sample.frame1, sample.frame2, torch.where(valid, flow, 0.0), valid, occluded)
+    return FlowPair(sample.frame1, sample.frame2, torch.where(valid, flow, 0.0), valid, occluded)
 
 
 class DatasetPairs:
@@ -247,18 +259,18 @@ class DatasetPairs:
         windows = _WindowDataset(dataset, with_truth, size, min_size, seed)
         self._windows = PrefetchedBatches(windows, workers, pin=self.device.type == "cuda")
 
-    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
-        """Begin to read the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
-        self._windows.start_prefetching(index, stride, counts)
+    def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
+        """Begin to read every ``stride``-th batch from ``first_batch_index`` on; ``count_pairs`` gives its pairs."""
+        self._windows.start_prefetching(first_batch_index, stride, count_pairs)
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        """Return ``count`` windows; those that :meth:`prefetch` did not announce are read now."""
-        return self._windows.take_batch(index, count).to(self.device, non_blocking=True)
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        """Return ``pair_count`` windows; those that :meth:`prefetch` did not announce are read now."""
+        return self._windows.take_batch(batch_index, pair_count).to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class _WindowDataset:
-    """Windows of some pairs of a data set, by a batch's index and count."""
+    """Windows of some pairs of a data set, by a batch's index and number of pairs."""
 
     dataset: FlowDataset
     with_truth: list[int]
@@ -266,27 +278,27 @@ class _WindowDataset:
     min_size: tuple[int, int]
     seed: int
 
-    def __call__(self, index: int, count: int) -> FlowBatch:
-        draw = np.random.default_rng((self.seed, index, count))
-        selected = draw.choice(len(self.with_truth), count, replace=count > len(self.with_truth)).tolist()
+    def __call__(self, batch_index: int, pair_count: int) -> FlowBatch:
+        draw = np.random.default_rng((self.seed, batch_index, pair_count))
+        selected = draw.choice(len(self.with_truth), pair_count, replace=pair_count > len(self.with_truth)).tolist()
         windows = [
-            self._cut_largest_window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
+            self._cut_window_within_size_limits(self.dataset[self.with_truth[pair]], (self.seed, batch_index, slot))
             for slot, pair in enumerate(selected)
         ]
         sizes = {tuple(window.frame1.shape[1:]) for window in windows}
         if len(sizes) > 1:
             height, width = (min(sides) for sides in zip(*sizes, strict=True))
             windows = [
-                _cut_random_window(window, (height, width), (self.seed, index, slot, 1))
+                _cut_or_pad_random_window_of_pair(window, (height, width), (self.seed, batch_index, slot, 1))
                 for slot, window in enumerate(windows)
             ]
         return collate_flow(windows)
 
-    def _cut_largest_window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
+    def _cut_window_within_size_limits(self, sample: FlowSample, seed: Sequence[int]) -> FlowPair:
         """Cut a window as large as the limits and the frames allow."""
         sides = zip(self.size, self.min_size, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)
-        return cut_window(sample, (height, width), seed)
+        return cut_or_pad_random_window(sample, (height, width), seed)
 
 
 class Mixture:
@@ -308,34 +320,37 @@ class Mixture:
         self._shares = [weight / total for _, weight in sources]
         self._bounds = np.cumsum(self._shares)
 
-    def count_pairs_by_source(self, index: int, count: int) -> list[int]:
+    def count_pairs_by_source(self, batch_index: int, pair_count: int) -> list[int]:
         """Return how many pairs of each source are in a batch."""
         # By the golden ratio, evenly spread over the batches, so that rare sources have their share too.
-        first = (index * 0.6180339887498949) % 1.0
-        positions = (np.arange(count) + first) / count
+        first = (batch_index * 0.6180339887498949) % 1.0
+        positions = (np.arange(pair_count) + first) / pair_count
         sources = np.minimum(np.searchsorted(self._bounds, positions, side="right"), len(self._sources) - 1)
         return [int(number) for number in np.bincount(sources, minlength=len(self._sources))]
 
-    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
+    def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
         """Let the sources that can prefetch do so for the batches that will be requested."""
         for number, source in enumerate(self._sources):
-            prefetch_batches_if_possible(source, index, stride, partial(self._count_prefetched_pairs, number, counts))
+            prefetch_batches_if_possible(
+                source, first_batch_index, stride, partial(self._count_pairs_to_prefetch, number, count_pairs)
+            )
 
-    def _count_prefetched_pairs(self, source_index: int, counts: Counts, index: int) -> int:
-        count = counts(index)
-        return self._count_pairs_to_request(source_index, count, self.count_pairs_by_source(index, count)[source_index])
+    def _count_pairs_to_prefetch(self, source_index: int, count_pairs: PairCounter, batch_index: int) -> int:
+        batch_size = count_pairs(batch_index)
+        kept_count = self.count_pairs_by_source(batch_index, batch_size)[source_index]
+        return self._count_pairs_to_request(source_index, batch_size, kept_count)
 
-    def _count_pairs_to_request(self, source_index: int, count: int, requested_count: int) -> int:
-        """Return how many pairs to request of a source when a batch of ``count`` has ``requested_count`` of it."""
-        return max(requested_count, math.ceil(self._shares[source_index] * count - 1e-6)) if requested_count else 0
+    def _count_pairs_to_request(self, source_index: int, batch_size: int, kept_count: int) -> int:
+        """Return how many pairs to request of a source when a batch of ``batch_size`` keeps ``kept_count`` of it."""
+        return max(kept_count, math.ceil(self._shares[source_index] * batch_size - 1e-6)) if kept_count else 0
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        """Return ``count`` pairs, source by source."""
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        """Return ``pair_count`` pairs, source by source."""
         batches = []
         for number, (source, some) in enumerate(
-            zip(self._sources, self.count_pairs_by_source(index, count), strict=True)
+            zip(self._sources, self.count_pairs_by_source(batch_index, pair_count), strict=True)
         ):
             if some:
-                batch = source.batch(index, self._count_pairs_to_request(number, count, some))
+                batch = source.batch(batch_index, self._count_pairs_to_request(number, pair_count, some))
                 batches.append(FlowBatch(*(tensor[:some] for tensor in batch)))
         return concatenate_batches(batches)

@@ -41,10 +41,10 @@ _SETTLED = 3  # steps after which the pace of a process counts: the first ones c
 
 
 class BatchPrefetcher:
-    """Batches of a source in order, ``count`` pairs each; on a GPU a second stream makes the next one during a step."""
+    """Batches of a source in order, of ``pair_count`` pairs; on a GPU a second stream makes the next one meanwhile."""
 
-    def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
-        self._source, self._count, self._device, self._ranks = source, count, device, ranks
+    def __init__(self, source: PairSource, pair_count: int, device: torch.device, ranks: Ranks) -> None:
+        self._source, self._pair_count, self._device, self._ranks = source, pair_count, device, ranks
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._waiting: dict[int, FlowBatch] = {}
         self._announced: int | None = None
@@ -67,11 +67,11 @@ class BatchPrefetcher:
         return batch
 
     def _fetch_and_check_batch(self, step: int) -> FlowBatch:
-        index = step * self._ranks.count + self._ranks.rank
+        batch_index = step * self._ranks.count + self._ranks.rank
         if self._announced != step:
-            prefetch_batches_if_possible(self._source, index, self._ranks.count, lambda _: self._count)
+            prefetch_batches_if_possible(self._source, batch_index, self._ranks.count, lambda _: self._pair_count)
         self._announced = step + 1
-        batch = self._source.batch(index, self._count)
+        batch = self._source.batch(batch_index, self._pair_count)
         check_batch(batch)
         if batch.frame1.device != self._device:
             batch = batch.to(self._device, non_blocking=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.flow.batch import Counts, FlowBatch, PrefetchedBatches
+from fullfield.training.flow.batch import FlowBatch, PairCounter, PrefetchedBatches
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.meshes import MeshTable
@@ -88,15 +88,15 @@ class PairGenerator:
         drawn = _SceneSampler(self.size, seed, self.atlas.count, len(self.atlas.shapes), table, self.style, compressed)
         self._drawn = PrefetchedBatches(drawn, workers, pin=self.device.type == "cuda")
 
-    def prefetch(self, index: int, stride: int, counts: Counts) -> None:
-        """Start to draw scenes ahead: of batches ``index``, ``index + stride`` ..., of ``counts(index)`` pairs each."""
-        self._drawn.start_prefetching(index, stride, counts)
+    def prefetch(self, first_batch_index: int, stride: int, count_pairs: PairCounter) -> None:
+        """Start to draw the scenes of every ``stride``-th batch from ``first_batch_index`` on."""
+        self._drawn.start_prefetching(first_batch_index, stride, count_pairs)
 
-    def batch(self, index: int, count: int) -> FlowBatch:
-        """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
-        _check.check_number(index, "index", integer=True, low=0)
-        _check.check_number(count, "count", integer=True, low=1)
-        scenes, veils, steps = self._drawn.take_batch(index, count)
+    def batch(self, batch_index: int, pair_count: int) -> FlowBatch:
+        """Return the pairs ``batch_index * pair_count`` to ``(batch_index + 1) * pair_count - 1``."""
+        _check.check_number(batch_index, "batch_index", integer=True, low=0)
+        _check.check_number(pair_count, "pair_count", integer=True, low=1)
+        scenes, veils, steps = self._drawn.take_batch(batch_index, pair_count)
         totals = None if scenes.meshes is None else scenes.meshes.vertex_and_triangle_counts
         if self.device.type == "cuda":
             scenes = scenes.map_tensors(self._copy_to_device)
@@ -141,8 +141,8 @@ class _SceneSampler:
     style: SceneStyle
     compressed: float
 
-    def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Veils | None, Tensor]:
-        numbers = range(index * count, (index + 1) * count)
+    def __call__(self, batch_index: int, pair_count: int) -> tuple[LayeredScenes, Veils | None, Tensor]:
+        numbers = range(batch_index * pair_count, (batch_index + 1) * pair_count)
         counts = {"pictures": self.pictures, "shapes": self.shapes}
         scenes = sample_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
         veils = sample_veils(numbers, self.size, seed=self.seed, style=self.style) if self.style.veils else None

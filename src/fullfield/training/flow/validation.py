@@ -83,10 +83,10 @@ class FlowValidation:
 
     def _iterate_generated_pairs(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         batches = self._pairs // _TOGETHER
-        requests = [(index, _TOGETHER) for index in range(batches)]
+        requests = [(batch_index, _TOGETHER) for batch_index in range(batches)]
         requests += [(number, 1) for number in range(batches * _TOGETHER, self._pairs)]
-        for index, count in requests:
-            batch = source.batch(index, count)
+        for batch_index, pair_count in requests:
+            batch = source.batch(batch_index, pair_count)
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
 

@@ -44,8 +44,8 @@ class Engine:
     ``schedule`` every level does, and its iterations are the schedule's.
 
     The frames' pyramids have two places, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
-    begins; whoever solves fills it. The address of the flow [B, 2, H, W] that ``solve`` writes lies in device memory,
-    written by ``read``: so a captured graph serves every address.
+    begins; whoever solves fills it. :meth:`compute_bound_flow` reads the address of its result [B, 2, H, W] from device
+    memory, where :meth:`load_grey_frames_and_bind_output` writes it: so a captured graph serves every address.
     """
 
     def __init__(
@@ -98,16 +98,19 @@ class Engine:
         yield from (self.flags, self._flow_at)
         yield from self._passes.iterate_tables()
 
-    def load_frames_as_grey(
-        self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, sets_flags: bool = False
+    def load_grey_frames_and_bind_output(
+        self, frames: tuple[Tensor, ...], index: int, flow_out: Tensor | None, *, sets_flags: bool = False
     ) -> None:
         """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
 
-        ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``sets_flags`` values out of range are noted.
+        :meth:`compute_bound_flow` will write to ``flow_out`` [B, 2, H, W], contiguous. With ``sets_flags`` values out
+        of range are noted.
         """
         images = tuple(self._images[0][index : index + len(frames)])
         flag_tensor = self.flags if sets_flags else None
-        self._passes.build_grey_launch(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
+        self._passes.build_grey_launch(frames, images, flag_tensor, flow_out, self._flow_at)(
+            raw_stream(self._about.index)
+        )
 
     def set_initial_flow(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
@@ -157,7 +160,9 @@ class Engine:
 
             self._launch_cached_kernel(("reduce", n, index, count), reduce)
 
-    def solve(self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None) -> None:
+    def compute_bound_flow(
+        self, first_frame: int, *, sets_flags: bool = False, progress: Progress | None = None
+    ) -> None:
         """Compute the flow from frame ``first_frame`` to the other; with ``sets_flags`` note if it is not finite."""
         last = len(self.sizes) - 1
         for level_index in range(last, -1, -1):
@@ -227,7 +232,7 @@ class Engine:
     ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
         config, level, tiling = self.config, self._levels[level_index], self._tilings[level_index]
-        zero, keep, final, flags = options
+        zeroes_dual, keeps_dual, is_final, sets_flags = options
 
         def launch() -> Launch:
             assert tiling is not None
@@ -235,8 +240,9 @@ class Engine:
                 tiling, level, config, self._about,
                 fused.WarpBuffers(
                     self._images[level_index][first_frame], self._images[level_index][1 - first_frame], flow,
-                    self._build_result_plane_descriptor() if final else build_plane_descriptor(target, level.width),
-                    self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
+                    self._build_result_plane_descriptor() if is_final else build_plane_descriptor(target, level.width),
+                    self._flow_at if is_final else None, self.flags if is_final and sets_flags else None,
+                    zeroes_dual, keeps_dual,
                 ),
             )  # fmt: skip
 

@@ -61,7 +61,7 @@ class CudaSolver:
         with self._in_order(self._iterate_tensors):
             engine = self._get_engine(len(frame1))
             engine.flags.zero_()
-            engine.load_frames_as_grey((frame1, frame2), 0, flow, sets_flags=True)
+            engine.load_grey_frames_and_bind_output((frame1, frame2), 0, flow, sets_flags=True)
             if initial_flow is None:
                 engine.start.zero_()
             else:
@@ -86,7 +86,7 @@ class CudaSolver:
     def _run_or_replay_engine_graph(self, engine: Engine, progress: Progress | None) -> None:
         def work() -> None:
             engine.build_pyramid(0, 2)
-            engine.solve(0, sets_flags=True, progress=progress)
+            engine.compute_bound_flow(0, sets_flags=True, progress=progress)
 
         if progress is not None or not self._used or torch.cuda.is_current_stream_capturing():
             work()
