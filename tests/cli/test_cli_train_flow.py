@@ -17,7 +17,7 @@ from fullfield.cli.main import build_parser
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_random_model
 from fullfield.training.checkpoint import write_safetensors
-from fullfield.training.flow import PairGenerator, SceneStyle, pictures
+from fullfield.training.flow import FlowValidation, PairGenerator, SceneStyle, pictures
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MIXTURE, PRESETS
 from fullfield.training.flow.stepping import TrainingStepper
@@ -137,8 +137,16 @@ def test_train_flow_ctrl_c_stores_checkpoint(cli: Any, monkeypatch: pytest.Monke
             signal.raise_signal(signal.SIGINT)
         train_on_batch(self, batch, number, **options)
 
+    validated: list[object] = []
+
+    def validate(_validation: FlowValidation, network: object, **_options: Any) -> float:
+        validated.append(network)
+        return 1.0
+
     monkeypatch.setattr(TrainingStepper, "train_on_batch", interrupt)
+    monkeypatch.setattr(FlowValidation, "__call__", validate)
     command = ("train", "flow", "-o", "run", *RAFT, *TINY[:-1], "--data", "pairs:mine", "--steps", "3", "--every", "9")
+    command += ("--validate", "pairs:mine")
     ran = cli(*command)
     assert (ran.code, ran.out) == (130, "")
     assert "Ctrl-C again stops without one" in ran.err
@@ -147,11 +155,30 @@ def test_train_flow_ctrl_c_stores_checkpoint(cli: Any, monkeypatch: pytest.Monke
     ran = cli(*command)
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.endswith("interrupted; run: the same command continues from step 2\n")
+    assert validated == []
     ran = cli(*command)
     assert ran.code == 0, ran.err
+    assert len(validated) == 2  # step 2, then 3
     assert "run: continues from step 2" in ran.err
     assert ran.out.startswith("run/weights.safetensors: 3 steps in ")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("pairs")
+def test_train_flow_ignores_ctrl_c_as_its_caller_does(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_on_batch = TrainingStepper.train_on_batch
+
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        train_on_batch(*arguments, **options)
+
+    monkeypatch.setattr(TrainingStepper, "train_on_batch", interrupt)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ran = cli("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran.code == 0, ran.err
 
 
 def test_train_flow_continues_paused_run(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,29 @@ def test_data_loader_workers_end_with_parent(monkeypatch: pytest.MonkeyPatch) ->
     assert seen == ["sockets"]
     loader = PrefetchedBatches(os.path.join, 1, pin=False)._create_loader(iter(()))
     assert loader.worker_init_fn.func is exit_with_parent_process  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no fork server here")
+def test_ctrl_c_spares_starting_workers(tmp_path: Path) -> None:
+    (tmp_path / "slow_import.py").write_text(
+        "import os, pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(1)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import os, signal, threading, time\n"
+        "from pathlib import Path\n"
+        "from fullfield.training.workers import create_worker_context\n"
+        "def press():\n"
+        "    while not Path('importing').exists():\n"
+        "        time.sleep(0.01)\n"
+        "    os.killpg(0, signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, lambda *_: None)\n"
+        "    threading.Thread(target=press).start()\n"
+        "    process = create_worker_context('slow_import').Process(target=time.sleep, args=(0,))\n"
+        "    process.start()\n"
+        "    process.join()\n"
+        "    print(process.exitcode)\n"
+    )
+    command = [sys.executable, "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, start_new_session=True, timeout=60)
+    assert ran.stdout == "0\n", ran.stderr

@@ -221,10 +221,12 @@ def run_command(args: argparse.Namespace) -> int:
 def _defer_ctrl_c(*, is_alone: bool) -> Iterator[Callable[[], bool]]:
     """Return a function that reports the first Ctrl-C, which waits for the step; the second one interrupts at once.
 
-    Several processes, which would have to agree on the step, are interrupted at once.
+    Several processes, which would have to agree on the step, are interrupted at once. A process that ignores Ctrl-C, as
+    jobs in the background of a script do, goes on ignoring it.
     """
     interrupted = threading.Event()
-    if not is_alone or threading.current_thread() is not threading.main_thread():
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_alone or not is_main_thread or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield interrupted.is_set
         return
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import shutil
 import signal
@@ -17,7 +19,18 @@ def create_worker_context(*modules: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver" if served else "spawn")
     if served:
         context.set_forkserver_preload([*modules])
+        _start_fork_server()
     return context
+
+
+def _start_fork_server() -> None:
+    """Start the server of forks with Ctrl-C blocked, which would end it, or a fork, before they ignore it."""
+    multiprocessing.resource_tracker.ensure_running()  # started by the server, it would lift the block
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
 
 
 def exit_with_parent_process(folder: str, _worker: int = 0) -> None:

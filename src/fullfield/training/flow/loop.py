@@ -91,7 +91,7 @@ class FlowRun:
     pause_after_s: float | None = None
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     should_stop: Callable[[], bool] | None = None
-    """Called after each step; on True this call stores a checkpoint and leaves the run. For one process."""
+    """Called after each step; on True this call stores a checkpoint, which the next call validates. For one process."""
     on_continue: Callable[[int], None] | None = None
     """Called, in the first process, with the step that a stored run continues from."""
     after: str | os.PathLike[str] | None = None
@@ -354,12 +354,17 @@ class _TrainingLoop:
                     raise build_divergence_error(f"the last {reading.consecutive_skipped} steps", step, training)
             self._report_progress(completed, step, reading, clock)
             if is_due:
-                self._write_checkpoint(step, seconds, learning_rate, training_stops=paused or completed >= 1.0)
+                training_stops, validates_later = paused or completed >= 1.0, must_stop and completed < 1.0
+                self._write_checkpoint(
+                    step, seconds, learning_rate, training_stops=training_stops, validates_later=validates_later
+                )
                 self.checkpoint_seconds = clock.read_and_update_pace(step, only_steps_ran=False)
                 completed = training.compute_completed_fraction(step, self.checkpoint_seconds)
         return TrainedFlow(self.stepper.average.model, self.history, completed, first_step)
 
-    def _write_checkpoint(self, step: int, seconds: float, learning_rate: float, *, training_stops: bool) -> None:
+    def _write_checkpoint(
+        self, step: int, seconds: float, learning_rate: float, *, training_stops: bool, validates_later: bool
+    ) -> None:
         """Check the state, add a row to the history and write a checkpoint."""
         self.check(step)
         before = self.history[-1] if self.history else None
@@ -384,7 +389,8 @@ class _TrainingLoop:
             self._get_checkpointed_modules(), self.stepper.optimizer, self.history, self._collect_resume_state()
         )
         self._write_averaged_weights(self.run_folder.folder)
-        self._validate_if_due(self.run_folder)
+        if not validates_later:
+            self._validate_if_due(self.run_folder)
         self._draw_curves(self.run_folder.folder)
         if self.board is not None:
             self.board.write_row(self.history[-1])
