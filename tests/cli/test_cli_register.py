@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,15 @@ def test_register_several_clouds_writes_poses_and_merged_cloud(cli: Any, scans: 
     assert cli("register", "--apply", "poses.json", "d.ply", "-o", "moved.ply").code == 0
     moved = read_point_cloud(scans / "moved.ply").points
     assert np.abs(moved - third @ poses[2][:3, :3].T - poses[2][:3, 3]).max() < 1e-3
+    printed = ran.json
     ran = cli("register", "--apply", "poses.json", "c.ply", "-o", "moved.ply")
     assert ran.code == 2
-    assert "poses.json: expected an accepted pose of c.ply, got none" in ran.err
+    assert "CLOUD: expected one of a.ply, b.npy, d.ply, whose poses poses.json has, got c.ply" in ran.err
+    printed["poses"][2]["pose"] = None
+    (scans / "refused.json").write_text(json.dumps(printed))
+    ran = cli("register", "--apply", "refused.json", "d.ply", "-o", "moved.ply")
+    assert ran.code == 2
+    assert "refused.json: expected an accepted pose of d.ply, got none" in ran.err
     (scans / "other.json").write_text("[]")
     ran = cli("register", "--apply", "other.json", "d.ply", "-o", "moved.ply")
     assert ran.code == 2

@@ -211,8 +211,14 @@ def _read_pose_of_cloud(path: str, cloud: str) -> NDArray[np.float64]:
     kinds = (OSError, ValueError, LookupError, TypeError, AttributeError)
     with raise_as_input_errors(Path(path), "expected what register --json printed", *kinds):
         printed = json.loads(Path(path).read_text("utf-8"))
-        poses = {Path(one["cloud"]).resolve(): one["pose"] for one in printed.get("poses", ())}
-        pose = poses.get(Path(cloud).resolve()) if poses else printed["transform"]
+        if "poses" not in printed:
+            pose = printed["transform"]
+        else:
+            poses = {one["cloud"]: one["pose"] for one in printed["poses"]}
+            names = [name for name in poses if Path(name).resolve() == Path(cloud).resolve()]
+            if not names:
+                raise InputError(f"CLOUD: expected one of {', '.join(poses)}, whose poses {path} has, got {cloud}")
+            pose = poses[names[0]]
     if pose is None:
         raise InputError(f"{path}: expected an accepted pose of {cloud}, got none")
     return orthonormalize_pose(pose, path)
