@@ -85,6 +85,7 @@ def test_evaluate_prints_json_and_resumes(cli: Any, pairs: Path) -> None:  # noq
     again = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json
     assert again["this_call"]["estimated"] == 1
     assert again["scores"] == first["scores"]
+    assert "2 pairs have their stored flow" in cli("evaluate", "tvl1", "pairs:mine", *FAST).out
 
 
 def test_evaluate_refuses_other_settings_of_folder(refused: Callable[..., str], cli: Any, pairs: Path) -> None:  # noqa: ARG001

@@ -248,6 +248,9 @@ def _print_result(args: argparse.Namespace, folder: Path, result: dict[str, Any]
     if result["peak_bytes"] is not None:
         lines.append(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
     work = result.get("this_call")
+    if work is not None and work["reused"]:
+        pairs = "pair has its" if work["reused"] == 1 else "pairs have their"
+        lines.append(f"{work['reused']} {pairs} stored flow of an earlier call; another folder, -o, estimates anew")
     if work is not None and work["estimated"]:
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:

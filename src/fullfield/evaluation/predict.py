@@ -129,7 +129,7 @@ def predict(
     device. The first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of
     a size, with nothing else running.
 
-    Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
+    Returns ``estimated`` and ``reused`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
     the estimator, the run's folder notes it.
 
@@ -193,7 +193,12 @@ def predict(
             }
             finish(loaded.index, record.name, flow, loaded.truth, info)
             del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
-    return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
+    return {
+        "estimated": len(missing),
+        "reused": len(mine) - len(missing),
+        "busy_s": busy,
+        "wall_s": time.perf_counter() - start_s,
+    }
 
 
 def _estimate_and_retry_when_out_of_memory(
@@ -266,7 +271,7 @@ def evaluate(
         ``classes``, over the pairs with truth, both None where no pair has any; ``runtime`` (seconds a pair: mean,
         std, median, min, max, and whether all were ``sequential``); ``peak_bytes`` (CUDA memory, None on a CPU);
         ``backends`` and numbers of CPU ``threads`` that were used; and of this call alone ``this_call``: pairs
-        ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
+        ``estimated`` and ``reused`` (stored by earlier calls), ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
 
     Raises:
         InputError: ``estimator`` is none, the folder belongs to another configuration, or a file cannot be used.
