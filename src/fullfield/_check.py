@@ -23,7 +23,7 @@ class InputError(ValueError):
 
 
 class SetupError(InputError):
-    """Error of the machine or its setup, which no other data would mend: a device, package or kernel is missing."""
+    """Error of the machine or its setup: a device, package, kernel or memory is missing."""
 
 
 class NotEnoughMemoryError(SetupError):

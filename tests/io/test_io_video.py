@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield import InputError
+from fullfield import InputError, SetupError
 from fullfield.io import VideoWriter, open_video, video
 from fullfield.io.video import CameraSource
 from fullfield.sequences import open_plates
@@ -101,6 +101,13 @@ def test_video_writer_sets_x264_quality(tmp_path: Path) -> None:
         if writer._stream.codec_context.name != "libx264":
             pytest.skip("this FFmpeg has no libx264")
         assert writer._stream.options == {"preset": "veryfast", "crf": "18"}
+
+
+def test_video_writer_without_encoder_is_fault_of_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("av"), "codecs_available", frozenset[str]())
+    with pytest.raises(SetupError, match=r"a\.mp4: this FFmpeg writes none of libx264"):
+        VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_video_writer_separates_equal_time_stamps(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, check_choice, check_path
+from fullfield._check import InputError, SetupError, check_choice, check_path
 from fullfield.io.files import PathLike, check_pixel_count, describe_error, require_nonempty_file, write_atomically
 from fullfield.io.names import CAMERA, VIDEO_CODECS
 
@@ -442,7 +442,7 @@ class VideoWriter:
             self._container = av.open(str(temporary), "w")
             encoder = next((name for name in encoders if name in av.codecs_available), None)
             if encoder is None:
-                raise InputError(f"{path}: this FFmpeg writes none of {', '.join(encoders)}; install av from PyPI")
+                raise SetupError(f"{path}: this FFmpeg writes none of {', '.join(encoders)}; install av from PyPI")
             self._stream = self._container.add_stream(encoder, rate=Fraction(frame_rate).limit_denominator(1001))
             self._stream.width, self._stream.height = width + width % 2, height + height % 2
             self._stream.pix_fmt = pixel_format

@@ -56,7 +56,8 @@ def register_group(
         progress: receives the fraction done and the next step.
 
     Raises:
-        InputError: as :func:`fullfield.registration.register`, or if SciPy is not installed.
+        InputError: as :func:`fullfield.registration.register`.
+        SetupError: if small_gicp or SciPy is not installed.
     """
     _check.require(len(clouds) >= 2, "clouds", "at least 2", len(clouds))
     points = [take_finite_points(cloud, f"clouds[{position}]", 1) for position, cloud in enumerate(clouds)]

@@ -65,8 +65,8 @@ def register(
             CPU. All else is computed on the CPU.
 
     Raises:
-        InputError: if an argument is no cloud, pose or descriptor, a cloud has no finite point, or small_gicp is not
-            installed.
+        InputError: if an argument is no cloud, pose or descriptor, or a cloud has no finite point.
+        SetupError: if small_gicp or SciPy is not installed.
     """
     return register_clouds(source, target, Settings(voxel, init, seed, iterations, samples, descriptor, device))
 
